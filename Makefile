@@ -1,0 +1,42 @@
+# `make demo` and `make test` need only python3 with venv, and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_ARGS ?=
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/gradwire demo $(DEMO_ARGS)
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/effects.py
+	$(BIN)/python benchmarks/evaluation.py
+
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/gradwire/kernels/native/*.[ch])
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info src/gradwire/kernels/native/*.so

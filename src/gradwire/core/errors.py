@@ -1,0 +1,25 @@
+"""The errors users meet. Each says what was given, what was expected and what to do."""
+
+
+class GradwireWarning(UserWarning):
+    """Something works, but not as well as it could (for example: no native kernels)."""
+
+
+class NotationError(ValueError):
+    """An expression such as `topk(0.01)` that cannot be understood."""
+
+
+class WireError(ValueError):
+    """Bytes that are not a payload of the expected codec and tensor."""
+
+
+class NonFiniteError(ValueError):
+    """NaN or Inf where a finite tensor was expected."""
+
+
+class DeadlockError(RuntimeError):
+    """Every program waits for a message that nobody will send."""
+
+
+class DataError(RuntimeError):
+    """A data set that is missing or damaged, with what to put where."""
