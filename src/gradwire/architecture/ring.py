@@ -1,0 +1,56 @@
+"""Ring all-reduce (Patarasuk and Yuan 2009): 2(n-1) steps of one n-th of the vector each.
+
+In the first n-1 steps partial sums travel once around the ring, each rank adding its own chunk;
+in the second n-1 the finished chunks travel around. On n nodes of one bandwidth B and latency a,
+a vector of s bytes takes 2(n-1)(a + s/(nB)).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.core.group import Group, add_in_order, concatenate
+from gradwire.core.node import Node
+from gradwire.core.protocols import Architecture
+
+
+@dataclass(frozen=True, repr=False)
+class Ring(Architecture):
+    """Pass partial sums around a ring, then the finished chunks."""
+
+    paper = "Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms"
+
+    def group(self, node: Node, label: str) -> Group:
+        return RingGroup(node, label)
+
+
+class RingGroup(Group):
+    """Collectives in which every rank sends only to its right neighbour."""
+
+    async def all_gather(self, message: Tensor) -> list[Tensor]:
+        gathered = [message] * self.size
+        await self._pass_around(gathered, self.rank)
+        return gathered
+
+    async def all_reduce(self, x: Tensor) -> Tensor:
+        if self.size == 1:
+            return x
+        node, tag = self.node, self._tag()
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        chunks: list[Tensor] = list(x.tensor_split(self.size))
+        for turn in range(self.size - 1):
+            leaving, coming = (self.rank - turn) % self.size, (self.rank - turn - 1) % self.size
+            await node.send(right, tag, chunks[leaving], self.label)
+            partial = await node.recv(left, tag)
+            chunks[coming] = await node.call(add_in_order, (partial, chunks[coming]))
+        await self._pass_around(chunks, right)  # rank r now holds the finished chunk r + 1
+        return await node.share(concatenate, tuple(chunks))
+
+    async def _pass_around(self, pieces: list[Tensor], first: int) -> None:
+        """Fills `pieces`, of which this rank holds number `first`, in n-1 steps."""
+        tag = self._tag()
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        for turn in range(self.size - 1):
+            leaving = (first - turn) % self.size
+            await self.node.send(right, tag, pieces[leaving], self.label)
+            pieces[(leaving - 1) % self.size] = await self.node.recv(left, tag)

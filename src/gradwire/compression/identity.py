@@ -1,0 +1,26 @@
+"""No compression: the tensor itself. The baseline that everything is measured against."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State
+from gradwire.core.key import Key
+from gradwire.core.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class Identity(Codec):
+    """Send every element as it is."""
+
+    algebra = Algebra.LINEAR
+    selects = True
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee(omega=0.0, delta=1.0)
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        return {"values": x}, state
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        return parts["values"]

@@ -1,0 +1,16 @@
+"""bfloat16: 8 significant bits, the range of float32."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.compression.quantization._cast import Cast
+
+
+@dataclass(frozen=True, repr=False)
+class BF16(Cast):
+    """Round every element to bfloat16: 16 bits each."""
+
+    target = torch.bfloat16
+
+    paper = "Kalamkar et al. 2019, A study of bfloat16 for deep learning training"

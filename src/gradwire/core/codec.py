@@ -1,0 +1,316 @@
+"""Codecs: tensors to packed payloads and back; `a >> b` lets b encode a's values.
+
+A codec is a frozen dataclass of hyper-parameters. What changes from step to step is a `State`
+that `init` makes and `encode` takes and hands back, so one codec serves any number of workers.
+
+An author writes two pure functions on flat vectors: `split` takes a vector apart into named
+parts, one of which may be called `values`, and `join` puts them together again. Packing is done
+here: real values travel as they are, symbols of an alphabet of m at ceil(log2 m) bits each.
+What one codec leaves as `values` another may encode instead: that is what `>>` does.
+"""
+
+import enum
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.notation import Expression
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Spec
+
+# None, a number, a tensor, or a tuple / dict of states: what a checkpoint can hold.
+State: TypeAlias = Any
+Parts: TypeAlias = Mapping[str, Tensor]
+
+
+class Algebra(enum.IntEnum):
+    """What can be done with payloads without decoding them; the order is by how much."""
+
+    OPAQUE = 0  # nothing: decode, then average
+    MERGE = 1  # two payloads merge into one (a majority vote), in any order
+    LINEAR = 2  # payloads add: decode(a + b) = decode(a) + decode(b), up to rounding
+
+
+class Kind(enum.Enum):
+    """What a codec takes or leaves."""
+
+    REAL = "real numbers"
+    SYMBOLS = "symbols of a finite alphabet"
+    NOTHING = "nothing to encode"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """The class of a codec C as theory has it; None where it does not belong to the class.
+
+    omega: E C(x) = x and E|C(x) - x|^2 <= omega |x|^2     (unbiased, relative variance)
+    delta: E|C(x) - x|^2 <= (1 - delta) |x|^2              (contraction)
+    """
+
+    omega: float | None = None
+    delta: float | None = None
+
+
+class Compression(Expression, ABC):
+    """What travels: a codec, or a reducer that is more than one codec."""
+
+
+class Codec(Compression):
+    """Turns a tensor into a payload and back."""
+
+    # A codec overrides these with plain class attributes, a chain derives them from its stages.
+    @property
+    def algebra(self) -> Algebra:
+        return Algebra.OPAQUE
+
+    @property
+    def takes(self) -> Kind:
+        return Kind.REAL
+
+    @property
+    def leaves(self) -> Kind:
+        """What `values` are; a codec that leaves NOTHING ends its chain."""
+        return Kind.REAL
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts, in wire order."""
+        return ("values",)
+
+    @property
+    def selects(self) -> bool:
+        """Whether values are some of the input's own entries and the rest decodes to zero.
+
+        Then the errors of two chained stages are orthogonal and their guarantees combine.
+        """
+        return False
+
+    def init(self, spec: Spec) -> State:
+        """The state before the first step; most codecs have none."""
+        return None
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        """The class of this codec on tensors of this spec, for inputs in the normal range."""
+        return Guarantee()
+
+    @abstractmethod
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        """The parts of a flat vector. `key` is the sender's; `key.shared()` is everybody's."""
+
+    @abstractmethod
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        """The flat vector that the parts of `spec` describe. Trusts no part but `values`."""
+
+    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
+        """What `values` must look like, given the other parts (which are not to be trusted)."""
+        return spec
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        spec = Spec.of(x)
+        parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
+        wire = {name: parts[name] for name in self.parts}
+        if self.leaves is Kind.SYMBOLS:
+            alphabet = self.values_spec(spec.flat(), parts).alphabet
+            assert alphabet is not None
+            wire["values"] = kernels.pack_uints(wire["values"], symbol_bits(alphabet))
+        return Payload.pack(wire, self.context(spec)), state
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
+        """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
+        parts = dict(payload.parts)
+        flat = spec.flat()
+        if self.leaves is not Kind.NOTHING:
+            parts["values"] = self._checked_values(parts["values"], self.values_spec(flat, parts))
+        return self.join(parts, flat, key).reshape(spec.shape)
+
+    def unpack(self, buffer: Tensor, spec: Spec) -> Payload:
+        """The payload in received bytes; `WireError` unless this codec made it for `spec`."""
+        return Payload.unpack(buffer, self.parts, self.context(spec))
+
+    def merge(self, a: Payload, b: Payload) -> Payload:
+        """LINEAR payloads add; MERGE codecs say how."""
+        if self.algebra is not Algebra.LINEAR:
+            raise TypeError(f"{self!r} is {self.algebra.name}: its payloads cannot be merged")
+        return a.replace(values=a.parts["values"] + b.parts["values"])
+
+    def context(self, spec: Spec) -> int:
+        """What the checksum of every payload of this codec and tensor starts from."""
+        return _context(repr(self), spec)
+
+    def __rshift__(self, other: object) -> "Codec":
+        if not isinstance(other, Codec):
+            return NotImplemented
+        return Chain((*_stages(self), *_stages(other)))
+
+    def _checked_values(self, values: Tensor, spec: Spec) -> Tensor:
+        if self.leaves is Kind.SYMBOLS:
+            assert spec.alphabet is not None
+            bits = symbol_bits(spec.alphabet)
+            expect(values, "values", -(-spec.numel * bits // 8), torch.uint8)
+            symbols = kernels.unpack_uints(values, bits, spec.numel)
+            if spec.alphabet != 1 << bits and symbols.numel():
+                largest = int(symbols.max())
+                if largest >= spec.alphabet:
+                    raise WireError(f"symbol {largest}, expected 0 .. {spec.alphabet - 1}")
+            return symbols
+        return expect(values, "values", spec.numel, spec.dtype)
+
+
+def expect(part: Tensor, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+    """The part, if it has the length and dtype it must have."""
+    if part.numel() != numel or part.dtype != dtype:
+        raise WireError(
+            f"{name}: {part.numel()} x {part.dtype}, expected {numel} x {dtype}: "
+            "the payload belongs to another tensor or codec"
+        )
+    return part
+
+
+def expect_scale(part: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    """A vector of scales: the right length, finite and not negative."""
+    expect(part, "scale", numel, dtype)
+    if not bool(((part >= 0) & torch.isfinite(part)).all()):
+        raise WireError("scale: negative or not finite")
+    return part
+
+
+def symbol_bits(alphabet: int) -> int:
+    """Bits of one symbol at fixed width."""
+    return max(1, (alphabet - 1).bit_length())
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scales and norms travel as float32, as float64 where the tensor is float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@lru_cache(maxsize=4096)
+def _context(codec: str, spec: Spec) -> int:
+    return zlib.crc32(f"{codec}|{spec.shape}|{spec.dtype}".encode())
+
+
+def _stages(codec: Codec) -> tuple[Codec, ...]:
+    return codec.stages if isinstance(codec, Chain) else (codec,)
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Codec):
+    """Codecs in a row, each encoding the values of the one before."""
+
+    stages: tuple[Codec, ...]
+
+    def __post_init__(self) -> None:
+        for first, second in zip(self.stages, self.stages[1:]):
+            if first.leaves is Kind.NOTHING:
+                raise ValueError(
+                    f"{first!r} >> {second!r}: {first!r} leaves nothing to encode, so it must "
+                    f"come last. Write {second!r} >> {first!r}."
+                )
+            if first.leaves is not second.takes:
+                raise ValueError(
+                    f"{first!r} >> {second!r}: {first!r} leaves {first.leaves.value}, "
+                    f"{second!r} encodes {second.takes.value}. "
+                    + (f"Try {second!r} >> {first!r}." if second.leaves is first.takes else "")
+                )
+
+    def __repr__(self) -> str:
+        return " >> ".join(repr(stage) for stage in self.stages)
+
+    def init(self, spec: Spec) -> State:
+        # Inner stages see vectors whose length the data may decide; those that keep a state
+        # per element cannot stand there, so only the first one is told the tensor's spec.
+        inner = Spec((0,), spec.dtype)
+        return tuple(s.init(spec if i == 0 else inner) for i, s in enumerate(self.stages))
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        total = self.stages[0].guarantee(spec)
+        selects = self.stages[0].selects
+        for i, stage in enumerate(self.stages[1:], start=1):
+            if self.stages[i - 1].leaves is Kind.SYMBOLS:
+                continue  # coders of symbols are lossless
+            inner = stage.guarantee(spec.flat())  # at its worst: as many values as elements
+            omega = delta = None
+            if total.omega is not None and inner.omega is not None:
+                omega = (1 + total.omega) * (1 + inner.omega) - 1
+            if selects and total.delta is not None:
+                # |x|^2 - |v|^2 is lost by selecting v, (1 - inner) |v|^2 by coding it.
+                if inner.delta is not None:
+                    delta = total.delta * inner.delta
+                elif inner.omega is not None and inner.omega < 1:
+                    delta = total.delta * (1 - inner.omega)
+            total = Guarantee(omega, delta)
+            selects = selects and stage.selects
+        return total
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        states, wire, values = [], {}, x
+        for i, stage in enumerate(self.stages):
+            parts, new = stage.split(values, state[i] if state else None, key.child(i))
+            states.append(new)
+            wire.update({f"{i}.{name}": part for name, part in parts.items() if name != "values"})
+            if "values" in parts:
+                values = parts["values"]
+        if self.leaves is not Kind.NOTHING:
+            wire["values"] = values
+        return wire, tuple(states)
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        specs = self._specs(spec, parts)
+        values = parts.get("values")
+        for i, stage in reversed(list(enumerate(self.stages))):
+            own = self._own(parts, i)
+            if values is not None:
+                own["values"] = values
+            values = stage.join(own, specs[i], key.child(i))
+        assert values is not None
+        return values
+
+    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
+        return self._specs(spec, parts)[-1]
+
+    def _specs(self, spec: Spec, parts: Parts) -> list[Spec]:
+        """What goes into each stage, and what the last one leaves."""
+        specs = [spec]
+        for i, stage in enumerate(self.stages):
+            if stage.leaves is not Kind.NOTHING:
+                specs.append(stage.values_spec(specs[-1], self._own(parts, i)))
+        return specs
+
+    def _own(self, parts: Parts, stage: int) -> dict[str, Tensor]:
+        prefix = f"{stage}."
+        return {n.removeprefix(prefix): p for n, p in parts.items() if n.startswith(prefix)}
+
+    @property
+    def algebra(self) -> Algebra:
+        return min(stage.algebra for stage in self.stages)
+
+    @property
+    def takes(self) -> Kind:
+        return self.stages[0].takes
+
+    @property
+    def leaves(self) -> Kind:
+        return self.stages[-1].leaves
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        names = [
+            f"{i}.{name}"
+            for i, stage in enumerate(self.stages)
+            for name in stage.parts
+            if name != "values"
+        ]
+        return (*names, "values") if self.leaves is not Kind.NOTHING else tuple(names)
+
+    @property
+    def selects(self) -> bool:
+        return all(stage.selects for stage in self.stages)

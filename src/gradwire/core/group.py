@@ -1,0 +1,96 @@
+"""Collectives over a group of nodes, written with `send` and `recv`.
+
+An architecture gives a `Group`; compression routes its payloads through it. The exchanges here
+are direct: every rank sends to every other, in an order rotated by its own rank so that no
+receiver is hit by all at once (pairwise exchange, Thakur et al. 2005, sec. 4). On a network of
+full-duplex NICs a direct exchange takes one latency and the bytes of one node.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.core.node import Node
+
+
+class Group:
+    """The ranks 0 .. size - 1 as seen from one of them."""
+
+    def __init__(self, node: Node, label: str, route: str = "auto") -> None:
+        self.node = node
+        self.label = label  # of the tensor being exchanged: names its bytes in the ledger
+        self.route = route  # how OPAQUE payloads are averaged: "gather", "scatter" or "auto"
+        self._round = 0
+
+    @property
+    def rank(self) -> int:
+        return self.node.rank
+
+    @property
+    def size(self) -> int:
+        return self.node.size
+
+    def _tag(self) -> tuple[str, int]:
+        # Every rank goes through the same rounds, so the count agrees; messages between two
+        # ranks stay in order, so the count of a later group may repeat.
+        self._round += 1
+        return (self.label, self._round)
+
+    async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
+        """Rank j receives `messages[j]`; returns what each rank sent to this one."""
+        node, tag = self.node, self._tag()
+        received = list(messages)
+        for shift in range(1, self.size):
+            peer = (self.rank + shift) % self.size
+            await node.send(peer, tag, messages[peer], self.label)
+        for shift in range(1, self.size):
+            peer = (self.rank - shift) % self.size
+            received[peer] = await node.recv(peer, tag)
+        return received
+
+    async def all_gather(self, message: Tensor) -> list[Tensor]:
+        """Everyone's message, by rank; lengths may differ."""
+        return await self.all_to_all([message] * self.size)
+
+    async def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks of a flat vector: scatter, add in rank order, gather."""
+        if self.size == 1:
+            return x
+        node = self.node
+        received = await self.all_to_all(x.tensor_split(self.size))
+        total = await node.call(add_in_order, tuple(received))
+        return await node.share(concatenate, tuple(await self.all_gather(total)))
+
+    async def reduce_tree(self, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Merges pairwise up a binomial tree to rank 0, then sends the result down again."""
+        node, up, down = self.node, self._tag(), self._tag()
+        span = 1
+        while span < self.size and self.rank % (2 * span) == 0:
+            if self.rank + span < self.size:
+                other = await node.recv(self.rank + span, up)
+                x = await node.call(merge, x, other)
+            span *= 2
+        if self.rank != 0:
+            await node.send(self.rank - span, up, x, self.label)
+            x = await node.recv(self.rank - span, down)
+        while span > 1:
+            span //= 2
+            if self.rank + span < self.size:
+                await node.send(self.rank + span, down, x, self.label)
+        return x
+
+
+def add_in_order(pieces: Iterable[Tensor]) -> Tensor:
+    """The sum in rank order; 16-bit floats are added in float32 and rounded once."""
+    pieces = iter(pieces)
+    first = next(pieces)
+    half = first.dtype in (torch.float16, torch.bfloat16)
+    total = first.to(torch.float32) if half else first.clone()
+    for piece in pieces:
+        total += piece
+    return total.to(first.dtype)
+
+
+def concatenate(pieces: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(pieces))

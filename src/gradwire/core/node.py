@@ -1,0 +1,172 @@
+"""Effects: the few things an algorithm can ask of the world, whatever engine runs it.
+
+An algorithm is an `async def` over a `Node`. Awaiting an effect hands it to the engine, which
+answers it in virtual time (`runtime/virtual.py`) or on real processes. Messages are tensors that
+nobody changes after sending. Algorithms never read a clock of their own.
+
+    async def swap(node, x):
+        other = 1 - node.rank
+        await node.send(other, "swap", x)
+        return await node.recv(other, "swap")
+"""
+
+from collections.abc import Callable, Coroutine, Generator, Hashable
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+Tag = Hashable
+
+
+class Effect(Generic[T]):
+    """Something awaited; the engine's answer is the value of the `await`."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator["Effect[T]", T, T]:
+        return (yield self)
+
+
+class Task(Generic[T]):
+    """A running program, as engines keep it."""
+
+    __slots__ = ("done", "joiners", "program", "rank", "result", "waiting_for")
+
+    def __init__(self, rank: int, program: Coroutine[Any, Any, T]) -> None:
+        self.rank = rank
+        self.program = program
+        self.done = False
+        self.result: Any = None
+        self.waiting_for: Any = None  # the effect that has not been answered yet
+        self.joiners: list[Task[Any]] = []
+
+
+class Send(Effect[None]):
+    """Hand a message to the network. Returns at once; the message leaves when the NIC is free."""
+
+    __slots__ = ("data", "dst", "label", "nbytes", "tag")
+
+    def __init__(self, dst: int, tag: Tag, data: Tensor | None, nbytes: int, label: str) -> None:
+        self.dst = dst
+        self.tag = tag
+        self.data = data
+        self.nbytes = nbytes
+        self.label = label
+
+
+class Recv(Effect[Tensor]):
+    """Wait for the next message from one rank with this tag."""
+
+    __slots__ = ("src", "tag")
+
+    def __init__(self, src: int, tag: Tag) -> None:
+        self.src = src
+        self.tag = tag
+
+
+class RecvAny(Effect[tuple[int, Tensor]]):
+    """Wait for the next message with this tag from whoever is first: (rank, message)."""
+
+    __slots__ = ("tag",)
+
+    def __init__(self, tag: Tag) -> None:
+        self.tag = tag
+
+
+class Compute(Effect[T]):
+    """A gradient (or other work of the task). Requests outstanding together run together."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+
+class Call(Effect[T]):
+    """Local work: a pure function. `shared`: other ranks call it on the same arguments."""
+
+    __slots__ = ("args", "function", "shared")
+
+    def __init__(self, function: Callable[..., T], args: tuple[Any, ...], shared: bool) -> None:
+        self.function = function
+        self.args = args
+        self.shared = shared
+
+
+class Now(Effect[float]):
+    """The time, in seconds."""
+
+    __slots__ = ()
+
+
+class Sleep(Effect[None]):
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Spawn(Effect[Task[T]]):
+    """Start a second program on this node; it shares the node's NIC and clock."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Coroutine[Any, Any, T]) -> None:
+        self.program = program
+
+
+class Join(Effect[T]):
+    """Wait for a spawned program and take its result."""
+
+    __slots__ = ("task",)
+
+    def __init__(self, task: Task[T]) -> None:
+        self.task = task
+
+
+class Node:
+    """One participant: its rank among `size`, and its effects."""
+
+    __slots__ = ("rank", "size")
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def send(self, dst: int, tag: Tag, data: Tensor, label: str = "") -> Send:
+        """`label` names the tensor in the byte ledger."""
+        return Send(dst, tag, data, data.numel() * data.element_size(), label)
+
+    def recv(self, src: int, tag: Tag) -> Recv:
+        return Recv(src, tag)
+
+    def recv_any(self, tag: Tag) -> RecvAny:
+        return RecvAny(tag)
+
+    def compute(self, request: Any) -> Compute[Any]:
+        return Compute(request)
+
+    def call(self, function: Callable[..., T], *args: Any) -> Call[T]:
+        """Work that only this rank does (encoding its own gradient)."""
+        return Call(function, args, shared=False)
+
+    def share(self, function: Callable[..., T], *args: Any) -> Call[T]:
+        """Work that every rank does on the same objects (averaging what all have received).
+
+        The result must be treated as immutable: the simulator computes it once and hands the
+        same object to every rank. Tensors count as the same only if they are the same object.
+        """
+        return Call(function, args, shared=True)
+
+    def now(self) -> Now:
+        return Now()
+
+    def sleep(self, seconds: float) -> Sleep:
+        return Sleep(seconds)
+
+    def spawn(self, program: Coroutine[Any, Any, T]) -> Spawn[T]:
+        return Spawn(program)
+
+    def join(self, task: Task[T]) -> Join[T]:
+        return Join(task)

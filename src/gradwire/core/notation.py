@@ -1,0 +1,261 @@
+"""One notation for everything that can be chosen: `ef(topk(0.01) >> qsgd(bits=4))`.
+
+An `Expression` is a frozen dataclass whose `repr` is the text that makes it again:
+`parse(repr(x)) == x` is a law. The same strings serve Python, TOML files, the command line,
+logs and tables. Text is read by a walk over its syntax tree that knows calls, names, constants,
+tuples and `>>`; nothing is ever evaluated.
+
+The name of an algorithm is the name of its file. A `Registry` finds the classes of one kind in
+a package; there is no list to edit.
+"""
+
+import ast
+import difflib
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
+
+from gradwire.core.errors import NotationError
+
+_MAX_LENGTH = 10_000  # characters; a longer expression is a mistake
+
+
+def notation_name(cls: type) -> str:
+    """`TopK` in `topk.py` is `topk`; `Dirichlet` in `partition.py` is `dirichlet`."""
+    file_name = cls.__module__.rpartition(".")[2]
+    if file_name.replace("_", "") == cls.__name__.lower():
+        return file_name
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+
+
+def _written(value: object) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        inside = ", ".join(_written(item) for item in value)
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    return repr(value)
+
+
+class Expression:
+    """Base of every choice a user can write down. Subclasses are frozen dataclasses."""
+
+    paper: ClassVar[str] = ""  # authors, year, title: shown by `gradwire list`
+    # How it is written. `gradwire list` shows the first, the law suites run over all of them.
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    def __repr__(self) -> str:
+        # The first field is written by position, the others by name; defaults are left out.
+        written = []
+        for index, field in enumerate(fields(self)):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is not MISSING and value == field.default:
+                continue
+            positional = index == 0
+            written.append(_written(value) if positional else f"{field.name}={_written(value)}")
+        name = notation_name(type(self))
+        return f"{name}({', '.join(written)})" if written else name
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first sentence of the documentation, in one line."""
+        text = inspect.getdoc(cls) or ""
+        return " ".join(text.split("\n\n")[0].split())
+
+
+E = TypeVar("E", bound=Expression)
+
+
+class Registry(Generic[E]):
+    """The expressions of one kind, found by looking into a package or module."""
+
+    def __init__(self, what: str, kind: type[E], where: str) -> None:
+        self.what = what  # what a user calls it, for messages: "compression", "optimizer"
+        self.kind = kind
+        self.where = where
+
+    @cached_property
+    def _classes(self) -> dict[str, type[E]]:
+        found: dict[str, type[E]] = {}
+        for module in _modules(self.where):
+            for cls in vars(module).values():
+                if (
+                    inspect.isclass(cls)
+                    and issubclass(cls, self.kind)
+                    and cls.__module__ == module.__name__
+                    and not inspect.isabstract(cls)
+                    and not cls.__name__.startswith("_")
+                    and is_dataclass(cls)
+                ):
+                    name = notation_name(cls)
+                    assert name not in found, f"{self.what} {name} is defined twice"
+                    found[name] = cls
+        return dict(sorted(found.items()))
+
+    def names(self) -> list[str]:
+        return list(self._classes)
+
+    def __iter__(self) -> Iterator[type[E]]:
+        return iter(self._classes.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._classes
+
+    def __getitem__(self, name: str) -> type[E]:
+        if name in self._classes:
+            return self._classes[name]
+        raise NotationError(unknown_name(self.what, name, self.names()))
+
+    def parse(self, text: "str | E") -> E:
+        """The expression that `text` writes; an expression is returned as it is."""
+        if not isinstance(text, str):
+            if isinstance(text, self.kind):
+                return text
+            raise NotationError(
+                f"{self.what} must be a string such as {self.names()[0]!r} or a "
+                f"{self.kind.__name__}, got {type(text).__name__}"
+            )
+        if len(text) > _MAX_LENGTH:
+            raise NotationError(f"{self.what}: {len(text)} characters, at most {_MAX_LENGTH}")
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise NotationError(
+                f"{self.what} {text!r} is not an expression ({error.args[0]}); "
+                f"write it like {self.names()[0]}, name(argument) or a >> b"
+            ) from None
+        value = _Reader(self, text).read(tree.body)
+        if not isinstance(value, self.kind):
+            raise NotationError(f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}")
+        return value
+
+
+def unknown_name(what: str, name: str, valid: list[str]) -> str:
+    """The message for a name that does not exist: the nearest, and the valid ones."""
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"unknown {what} {name!r}.{hint} Valid names: {', '.join(valid)}."
+
+
+def _modules(where: str) -> Iterator[types.ModuleType]:
+    module = importlib.import_module(where)
+    yield module
+    for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if not info.name.startswith("_"):
+            yield from _modules(f"{where}.{info.name}")
+
+
+class _Reader:
+    """Walks a syntax tree and builds the expression it writes."""
+
+    def __init__(self, registry: Registry[Any], text: str) -> None:
+        self.registry = registry
+        self.text = text
+
+    def read(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None as value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+                return -value
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                return tuple(self.read(item) for item in items)
+            case ast.Name(id=name):
+                return self.build(name, [], {})
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+                named: dict[str, Any] = {}
+                for keyword in keywords:
+                    if keyword.arg is None:
+                        self.fail("`**` is not part of the notation")
+                    else:
+                        named[keyword.arg] = self.read(keyword.value)
+                return self.build(name, [self.read(arg) for arg in args], named)
+            case ast.BinOp(op=ast.RShift(), left=left, right=right):
+                first, second = self.read(left), self.read(right)
+                try:
+                    return first >> second
+                except TypeError:
+                    self.fail(f"{_written(first)} and {_written(second)} cannot be joined by >>")
+                except ValueError as error:
+                    raise NotationError(str(error)) from None
+        self.fail(f"{ast.unparse(node)!r} is not part of the notation")
+
+    def build(self, name: str, args: list[Any], named: dict[str, Any]) -> Expression:
+        cls = self.registry[name]
+        known = {field.name: field for field in fields(cls)}
+        signature = f"{name}({', '.join(_signature(cls))})"
+        if len(args) > len(known):
+            self.fail(f"{name} takes at most {len(known)} arguments: {signature}")
+        for key in named:
+            if key not in known:
+                self.fail(unknown_name(f"argument of {name}", key, list(known)))
+            if key in list(known)[: len(args)]:
+                self.fail(f"{name} got {key} twice: {signature}")
+        given = dict(zip(known, args)) | named
+        hints = typing.get_type_hints(cls)
+        for key, field in known.items():
+            if key not in given:
+                if field.default is MISSING and field.default_factory is MISSING:
+                    self.fail(f"{name} needs {key}: write {signature}")
+            elif not _fits(given[key], hints[key]):
+                wanted = _spelled(hints[key])
+                self.fail(f"{name}: {key} must be {wanted}, got {_written(given[key])}")
+            elif hints[key] is float:
+                given[key] = float(given[key])
+        try:
+            return cls(**given)
+        except NotationError:
+            raise
+        except ValueError as error:
+            raise NotationError(f"{error} (in {self.text!r})") from None
+
+    def fail(self, message: str) -> typing.NoReturn:
+        raise NotationError(f"{message} (in {self.text!r})")
+
+
+def _signature(cls: type[Expression]) -> Iterator[str]:
+    for field in fields(cls):  # type: ignore[arg-type]
+        default = "" if field.default is MISSING else f"={_written(field.default)}"
+        yield field.name + default
+
+
+def _spelled(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(_written(choice) for choice in typing.get_args(hint))
+    names = [getattr(option, "__name__", str(option)) for option in _options(hint)]
+    return " or ".join("nothing" if name == "NoneType" else name for name in names)
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value read from text may stand where `hint` is declared."""
+    for option in _options(hint):
+        origin = typing.get_origin(option)
+        if origin is typing.Literal:
+            if value in typing.get_args(option):
+                return True
+        elif origin is tuple:
+            item = typing.get_args(option)[0]
+            if isinstance(value, tuple) and all(_fits(part, item) for part in value):
+                return True
+        elif option is float:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return True
+        elif option is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, option):
+            return True
+    return False

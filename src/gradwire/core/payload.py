@@ -1,0 +1,182 @@
+"""Payloads: named tensors in one packed buffer, which is exactly what the transport sends.
+
+    byte 0   magic 0x57        4..7  CRC-32 of everything else, continued from `context`
+    byte 1   version           8..   per part: dtype code, then its length as a varint
+    byte 2   number of parts         zero padding to the alignment of the widest part
+    byte 3   zero                    the parts, widest dtype first, each aligned
+
+The parts are views into the buffer, so `nbytes` is the length of the packed buffer by
+construction. Names do not travel: sender and receiver hold the same codec, which knows the names
+and their order. `context` is a hash of codec and tensor; it costs nothing on the wire and makes
+bytes of another codec or tensor fail the checksum. A checksum is no protection against malice,
+so every reader still checks every length and every index.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from gradwire.core.errors import WireError
+
+_MAGIC = 0x57
+_VERSION = 1
+_FIXED = 8  # bytes before the table of parts
+_DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+class Payload:
+    """An immutable message: `parts["values"]` are views into `buffer`, a uint8 vector."""
+
+    __slots__ = ("buffer", "context", "parts")
+
+    def __init__(self, buffer: Tensor, parts: Mapping[str, Tensor], context: int) -> None:
+        self.buffer = buffer
+        self.parts = MappingProxyType(dict(parts))
+        self.context = context
+
+    @property
+    def nbytes(self) -> int:
+        return self.buffer.numel()
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}: {part.numel()} x {part.dtype}" for name, part in self.parts.items())
+        return f"Payload({self.nbytes} bytes: {parts})"
+
+    @staticmethod
+    def pack(parts: Mapping[str, Tensor], context: int = 0) -> "Payload":
+        """Copies the parts into one buffer, in the order given."""
+        tensors = [part.detach().reshape(-1) for part in parts.values()]
+        assert len(tensors) < 256, "a payload holds at most 255 parts"
+        table = bytearray()
+        for tensor in tensors:
+            table.append(_CODES[tensor.dtype])
+            table += _varint(tensor.numel())
+        offsets, total = _layout([(t.element_size(), t.numel()) for t in tensors], len(table))
+        device = tensors[0].device if tensors else torch.device("cpu")
+        buffer = torch.empty(total, dtype=torch.uint8, device=device)
+        data = min(offsets, default=total)
+        header = bytearray([_MAGIC, _VERSION, len(tensors), 0, 0, 0, 0, 0]) + table
+        header += bytes(data - len(header))
+        _place(buffer, offsets, tensors)
+        # The checksum runs over the header (with zeros in its own place) and then the parts.
+        buffer[:data] = torch.frombuffer(header, dtype=torch.uint8)
+        crc = _crc(buffer, context)
+        buffer[4:8] = torch.frombuffer(bytearray(crc.to_bytes(4, "little")), dtype=torch.uint8)
+        views = _views(buffer, offsets, [(t.dtype, t.numel()) for t in tensors])
+        return Payload(buffer, dict(zip(parts, views)), context)
+
+    @staticmethod
+    def unpack(buffer: Tensor, names: Sequence[str], context: int = 0) -> "Payload":
+        """The payload in a received buffer, without a copy; `WireError` if it is not one."""
+        if buffer.dtype != torch.uint8 or buffer.dim() != 1:
+            raise WireError(f"expected a vector of uint8, got {buffer.dtype} {list(buffer.shape)}")
+        if buffer.numel() < _FIXED:
+            raise WireError(f"{buffer.numel()} bytes are too short: a header has {_FIXED}")
+        if not buffer.is_contiguous() or buffer.storage_offset() % 8:
+            buffer = buffer.clone()  # a slice of a larger buffer: the views need alignment
+        magic, version, num_parts, reserved = buffer[:4].tolist()
+        if magic != _MAGIC or reserved != 0:
+            raise WireError(f"not a gradwire payload: it starts with {magic:#04x}")
+        if version != _VERSION:
+            raise WireError(f"payload version {version}; this gradwire reads version {_VERSION}")
+        if num_parts != len(names):
+            raise WireError(f"{num_parts} parts, expected {len(names)}: {', '.join(names)}")
+        # Ten bytes are the longest table entry: one of dtype, nine of varint.
+        raw = bytes(buffer[_FIXED : _FIXED + 10 * num_parts].tolist())
+        kinds, used = _read_table(raw, num_parts)
+        offsets, total = _layout([(dtype.itemsize, count) for dtype, count in kinds], used)
+        if total != buffer.numel():
+            raise WireError(f"{buffer.numel()} bytes, but the header describes {total}")
+        declared = int.from_bytes(bytes(buffer[4:8].tolist()), "little")
+        crc = _crc(buffer, context)
+        if crc != declared:
+            raise WireError(
+                f"checksum {declared:#010x}, expected {crc:#010x}: the bytes are damaged or "
+                "belong to another codec or tensor"
+            )
+        return Payload(buffer, dict(zip(names, _views(buffer, offsets, kinds))), context)
+
+    def replace(self, **parts: Tensor) -> "Payload":
+        """A new payload with some parts exchanged."""
+        unknown = set(parts) - set(self.parts)
+        assert not unknown, f"no parts {unknown} in {self!r}"
+        return Payload.pack({**self.parts, **parts}, self.context)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int]], int]:
+    kinds: list[tuple[torch.dtype, int]] = []
+    position = 0
+    for _ in range(num_parts):
+        code, count, shift = 0xFF, 0, 0
+        if position < len(raw):
+            code, position = raw[position], position + 1
+        if code >= len(_DTYPES):
+            raise WireError(f"dtype code {code}, expected 0 .. {len(_DTYPES) - 1}")
+        while True:
+            if position >= len(raw) or shift > 56:
+                raise WireError("the table of parts is cut off")
+            byte, position = raw[position], position + 1
+            count |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        kinds.append((_DTYPES[code], count))
+    return kinds, position
+
+
+def _layout(sizes: Iterable[tuple[int, int]], table_bytes: int) -> tuple[list[int], int]:
+    """Offset of each part (itemsize, count), and the length of the whole."""
+    sizes = list(sizes)
+    widest = max((itemsize for itemsize, _ in sizes), default=1)
+    position = _FIXED + table_bytes
+    position += -position % widest
+    offsets = [0] * len(sizes)
+    # Widest first: sizes are powers of two, so every part is aligned without a gap.
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i][0]):
+        offsets[index] = position
+        position += sizes[index][0] * sizes[index][1]
+    return offsets, position
+
+
+def _place(buffer: Tensor, offsets: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    kinds = [(tensor.dtype, tensor.numel()) for tensor in tensors]
+    for view, tensor in zip(_views(buffer, offsets, kinds), tensors):
+        view.copy_(tensor)
+
+
+def _views(
+    buffer: Tensor, offsets: Sequence[int], kinds: Sequence[tuple[torch.dtype, int]]
+) -> list[Tensor]:
+    return [
+        buffer[offset : offset + dtype.itemsize * count].view(dtype)
+        for offset, (dtype, count) in zip(offsets, kinds)
+    ]
+
+
+def _crc(buffer: Tensor, context: int) -> int:
+    """CRC-32 of the whole buffer but its checksum, continued from `context`."""
+    data = buffer.cpu().numpy()
+    return zlib.crc32(data[8:], zlib.crc32(data[:4], context))

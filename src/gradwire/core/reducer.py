@@ -1,0 +1,173 @@
+"""Reducers: how n workers come to the mean of their tensors, and `lift` for codecs.
+
+`lift(codec)` takes the cheapest road that the codec's algebra allows:
+- LINEAR: the `values` of all payloads are added by an all-reduce, decoded once.
+- MERGE: payloads merge pairwise up a tree.
+- OPAQUE, gather: everyone sends its payload to everyone, who decode and average.
+- OPAQUE, scatter: shards are encoded and sent to their owner, who averages them, encodes the
+  mean again with an error feedback of its own, and sends it to everyone. 2(n-1)/n payloads
+  leave each node instead of n-1 (Tang et al. 2019, DoubleSqueeze, with n servers).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gradwire.core.codec import Algebra, Codec, Compression, State
+from gradwire.core.group import Group, add_in_order
+from gradwire.core.key import Key
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Spec
+
+# Below this many elements per shard the header of each shard's payload would count.
+_MIN_SHARD = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    mean: Tensor  # what every rank now holds
+    # What the group heard from me: my tensor less this is my residual. A function, because
+    # only error feedback asks, and decoding takes time.
+    own: Callable[[], Tensor]
+    state: State
+
+
+class Reducer(Compression):
+    """Averages a tensor over a group. Hyper-parameters only; state is passed in and out."""
+
+    @abstractmethod
+    def init(self, spec: Spec, size: int) -> State:
+        """The state before the first step, in a group of `size`."""
+
+    @abstractmethod
+    async def mean(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
+        """`key` is private to this rank; `key.shared()` is everybody's."""
+
+
+def lift(compression: Compression) -> Reducer:
+    """The reducer that averages through a codec; a reducer is returned as it is."""
+    if isinstance(compression, Codec):
+        return Lifted(compression)
+    assert isinstance(compression, Reducer), f"{compression!r} is neither codec nor reducer"
+    return compression
+
+
+def scatters(route: str, size: int, numel: int) -> bool:
+    """Whether OPAQUE payloads take the scatter road. Depends only on what all ranks know.
+
+    Scattering sends 2(n-1)/n payloads against n-1: less from three ranks on, if the shards
+    are large enough. It encodes twice, which costs accuracy that gathering does not.
+    """
+    return route == "scatter" or (route == "auto" and size >= 3 and numel >= size * _MIN_SHARD)
+
+
+@dataclass(frozen=True, repr=False)
+class Lifted(Reducer):
+    """A codec as a reducer."""
+
+    codec: Codec
+
+    def __repr__(self) -> str:
+        return repr(self.codec)
+
+    def init(self, spec: Spec, size: int) -> State:
+        # The scatter road adds its own state when it is first taken.
+        return {"codec": self.codec.init(spec), "scatter": None}
+
+    async def mean(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
+        if self.codec.algebra is Algebra.OPAQUE and scatters(group.route, group.size, x.numel()):
+            return await self._scatter(x, state, key, group)
+        node, codec, spec = group.node, self.codec, Spec.of(x)
+        payload, inner = await node.call(codec.encode, x, state["codec"], key)
+        own = partial(codec.decode, payload, spec, key)
+        state = {**state, "codec": inner}
+        if codec.algebra is Algebra.LINEAR:
+            total = await group.all_reduce(payload.parts["values"])
+            mean = await node.share(_mean_of_sum, codec, spec, key.shared(), group.size, total)
+        elif codec.algebra is Algebra.MERGE:
+            merged = await group.reduce_tree(payload.buffer, _Merge(codec, spec))
+            mean = await node.share(_decode, codec, spec, key.shared(), merged)
+        else:
+            buffers = tuple(await group.all_gather(payload.buffer))
+            mean = await node.share(_mean_of_decoded, codec, spec, key.shared(), buffers)
+        return Reduced(mean, own, state)
+
+    async def _scatter(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
+        node, codec, size = group.node, self.codec, group.size
+        shards = x.reshape(-1).tensor_split(size)
+        specs = [Spec.of(shard) for shard in shards]
+        mine = specs[group.rank]
+        keys = [key.child(f"shard {i}") for i in range(size)]
+        server = key.child("server")
+        old = state["scatter"] or {
+            "shards": tuple(codec.init(spec) for spec in specs),
+            "server": codec.init(mine),
+            "residual": torch.zeros_like(shards[group.rank]),
+        }
+        payloads, inner = await node.call(_encode_shards, codec, shards, old["shards"], keys)
+        received = await group.all_to_all([payload.buffer for payload in payloads])
+        mean = await node.call(
+            _mean_of_decoded, codec, mine, keys[group.rank].shared(), tuple(received)
+        )
+        corrected = mean + old["residual"]
+        payload, server_state = await node.call(codec.encode, corrected, old["server"], server)
+        heard = await node.call(codec.decode, payload, mine, server)
+        buffers = tuple(await group.all_gather(payload.buffer))
+        whole = await node.share(_decode_shards, codec, tuple(specs), server.shared(), buffers)
+        scatter = {"shards": inner, "server": server_state, "residual": corrected - heard}
+        own = partial(_decode_own, codec, Spec.of(x), specs, keys, payloads)
+        return Reduced(whole.reshape(x.shape), own, {**state, "scatter": scatter})
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Merges two packed payloads of one codec and tensor."""
+
+    codec: Codec
+    spec: Spec
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        unpack = self.codec.unpack
+        return self.codec.merge(unpack(a, self.spec), unpack(b, self.spec)).buffer
+
+
+def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
+    return codec.decode(codec.unpack(buffer, spec), spec, key)
+
+
+def _mean_of_sum(codec: Codec, spec: Spec, key: Key, size: int, total: Tensor) -> Tensor:
+    assert codec.parts == ("values",), f"{codec!r} is LINEAR but has parts {codec.parts}"
+    return codec.join({"values": total}, spec.flat(), key).reshape(spec.shape) / size
+
+
+def _mean_of_decoded(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...]) -> Tensor:
+    decoded = (_decode(codec, spec, key.private(r), buffer) for r, buffer in enumerate(buffers))
+    return add_in_order(decoded) / len(buffers)
+
+
+def _encode_shards(
+    codec: Codec, shards: list[Tensor], states: tuple[State, ...], keys: list[Key]
+) -> tuple[list[Payload], tuple[State, ...]]:
+    encoded = [codec.encode(shard, *rest) for shard, *rest in zip(shards, states, keys)]
+    return [payload for payload, _ in encoded], tuple(state for _, state in encoded)
+
+
+def _decode_own(
+    codec: Codec, spec: Spec, specs: list[Spec], keys: list[Key], payloads: list[Payload]
+) -> Tensor:
+    pieces = [codec.decode(*shard) for shard in zip(payloads, specs, keys)]
+    return torch.cat(pieces).reshape(spec.shape)
+
+
+def _decode_shards(
+    codec: Codec, specs: tuple[Spec, ...], key: Key, buffers: tuple[Tensor, ...]
+) -> Tensor:
+    pieces = [
+        _decode(codec, spec, key.private(rank), buffer)
+        for rank, (spec, buffer) in enumerate(zip(specs, buffers))
+    ]
+    return torch.cat(pieces)

@@ -1,0 +1,113 @@
+"""The network model: one full-duplex NIC per node, joined by a switch that never blocks.
+
+A message of s bytes leaves when its sender's NIC is free, occupies it for s / bandwidth, reaches
+the receiver `latency` later and occupies the receiver's NIC likewise. Uncontended it takes
+latency + s / bandwidth, the alpha-beta model of Hockney 1994; messages that meet at a NIC queue
+up in order of arrival. Sending and receiving do not disturb each other.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second in `10Gbit`, `100Mbit`, `2.5Gbit/s`, `1Gbps`."""
+    match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?)\s*(?:bit(?:/s)?|bps)", text.strip().lower())
+    try:
+        value = float(match[1]) * _BITS[match[2]] / 8 if match else 0.0
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ValueError(
+            f"bandwidth {text!r} is not understood: write it in bits per second, "
+            "such as 10Gbit, 100Mbit or 2.5Gbit"
+        )
+    return value
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `50us`, `1ms`, `0.2s`."""
+    match = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?)\s*(s|ms|us|µs|ns)", text.strip().lower())
+    try:
+        if match:
+            return float(match[1]) * _SECONDS[match[2]]
+    except ValueError:
+        pass
+    raise ValueError(f"duration {text!r} is not understood: write it like 50us, 1ms or 0.2s")
+
+
+def per_node(text: str, num_nodes: int, what: str) -> list[str]:
+    """One value for all nodes, or a comma-separated one for each."""
+    values = [value.strip() for value in text.split(",")]
+    if len(values) == 1:
+        return values * num_nodes
+    if len(values) != num_nodes:
+        raise ValueError(
+            f"{what} {text!r} has {len(values)} values for {num_nodes} nodes: "
+            "give one for all, or one for each"
+        )
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Latency and bandwidth of each node's NIC. A message pays its sender's latency."""
+
+    latency_s: tuple[float, ...]
+    bandwidth: tuple[float, ...]  # bytes per second, in each direction
+
+    @property
+    def size(self) -> int:
+        return len(self.bandwidth)
+
+    @staticmethod
+    def uniform(num_nodes: int, bandwidth: str = "10Gbit", latency: str = "50us") -> "Network":
+        return Network.parse(num_nodes, bandwidth, latency)
+
+    @staticmethod
+    def parse(num_nodes: int, bandwidth: str, latency: str) -> "Network":
+        """From strings such as `1Gbit` or `1Gbit,1Gbit,100Mbit,1Gbit`."""
+        return Network(
+            tuple(parse_duration(v) for v in per_node(latency, num_nodes, "latency")),
+            tuple(parse_bandwidth(v) for v in per_node(bandwidth, num_nodes, "bandwidth")),
+        )
+
+
+class Nics:
+    """When each NIC is free again. The state of a network between two messages."""
+
+    __slots__ = ("bandwidth", "egress_free", "ingress_free", "latency_s")
+
+    def __init__(self, network: Network) -> None:
+        self.latency_s = network.latency_s
+        self.bandwidth = network.bandwidth
+        self.egress_free = [0.0] * network.size
+        self.ingress_free = [0.0] * network.size
+
+    def leave(self, now: float, src: int, nbytes: int) -> float:
+        """Queues a message for sending; returns when its first bit reaches the receiver."""
+        free = self.egress_free[src]
+        start = now if now > free else free
+        self.egress_free[src] = start + nbytes / self.bandwidth[src]
+        return start + self.latency_s[src]
+
+    def arrive(self, now: float, src: int, dst: int, nbytes: int) -> float:
+        """The first bit is here: returns when the last one will be."""
+        free = self.ingress_free[dst]
+        start = now if now > free else free
+        done = start + nbytes / self.bandwidth[dst]
+        self.ingress_free[dst] = done
+        # The last bit cannot arrive before the sender has sent it.
+        sent = now + nbytes / self.bandwidth[src]
+        return done if done > sent else sent
+
+    def snapshot(self) -> dict[str, list[float]]:
+        return {"egress_free": list(self.egress_free), "ingress_free": list(self.ingress_free)}
+
+    def restore(self, saved: dict[str, Sequence[float]]) -> None:
+        self.egress_free = list(saved["egress_free"])
+        self.ingress_free = list(saved["ingress_free"])
