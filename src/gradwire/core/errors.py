@@ -1,8 +1,6 @@
 """The errors users meet. Each says what was given, what was expected and what to do."""
 
-
-class GradwireWarning(UserWarning):
-    """Something works, but not as well as it could (for example: no native kernels)."""
+from gradwire.kernels import GradwireWarning as GradwireWarning  # raised there, met here
 
 
 class NotationError(ValueError):

@@ -58,8 +58,8 @@ class Worker(Protocol):
     @property
     def node(self) -> Node: ...
 
-    async def gradient(self, replica: Replica, step: int) -> tuple[Tensor, Replica]:
-        """The gradient on this worker's own mini-batch of this step."""
+    async def gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
+        """The gradient on this worker's own mini-batch; None if this step is to be dropped."""
         ...
 
     async def mean_gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:

@@ -112,7 +112,7 @@ class Stragglers(Expression, ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class NoStragglers(Stragglers):
+class Nobody(Stragglers):
     """Nobody is slow."""
 
     def factor(self, rank: int, key: Key) -> float:

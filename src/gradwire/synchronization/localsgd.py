@@ -16,8 +16,9 @@ from gradwire.core.protocols import Replica, Synchronization, Worker
 class LocalSGD(Synchronization):
     """Take `period` steps alone, then average the models."""
 
-    period: int = 8
+    period: int
 
+    examples = ("localsgd(8)",)
     paper = "Stich 2019, Local SGD converges fast and communicates little"
 
     def __post_init__(self) -> None:
@@ -29,7 +30,8 @@ class LocalSGD(Synchronization):
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         gradient, replica = await worker.gradient(replica, step)
-        replica = await worker.update(replica, gradient, step, shared=False)
+        if gradient is not None:
+            replica = await worker.update(replica, gradient, step, shared=False)
         if (step + 1) % self.period:
             return replica
         anchor = replica.memory["anchor"]

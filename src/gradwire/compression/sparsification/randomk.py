@@ -23,7 +23,7 @@ from gradwire.core.spec import Spec
 class RandomK(Codec):
     """Keep elements at random positions that all ranks agree on without sending them."""
 
-    density: float = 0.01  # fraction kept
+    density: float  # fraction kept
     unbiased: bool = False  # scale by 1/density: no bias, but no contraction either
 
     paper = "Stich et al. 2018, Sparsified SGD with memory"

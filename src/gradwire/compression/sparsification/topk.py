@@ -20,7 +20,7 @@ from gradwire.core.spec import Spec
 class TopK(Codec):
     """Keep the elements of largest magnitude, and say where they were."""
 
-    density: float = 0.01  # fraction kept
+    density: float  # fraction kept
 
     paper = "Stich et al. 2018, Sparsified SGD with memory"
     examples = ("topk(0.01)", "topk(0.3)", "topk(1.0)")

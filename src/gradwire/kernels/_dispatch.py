@@ -1,0 +1,61 @@
+"""Chooses, per call, which backend runs an operation.
+
+On the CPU the C library runs if it was built and loads, else the torch reference, with one
+warning; on other devices the reference. The environment variable GRADWIRE_KERNELS overrides:
+`reference` forces the readable one, `native` makes a missing C library an error.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from gradwire.kernels.native._library import LibraryError, load
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+_VARIABLE = "GRADWIRE_KERNELS"
+
+
+class GradwireWarning(UserWarning):
+    """Something works, but not as well as it could (for example: no native kernels)."""
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(
+        f"gradwire runs its torch reference kernels because {reason}; install a C compiler and "
+        f"reinstall gradwire for the native ones, or set {_VARIABLE}=reference to accept this",
+        GradwireWarning,
+        stacklevel=5,  # the caller of the public operation
+    )
+
+
+def cpu_backend() -> Literal["native", "reference"]:
+    """What runs on CPU tensors."""
+    wish = os.environ.get(_VARIABLE, "")
+    if wish not in ("", "native", "reference"):
+        raise ValueError(f"{_VARIABLE} is {wish!r}; it can be 'native', 'reference' or unset")
+    if wish == "reference":
+        return "reference"
+    try:
+        load()
+    except LibraryError as error:
+        if wish == "native":
+            raise RuntimeError(
+                f"{_VARIABLE} is 'native' but {error}; install a C compiler and reinstall "
+                f"gradwire, or unset {_VARIABLE}"
+            ) from error
+        _warn_once(str(error))
+        return "reference"
+    return "native"
+
+
+def pick(device: torch.device, native: Operation, reference: Operation) -> Operation:
+    """The one of an operation's implementations to run on tensors of `device`."""
+    if device.type == "cpu" and cpu_backend() == "native":
+        return native
+    return reference

@@ -1,0 +1,78 @@
+"""Finds and loads the C library that `setup.py` builds next to this file.
+
+The file carries the name of an extension module so that wheels and editable installs place
+it, but there is no Python in it: ctypes loads it and declares what its functions take.
+"""
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from torch import Tensor
+
+_VERSION = 1  # GW_VERSION in native.h
+
+_P, _I32, _I64, _U32, _U64 = (
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.c_uint32,
+    ctypes.c_uint64,
+)
+_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "gw_philox_words": (None, (_U64, _U32, _U32, _U32, _U32, _P, _I64)),
+    "gw_pack_uints": (_I32, (_P, _I32, _I64, _I32, _P)),
+    "gw_unpack_uints": (None, (_P, _I64, _I32, _P)),
+    "gw_pack_signs": (None, (_P, _I32, _U64, _I64, _P)),
+    "gw_unpack_signs": (None, (_P, _I64, _I32, _U64, _U64, _P)),
+    "gw_count_ones": (_I64, (_P, _I64)),
+    "gw_ones_positions": (None, (_P, _I64, _I64, _P)),
+    "gw_pack_ones": (_I32, (_P, _I64, _I64, _P)),
+}
+
+
+class LibraryError(Exception):
+    """Why the native kernels cannot run."""
+
+
+def _open() -> ctypes.CDLL:
+    folder = Path(__file__).parent
+    paths = [folder / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        raise LibraryError("the C library was not built")
+    try:
+        library = ctypes.CDLL(str(path))
+        version = library.gw_version()
+        if version != _VERSION:
+            raise LibraryError(f"the C library is of version {version}, not {_VERSION}")
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise LibraryError(f"the C library does not load: {error}") from error
+    return library
+
+
+@cache
+def _attempt() -> ctypes.CDLL | LibraryError:
+    """Tried once per process, since a failure is as lasting as a success."""
+    try:
+        return _open()
+    except LibraryError as error:
+        return error
+
+
+def load() -> ctypes.CDLL:
+    """The library, or a LibraryError that says why there is none."""
+    found = _attempt()
+    if isinstance(found, LibraryError):
+        raise found
+    return found
+
+
+def dense(x: Tensor) -> Tensor:
+    """`x` as C may read it: contiguous, and aligned (`torch.frombuffer` promises neither)."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % x.element_size() else x

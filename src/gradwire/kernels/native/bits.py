@@ -1,0 +1,84 @@
+"""Bits on the wire in C: the bytes and values of reference/bits.py, exactly.
+
+Every buffer names its device: the default device may be one that C cannot write to.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.native._library import dense, load
+from gradwire.kernels.reference.bits import bad_position, out_of_range
+
+_CPU = torch.device("cpu")
+
+# Bit patterns of -infinity, and of +1 and -1: signs are packed and unpacked as integers.
+_MINUS_INFINITY = {
+    torch.float16: 0xFC00,
+    torch.bfloat16: 0xFF80,
+    torch.float32: 0xFF800000,
+    torch.float64: 0xFFF0000000000000,
+}
+_ONE = {
+    torch.float16: (0x3C00, 0xBC00),
+    torch.bfloat16: (0x3F80, 0xBF80),
+    torch.float32: (0x3F800000, 0xBF800000),
+    torch.float64: (0x3FF0000000000000, 0xBFF0000000000000),
+}
+
+
+def pack_uints(values: Tensor, width: int) -> Tensor:
+    if values.dtype == torch.bool:
+        values = values.view(torch.uint8)
+    elif values.dtype not in (torch.uint8, torch.int32, torch.int64):
+        values = values.to(torch.int64)
+    values = dense(values)
+    count = values.numel()
+    packed = torch.empty(-(-count * width // 8), dtype=torch.uint8, device=_CPU)
+    if load().gw_pack_uints(
+        values.data_ptr(), values.element_size(), count, width, packed.data_ptr()
+    ):
+        raise out_of_range(values, width)
+    return packed
+
+
+def unpack_uints(packed: Tensor, width: int, count: int) -> Tensor:
+    packed = dense(packed)
+    values = torch.empty(count, dtype=torch.int32 if width < 32 else torch.int64, device=_CPU)
+    load().gw_unpack_uints(packed.data_ptr(), count, width, values.data_ptr())
+    return values
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    x = dense(x)
+    packed = torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=_CPU)
+    load().gw_pack_signs(
+        x.data_ptr(), x.element_size(), _MINUS_INFINITY[x.dtype], x.numel(), packed.data_ptr()
+    )
+    return packed
+
+
+def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    packed = dense(packed)
+    x = torch.empty(count, dtype=dtype, device=_CPU)
+    load().gw_unpack_signs(
+        packed.data_ptr(), count, x.element_size(), *_ONE[dtype], x.data_ptr()
+    )
+    return x
+
+
+def ones_positions(packed: Tensor, num_bits: int) -> Tensor:
+    packed, library = dense(packed), load()
+    num_ones = library.gw_count_ones(packed.data_ptr(), num_bits)
+    positions = torch.empty(num_ones, dtype=torch.int64, device=_CPU)
+    library.gw_ones_positions(packed.data_ptr(), num_bits, num_ones, positions.data_ptr())
+    return positions
+
+
+def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
+    positions = dense(positions)
+    packed = torch.empty(-(-num_bits // 8), dtype=torch.uint8, device=_CPU)
+    if load().gw_pack_ones(
+        positions.data_ptr(), positions.numel(), num_bits, packed.data_ptr()
+    ):
+        raise bad_position(positions, num_bits)
+    return packed

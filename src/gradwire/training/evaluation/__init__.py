@@ -1,0 +1,28 @@
+"""The two ways to evaluate gradient requests: one vmapped batch, or one after another."""
+
+from typing import Protocol
+
+from gradwire.models.base import Model
+from gradwire.training.evaluation.rule import Mode, resolve
+from gradwire.training.evaluation.sequential import SequentialEvaluator
+from gradwire.training.evaluation.vmap import VmapEvaluator
+from gradwire.training.gradient import GradientRequest, GradientResult
+from gradwire.training.skeleton import Skeleton
+
+__all__ = ["Evaluator", "Mode", "SequentialEvaluator", "VmapEvaluator", "make_evaluator", "resolve"]
+
+
+class Evaluator(Protocol):
+    def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]: ...
+
+
+def make_evaluator(
+    model: Model, skeleton: Skeleton, mode: Mode, compile: bool | None
+) -> Evaluator:
+    """`compile=None` compiles on CUDA, where it pays; sequential evaluation never compiles."""
+    device = skeleton.device
+    if resolve(mode, skeleton.module, device) == "sequential":
+        return SequentialEvaluator(model, skeleton)
+    if compile is None:
+        compile = device.type == "cuda"
+    return VmapEvaluator(model, skeleton, compile)

@@ -1,0 +1,131 @@
+"""Gradients of many requests as one batched computation (`torch.func.vmap` over `grad`).
+
+The batched computation is traced once per number of requests and shape of batch into a graph of
+plain tensor operations, backward pass included. Replaying the graph skips autograd and vmap:
+for 32 workers x mlp on two cores 1.4 ms instead of 2.3 ms. On CUDA the graph is compiled.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gradwire.models.base import Model
+from gradwire.training.gradient import GradientRequest, GradientResult
+from gradwire.training.layers import PureBatchNorm
+from gradwire.training.skeleton import Skeleton
+
+Program = Callable[..., Sequence[Tensor]]
+
+
+class VmapEvaluator:
+    mode = "vmap"
+
+    def __init__(self, model: Model, skeleton: Skeleton, compile: bool) -> None:
+        self.model = model
+        self.skeleton = skeleton
+        self.compile = compile
+        self._programs: dict[tuple[object, ...], Program] = {}
+        for layer in skeleton.module.modules():
+            if isinstance(layer, PureBatchNorm):
+                layer.use_torch_kernel = False
+
+    def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]:
+        results: list[GradientResult | None] = [None] * len(requests)
+        for group in _groups(requests):
+            for indices in _pieces(group, powers_of_two=self.compile):
+                piece = self._evaluate([requests[index] for index in indices])
+                for index, result in zip(indices, piece):
+                    results[index] = result
+        return [result for result in results if result is not None]
+
+    def _evaluate(self, requests: list[GradientRequest]) -> list[GradientResult]:
+        first = requests[0]
+        # Workers in lockstep share one vector: a matrix product with it needs no batch
+        # (1.35 ms against 1.7 ms for 32 workers x mlp).
+        shared = all(request.params is first.params for request in requests)
+        params = first.params if shared else torch.stack([request.params for request in requests])
+        inputs = torch.stack([request.inputs for request in requests])  # [n, B, ...]
+        targets = torch.stack([request.targets for request in requests])
+        buffers = [
+            torch.stack([request.buffers[name] for request in requests])
+            for name in self.skeleton.buffers
+        ]
+        masks = self.skeleton.draw_masks([request.key for request in requests], first.inputs)
+        arguments = (params, inputs, targets, *buffers, *masks.values())
+        # Static shapes: one program for each number of requests and shape of batch.
+        signature = (shared, *((tuple(a.shape), a.dtype) for a in arguments))
+        with torch.no_grad():
+            program = self._programs.get(signature)
+            if program is None:
+                program = self._trace(shared, list(masks), arguments)
+                self._programs[signature] = program
+            gradients, losses, *statistics = program(*arguments)
+        names = self.skeleton.buffers.keys()
+        rows = zip(losses.unbind(), gradients.unbind(), *(rows.unbind() for rows in statistics))
+        return [
+            GradientResult(loss, gradient, dict(zip(names, buffers)))
+            for loss, gradient, *buffers in rows
+        ]
+
+    def _trace(self, shared: bool, mask_names: list[str], arguments: tuple[Tensor, ...]) -> Program:
+        names = [*self.skeleton.buffers, *mask_names]
+        num_buffers = len(self.skeleton.buffers)
+
+        def loss(
+            params: Tensor, inputs: Tensor, targets: Tensor, *rest: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            tensors = self.skeleton.layout.unflatten(params)
+            buffers = dict(zip(names[:num_buffers], rest))
+            masks = dict(zip(names[num_buffers:], rest[num_buffers:]))
+            outputs, buffers = self.skeleton(tensors, buffers, masks, inputs)
+            return self.model.loss(outputs, targets), tuple(buffers.values())
+
+        def step(*one: Tensor) -> tuple[Tensor, ...]:
+            gradient, (value, buffers) = grad_and_value(loss, has_aux=True)(*one)
+            return gradient, value, *buffers
+
+        in_dims = (None if shared else 0, *[0] * (len(arguments) - 1))
+        # The fused attention kernel for CPUs has no batching rule: vmap would loop over it.
+        backends = list(SDPBackend.__members__.values())
+        if self.skeleton.device.type == "cpu":
+            backends = [SDPBackend.MATH]
+        with sdpa_kernel(backends):
+            graph = make_fx(vmap(step, in_dims=in_dims))(*arguments)
+        _drop_detaches(graph)
+        return torch.compile(graph, dynamic=False) if self.compile else graph
+
+
+def _groups(requests: list[GradientRequest]) -> Iterator[list[int]]:
+    """Indices of requests whose batches have equal shapes and types, in order of appearance."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, request in enumerate(requests):
+        inputs, targets = request.inputs, request.targets
+        shapes = (tuple(inputs.shape), inputs.dtype, tuple(targets.shape), targets.dtype)
+        groups.setdefault(shapes, []).append(index)
+    yield from groups.values()
+
+
+def _pieces(indices: list[int], powers_of_two: bool) -> Iterator[list[int]]:
+    """Asynchronous workers ask in groups of any size. Compiling takes seconds, so compiled
+    programs exist for powers of two only, 24 = 16 + 8; tracing alone takes any size at once.
+    """
+    start = 0
+    while start < len(indices):
+        left = len(indices) - start
+        size = 1 << (left.bit_length() - 1) if powers_of_two else left
+        yield indices[start : start + size]
+        start += size
+
+
+def _drop_detaches(graph: GraphModule) -> None:
+    """Without autograd a detach is nothing but a call; tracing leaves dozens."""
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    graph.recompile()

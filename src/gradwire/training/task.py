@@ -1,0 +1,107 @@
+"""A task: a network to train, as pure functions of flat parameters. Data stays outside; every
+call brings its batches.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.models.base import Model
+from gradwire.training.evaluation import Mode, make_evaluator, resolve
+from gradwire.training.flat import FlatLayout
+from gradwire.training.gradient import Batch, GradientRequest, GradientResult
+from gradwire.training.skeleton import Skeleton
+
+__all__ = ["Batch", "Evaluation", "GradientRequest", "GradientResult", "Task"]
+
+
+class Evaluation(NamedTuple):
+    loss: float  # mean over the targets
+    accuracy: float  # fraction of targets whose output is the largest
+
+
+class Task:
+    """A module made stateless, and the evaluator of its gradients.
+
+    The module is copied; it is neither changed nor trained. `compile=None` compiles on CUDA.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        mode: Mode = "auto",
+        compile: bool | None = None,
+    ) -> None:
+        self.model = model
+        # With its index, so that it equals the device of tensors that lie there.
+        self.device = torch.empty(0, device=device).device
+        self._skeleton = Skeleton(module, self.device)
+        self.mode = resolve(mode, self._skeleton.module, self.device)
+        self._evaluator = make_evaluator(model, self._skeleton, self.mode, compile)
+
+    @property
+    def layout(self) -> FlatLayout:
+        return self._skeleton.layout
+
+    def initial_params(self) -> Tensor:
+        """The module's parameters, [d]."""
+        return self._skeleton.params.clone()
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        """The running statistics of batch normalisation, by name."""
+        return {name: buffer.clone() for name, buffer in self._skeleton.buffers.items()}
+
+    def gradients(self, requests: Sequence[GradientRequest]) -> list[GradientResult]:
+        """Loss, gradient and new statistics for each request, in order."""
+        return self._evaluator([self._checked(request) for request in requests])
+
+    def evaluate(
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        batches: Iterable[Batch],
+        chunk_size: int = 1024,
+    ) -> Evaluation:
+        """Loss and accuracy over all batches, at most `chunk_size` examples at a time."""
+        self._check_params(params, buffers)
+        # Sums stay on the device: reading each one would wait for it.
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        num_targets = 0
+        with torch.no_grad():
+            tensors = self.layout.unflatten(params)
+            for batch in batches:
+                inputs, targets = (tensor.to(self.device) for tensor in batch)
+                for few, wanted in zip(inputs.split(chunk_size), targets.split(chunk_size)):
+                    outputs, _ = self._skeleton(tensors, buffers, {}, few, train=False)
+                    loss += self.model.loss(outputs, wanted).double() * wanted.numel()
+                    correct += self.model.correct(outputs, wanted)
+                    num_targets += wanted.numel()
+        if num_targets == 0:
+            raise ValueError("evaluate needs at least one example, got none")
+        return Evaluation(float(loss) / num_targets, float(correct) / num_targets)
+
+    def _checked(self, request: GradientRequest) -> GradientRequest:
+        self._check_params(request.params, request.buffers)
+        inputs, targets = request.inputs, request.targets
+        if inputs.device == self.device and targets.device == self.device:
+            return request
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        return GradientRequest(request.params, request.buffers, inputs, targets, request.key)
+
+    def _check_params(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        wanted = self._skeleton.params
+        if params.shape != wanted.shape or params.dtype != wanted.dtype:
+            raise ValueError(
+                f"{self.model} has {wanted.numel()} parameters of type {wanted.dtype}, got shape "
+                f"{tuple(params.shape)} of type {params.dtype}; start from task.initial_params()"
+            )
+        if buffers.keys() != self._skeleton.buffers.keys():
+            raise ValueError(
+                f"{self.model} has buffers {sorted(self._skeleton.buffers)}, got "
+                f"{sorted(buffers)}; start from task.initial_buffers()"
+            )
