@@ -84,8 +84,10 @@ def read(path: Path, limit_bytes: int) -> bytes:
 
 
 def read_archive(path: Path, limit_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """(bare name, contents) of each file in a tar archive, plain, .gz or .xz; nothing is unpacked to
-    disk, so names cannot lead anywhere."""
+    """(bare name, contents) of each file in a tar archive, plain, .gz or .xz.
+
+    Nothing is unpacked to disk, so names cannot lead anywhere.
+    """
     try:
         with _opened(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:

@@ -19,7 +19,9 @@ from gradwire.models.base import Model, check_text_shape
 class NanoGPT(Model):
     """A pre-norm transformer that predicts the next symbol at every position."""
 
-    paper: ClassVar[str] = "Radford et al. 2019, Language models are unsupervised multitask learners"
+    paper: ClassVar[str] = (
+        "Radford et al. 2019, Language models are unsupervised multitask learners"
+    )
     layers: int = 4
     heads: int = 4
     width: int = 128

@@ -10,7 +10,7 @@ Results that every rank computes from the same objects (`node.share`) are comput
 
 import heapq
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -77,7 +77,8 @@ class VirtualEngine:
         self.ledger = Ledger(self.size)
         self.clocks = [0.0] * self.size  # when each node's program last ended
         self.num_effects = 0
-        self.call_s = 0.0  # wall-clock seconds spent in `call` and `share`: coding and averaging
+        # Wall-clock seconds in `call` and `share` by function: coding, averaging, updating.
+        self.call_s: defaultdict[str, float] = defaultdict(float)
         self._evaluate = evaluate
         self._seconds = seconds
         self._charge_calls = charge_calls  # whether those seconds pass in virtual time too
@@ -86,7 +87,7 @@ class VirtualEngine:
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
         self._outstanding: list[_Request] = []
-        self._shared: dict[Any, list[Any]] = {}  # key -> [result, ranks to come, arguments, cost]
+        self._shared: dict[Any, list[Any]] = {}  # key -> [result, cost, ranks to come, arguments]
         self._inbox: list[dict[tuple[int, Tag], deque[Any]]] = [{} for _ in range(self.size)]
         self._waiting: list[dict[tuple[int, Tag], Task[Any]]] = [{} for _ in range(self.size)]
         self._waiting_any: list[dict[Tag, Task[Any]]] = [{} for _ in range(self.size)]
@@ -284,29 +285,30 @@ class VirtualEngine:
         self._outstanding = []
 
     def _call(self, effect: Call[Any]) -> tuple[Any, float]:
-        if not effect.shared:
-            start = time.perf_counter()
-            result = effect.function(*effect.args)
-            cost = time.perf_counter() - start
-            self.call_s += cost
-            return result, cost
+        """The result, and the seconds it takes a rank to compute it."""
+        if not effect.shared or self.size == 1:
+            return self._timed(effect)
         key = (effect.function, *map(_identity, effect.args))
         entry = self._shared.get(key)
         if entry is None:
-            start = time.perf_counter()
-            result = effect.function(*effect.args)
-            cost = time.perf_counter() - start
-            self.call_s += cost
-            if self.size > 1:
-                if len(self._shared) >= _SHARED_KEPT:  # forget the oldest: only speed is lost
-                    del self._shared[next(iter(self._shared))]
-                # Keeping the arguments alive keeps their identities from being used again.
-                self._shared[key] = [result, self.size - 1, effect.args, cost]
+            result, cost = self._timed(effect)
+            if len(self._shared) >= _SHARED_KEPT:  # forget the oldest: only speed is lost
+                del self._shared[next(iter(self._shared))]
+            # Keeping the arguments alive keeps their identities from being used again.
+            self._shared[key] = [result, cost, self.size - 1, effect.args]
             return result, cost
-        entry[1] -= 1
-        if entry[1] == 0:
+        entry[2] -= 1
+        if entry[2] == 0:
             del self._shared[key]
-        return entry[0], entry[3]
+        return entry[0], entry[1]
+
+    def _timed(self, effect: Call[Any]) -> tuple[Any, float]:
+        start = time.perf_counter()
+        result = effect.function(*effect.args)
+        cost = time.perf_counter() - start
+        function = effect.function
+        self.call_s[getattr(function, "__qualname__", type(function).__name__)] += cost
+        return result, cost
 
     def _deadlock(self) -> str:
         lines = ["every program waits and no message is under way:"]

@@ -37,7 +37,7 @@ class LocalSGD(Synchronization):
         anchor = replica.memory["anchor"]
         mean, replica = await worker.mean(replica.params - anchor, replica, step)
         if mean is None:
-            return replica
+            return replica.having(params=anchor)  # the walk led nowhere: all go back
         params = await worker.node.share(_walk, anchor, mean)
         return replica.having(params=params, memory={"anchor": params})
 

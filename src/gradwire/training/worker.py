@@ -190,7 +190,7 @@ class TrainingWorker:
         where = int((~torch.isfinite(x)).nonzero()[0])
         return (
             f"{float(x[where])} in the {what} of {self.plan.tensor_at(where)} on rank {self.rank} "
-            f"in step {step}. Lower the learning rate or set clip_norm; nonfinite=\"skip\" drops "
+            f'in step {step}. Lower the learning rate or set clip_norm; nonfinite="skip" drops '
             "such steps on every worker."
         )
 

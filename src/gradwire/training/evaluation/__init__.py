@@ -16,9 +16,7 @@ class Evaluator(Protocol):
     def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]: ...
 
 
-def make_evaluator(
-    model: Model, skeleton: Skeleton, mode: Mode, compile: bool | None
-) -> Evaluator:
+def make_evaluator(model: Model, skeleton: Skeleton, mode: Mode, compile: bool | None) -> Evaluator:
     """`compile=None` compiles on CUDA, where it pays; sequential evaluation never compiles."""
     device = skeleton.device
     if resolve(mode, skeleton.module, device) == "sequential":

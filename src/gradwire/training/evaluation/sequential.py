@@ -5,7 +5,7 @@ virtual workers it has the same bits.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradwire.models.base import Model
 from gradwire.training.gradient import GradientRequest, GradientResult
@@ -18,7 +18,8 @@ class SequentialEvaluator:
     def __init__(self, model: Model, skeleton: Skeleton) -> None:
         self.model = model
         self.skeleton = skeleton
-        # A CPU convolves 20% faster when channels are innermost.
+        # A CPU convolves faster when channels are innermost: ResNet-20 20-25%. The inputs decide
+        # the layout of all that follows; copying the weights into it as well gains nothing.
         self.channels_last = skeleton.device.type == "cpu" and any(
             isinstance(layer, nn.Conv2d) for layer in skeleton.module.modules()
         )
@@ -33,16 +34,9 @@ class SequentialEvaluator:
             params = request.params.detach().requires_grad_()  # a new leaf, the same memory
             tensors = self.skeleton.layout.unflatten(params)
             inputs = request.inputs
-            if self.channels_last:
-                inputs = _channels_last(inputs)
-                tensors = {name: _channels_last(tensor) for name, tensor in tensors.items()}
+            if self.channels_last and inputs.dim() == 4:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
             outputs, buffers = self.skeleton(tensors, request.buffers, masks, inputs)
             loss = self.model.loss(outputs, request.targets)
             (gradient,) = torch.autograd.grad(loss, params)
         return GradientResult(loss.detach(), gradient, buffers)
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    if tensor.dim() != 4:
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)

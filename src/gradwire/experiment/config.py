@@ -1,0 +1,125 @@
+"""An experiment is a value: what is trained, the four dimensions, the network, the seed.
+
+Every field is a number or a string of the notation, so that the same words serve Python, a TOML
+file, the command line and the records of a run.
+"""
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from gradwire.core.notation import unknown_name
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment."""
+
+    data: str = "digits"
+    """Data set: digits, mnist, fashion_mnist, cifar10, shakespeare, shakespeare_roles."""
+    model: str = ""
+    """Network, such as mlp, mlp((256, 128)), resnet20; empty: the usual one for the data set."""
+    optimizer: str = "sgd(0.1, momentum=0.9)"
+    """sgd(lr, momentum, nesterov, weight_decay) or adam(lr, ...)."""
+    schedule: str = "constant"
+    """Learning rate over time: constant, step((100, 200)), cosine; all take warmup=STEPS."""
+    batch_size: int = 32
+    """Examples per worker and step."""
+    epochs: float = 10.0
+    """Passes over the data, all workers together."""
+    steps: int = 0
+    """Training steps; 0: as many as `epochs` needs."""
+    clip_norm: float = 0.0
+    """Clip the averaged gradient to this norm; 0: never."""
+    partition: str = "iid"
+    """How examples are dealt to workers: iid, dirichlet(0.5), by_label(2), by_role."""
+    augment: bool = True
+    """Random crops and mirror images, where the data set is known to like them."""
+
+    workers: int = 4
+    """Number of workers."""
+    compression: str = "identity"
+    """What travels, such as fp16, ef(topk(0.01)), topk(0.01) >> qsgd(bits=4)."""
+    synchronization: str = "bsp"
+    """When workers agree, such as bsp, localsgd(8)."""
+    architecture: str = "allreduce"
+    """Who talks to whom, such as allreduce, ring."""
+    scheduling: str = "sequential"
+    """When each part travels, such as sequential, sequential("layer")."""
+
+    bandwidth: str = "1Gbit"
+    """Of each node's network card; one value, or one per worker separated by commas."""
+    latency: str = "50us"
+    """Of a message; one value, or one per worker separated by commas."""
+    what_if: tuple[str, ...] = ()
+    """Other bandwidths to tell the virtual time for, from the same run."""
+    compute: str = "measured"
+    """Time of one gradient: measured, fixed(0.01), lognormal(0.01), exponential(0.01), ..."""
+    speeds: str = "1"
+    """Speed of the workers relative to that; one value, or one per worker."""
+    stragglers: str = "nobody"
+    """nobody, sometimes(0.1, slowdown=5.0), always((0,), slowdown=2.0)."""
+    charge_coding: bool = False
+    """Let the measured time of encoding, decoding and averaging pass in virtual time too."""
+
+    seed: int = 0
+    """Of every random draw."""
+    eval_every: int = 0
+    """Steps between two evaluations; 0: ten in all."""
+    nonfinite: Literal["error", "skip"] = "error"
+    """On NaN or Inf in a gradient: stop, or drop that step on every worker."""
+    device: str = "cpu"
+    """Where gradients are evaluated: cpu, cuda."""
+    evaluation: Literal["auto", "vmap", "sequential"] = "auto"
+    """Gradients of all workers in one batch, or one after another."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("batch_size", 1), ("steps", 0), ("eval_every", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.steps == 0 and not self.epochs > 0:
+            raise ValueError(f"epochs must be above 0 (or give steps), got {self.epochs}")
+        if self.clip_norm < 0:
+            raise ValueError(f"clip_norm must be at least 0, got {self.clip_norm}")
+
+    def to_toml(self) -> str:
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(self).items())
+
+    @staticmethod
+    def from_toml(path: Path) -> "Config":
+        try:
+            values = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"there is no configuration file {path}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is not TOML: {error}") from None
+        return Config.from_dict(values, str(path))
+
+    @staticmethod
+    def from_dict(values: dict[str, Any], source: str = "configuration") -> "Config":
+        known = {field.name: field for field in fields(Config)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"{source}: {unknown_name('setting', name, list(known))}")
+            wanted = type(known[name].default)
+            if wanted is float and type(value) is int:
+                value = float(value)
+            if wanted is tuple and isinstance(value, list):
+                value = tuple(value)
+            if type(value) is not wanted:
+                raise ValueError(
+                    f"{source}: {name} must be {wanted.__name__}, got {value!r} "
+                    f"({type(value).__name__})"
+                )
+            values[name] = value
+        return Config(**values)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)  # TOML and JSON agree on strings, ints, bools

@@ -1,0 +1,214 @@
+"""Runs an experiment on the simulator, from one evaluation to the next.
+
+A run is a fold over segments: between two of them every worker stands at the same step and no
+message is under way, so the replicas, the clocks, the NICs and the ledger are all there is. That
+is what is evaluated and what a checkpoint holds.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire import kernels
+from gradwire.core.node import Node
+from gradwire.core.protocols import Replica
+from gradwire.experiment.config import Config
+from gradwire.experiment.record import Record, Row
+from gradwire.experiment.setup import Experiment, prepare
+from gradwire.runtime.ledger import Ledger
+from gradwire.runtime.virtual import VirtualEngine
+from gradwire.training.gradient import GradientRequest
+from gradwire.training.worker import average
+
+Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out."""
+
+    config: Config  # as resolved
+    metrics: list[Row]
+    summary: Row
+    params: Tensor  # [d], the mean over workers
+    buffers: dict[str, Tensor]
+    replicas: list[Replica]
+    ledger: Ledger
+
+    @property
+    def bytes_sent(self) -> int:
+        """By all workers, in the whole run."""
+        return self.ledger.total_bytes
+
+    @property
+    def virtual_time_s(self) -> float:
+        time_s: float = self.summary["virtual_time_s"]
+        return time_s
+
+    @property
+    def accuracy(self) -> float:
+        """On the test set, at the end."""
+        accuracy: float = self.summary["test_accuracy"]
+        return accuracy
+
+
+def simulate(
+    config: Config | None = None,
+    *,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains on virtual workers and returns what came out.
+
+        run = gradwire.simulate(workers=8, compression="ef(topk(0.01))", bandwidth="100Mbit")
+
+    `settings` are the fields of `Config`. With `out`, the run leaves its records there.
+    """
+    values = {**(asdict(config) if config else {}), **settings}
+    experiment = prepare(Config.from_dict(values, "simulate"))
+    record = Record.create(Path(out), experiment.config) if out is not None else None
+    return _Simulation(experiment, record).run(progress)
+
+
+def resume(folder: str | Path, progress: Progress | None = None) -> Run:
+    """Goes on with an interrupted run; it ends in the same bits as one that was not."""
+    record = Record.open(Path(folder))
+    return _Simulation(prepare(record.config), record).run(progress)
+
+
+class _Simulation:
+    def __init__(self, experiment: Experiment, record: Record | None) -> None:
+        self.experiment = experiment
+        self.plan = experiment.plan
+        self.config = experiment.config
+        self.record = record
+        self.engine = VirtualEngine(
+            experiment.network,
+            evaluate=self.plan.task.gradients,
+            seconds=self._seconds,
+            charge_calls=self.config.charge_coding,
+            record=bool(experiment.what_if),
+        )
+        # The same run on other networks: clocks only, played from the trace of each segment.
+        self.others = {name: VirtualEngine(net) for name, net in experiment.what_if.items()}
+        self.step = 0
+        self.metrics: list[Row] = []
+        self.replicas = self.plan.initial_replicas()
+
+    def _seconds(self, rank: int, request: GradientRequest) -> float:
+        return self.experiment.computer.seconds(rank, request.key.step)
+
+    def run(self, progress: Progress | None) -> Run:
+        start = time.perf_counter()
+        if self.record is not None:
+            self._restore()
+        while self.step < self.plan.num_steps:
+            self._segment(min(self.step + self.config.eval_every, self.plan.num_steps))
+            row = self._measure()
+            self.metrics.append(row)
+            if self.record is not None:
+                self.record.append(row, self._checkpoint())
+            if progress is not None:
+                progress(row, self.plan.num_steps)
+        summary = self._summary(time.perf_counter() - start)
+        if self.record is not None:
+            self.record.finish(summary)
+        params, buffers = average(self.replicas)
+        return Run(
+            self.config, self.metrics, summary, params, buffers, self.replicas, self.engine.ledger
+        )
+
+    def _segment(self, last: int) -> None:
+        def program(node: Node) -> Coroutine[Any, Any, Replica]:
+            return self.plan.train(node, self.replicas[node.rank], self.step, last)
+
+        self.replicas = self.engine.run([program] * self.config.workers)
+        self.step = last
+        for engine in self.others.values():
+            trace = self.engine.trace
+            assert trace is not None
+            if not trace.replayable:
+                raise ValueError(
+                    f"what_if: what {self.config.synchronization} does depends on the network; "
+                    "run it once for each bandwidth"
+                )
+            engine.run([trace.replay] * self.config.workers)
+
+    def _measure(self) -> Row:
+        params, buffers = average(self.replicas)
+        test = self.plan.task.evaluate(params, buffers, self.experiment.test_batches())
+        losses = [float(r.loss) for r in self.replicas if r.loss is not None]
+        return {
+            "step": self.step,
+            "epoch": self.step / self.experiment.steps_per_epoch,
+            "virtual_time_s": self.engine.now,
+            "virtual_times_s": {name: engine.now for name, engine in self.others.items()},
+            "bytes_sent": self.engine.ledger.total_bytes,
+            "train_loss": sum(losses) / len(losses) if losses else None,
+            "test_loss": test.loss,
+            "test_accuracy": test.accuracy,
+        }
+
+    def _summary(self, wall_s: float) -> Row:
+        ledger, last = self.engine.ledger, self.metrics[-1]
+        worker_steps = self.config.workers * self.plan.num_steps
+        return {
+            "config": asdict(self.config),
+            "steps": self.plan.num_steps,
+            "parameters": self.replicas[0].params.numel(),
+            "test_accuracy": last["test_accuracy"],
+            "test_loss": last["test_loss"],
+            "virtual_time_s": self.engine.now,
+            "virtual_times_s": last["virtual_times_s"],
+            "bytes_sent": ledger.total_bytes,
+            "bytes_per_worker_step": ledger.total_bytes / worker_steps,
+            "messages_sent": ledger.total_messages,
+            "bytes_by_link": ledger.link_bytes,
+            "bytes_by_tensor": dict(ledger.tensor_bytes),
+            "wall_time_s": wall_s,
+            "call_time_s": dict(self.engine.call_s),
+            "kernels": kernels.backend(),
+            "versions": {
+                "gradwire": gradwire.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def _checkpoint(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "replicas": [_to_dict(replica) for replica in self.replicas],
+            "engines": [_engine_state(engine) for engine in (self.engine, *self.others.values())],
+            "ledger": self.engine.ledger.snapshot(),
+        }
+
+    def _restore(self) -> None:
+        assert self.record is not None
+        self.metrics, saved = self.record.resume()
+        if saved is None:
+            return
+        self.step = saved["step"]
+        self.replicas = [Replica(**values) for values in saved["replicas"]]
+        engines = (self.engine, *self.others.values())
+        for engine, state in zip(engines, saved["engines"], strict=True):
+            engine.clocks = list(state["clocks"])
+            engine.nics.restore(state["nics"])
+        self.engine.ledger.restore(saved["ledger"])
+
+
+def _to_dict(replica: Replica) -> dict[str, Any]:
+    # Not `asdict`, which copies: replicas that share a tensor share it in the file as well.
+    return {field.name: getattr(replica, field.name) for field in fields(replica)}
+
+
+def _engine_state(engine: VirtualEngine) -> dict[str, Any]:
+    return {"clocks": list(engine.clocks), "nics": engine.nics.snapshot()}

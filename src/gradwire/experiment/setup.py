@@ -1,0 +1,172 @@
+"""From a configuration to a plan: every name is looked up, every choice checked, before a step."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from gradwire import data
+from gradwire.architecture import ARCHITECTURE
+from gradwire.compression import COMPRESSION
+from gradwire.core.key import Key
+from gradwire.core.notation import Registry
+from gradwire.core.reducer import lift
+from gradwire.data.dataset import Dataset
+from gradwire.data.partition import Partition
+from gradwire.data.sampler import Sampler
+from gradwire.experiment.config import Config
+from gradwire.models.base import Model, build_seeded
+from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer, Fixed, Measured
+from gradwire.runtime.network import Network, per_node
+from gradwire.scheduling import SCHEDULING
+from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.training.gradient import Batch, GradientRequest
+from gradwire.training.optimizer import Optimizer
+from gradwire.training.schedule import Schedule
+from gradwire.training.task import Task
+from gradwire.training.worker import Plan
+
+MODELS = Registry("model", Model, "gradwire.models")  # type: ignore[type-abstract]
+OPTIMIZERS = Registry("optimizer", Optimizer, "gradwire.training.optimizer")  # type: ignore[type-abstract]
+SCHEDULES = Registry("schedule", Schedule, "gradwire.training.schedule")  # type: ignore[type-abstract]
+PARTITIONS = Registry("partition", Partition, "gradwire.data.partition")  # type: ignore[type-abstract]
+
+_TEST_CHUNK = 1024  # examples made into network inputs at a time
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration with everything looked up. `config` is the resolved one."""
+
+    config: Config
+    plan: Plan
+    dataset: Dataset
+    network: Network
+    what_if: dict[str, Network]
+    computer: Computer
+    steps_per_epoch: int
+
+    def test_batches(self) -> Iterator[Batch]:
+        device = self.plan.task.device
+        for indices in torch.arange(self.dataset.num_test).split(_TEST_CHUNK):
+            yield (
+                self.dataset.inputs(indices, device, "test"),
+                self.dataset.targets(indices, device, "test"),
+            )
+
+
+def default_model(dataset: Dataset) -> str:
+    """The usual network for data of this kind."""
+    if dataset.kind == "text":
+        return "char_lstm"
+    channels, height, _ = dataset.input_shape
+    if channels == 3:
+        return "resnet20"
+    return "mnist_cnn" if height == 28 else "mlp"
+
+
+def prepare(config: Config) -> Experiment:
+    """Looks everything up. The result's configuration is complete and in canonical words."""
+    compression = COMPRESSION.parse(config.compression)
+    synchronization = SYNCHRONIZATION.parse(config.synchronization)
+    architecture = ARCHITECTURE.parse(config.architecture)
+    scheduling = SCHEDULING.parse(config.scheduling)
+    optimizer = OPTIMIZERS.parse(config.optimizer)
+    schedule = SCHEDULES.parse(config.schedule)
+    partition = PARTITIONS.parse(config.partition)
+    compute = COMPUTE_TIME.parse(config.compute)
+    stragglers = STRAGGLERS.parse(config.stragglers)
+    network = Network.parse(config.workers, config.bandwidth, config.latency)
+    what_if = {
+        bandwidth: Network.parse(config.workers, bandwidth, config.latency)
+        for bandwidth in config.what_if
+    }
+    speeds = _speeds(config)
+    dataset = data.load(config.data)
+    model = MODELS.parse(config.model or default_model(dataset))
+
+    key = Key(config.seed)
+    device = torch.device(config.device)
+    module = build_seeded(model, dataset.input_shape, dataset.num_classes, config.seed)
+    task = Task(model, module, device, config.evaluation)
+    if device.type != "cpu":
+        dataset = dataset.to(device)
+    sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
+    steps = config.steps or max(1, round(config.epochs * sampler.steps_per_epoch))
+    plan = Plan(
+        task=task,
+        batch=_batches(config, dataset, sampler, device, key.child("augment")),
+        optimizer=optimizer,
+        schedule=schedule,
+        reducer=lift(compression),
+        synchronization=synchronization,
+        architecture=architecture,
+        scheduling=scheduling,
+        num_workers=config.workers,
+        num_steps=steps,
+        key=key,
+        clip_norm=config.clip_norm or None,
+        nonfinite=config.nonfinite,
+    )
+    if isinstance(compute, Measured):
+        compute = Fixed(measure_gradient(plan))
+    resolved = replace(
+        config,
+        model=repr(model),
+        optimizer=repr(optimizer),
+        schedule=repr(schedule),
+        partition=repr(partition),
+        steps=steps,
+        compression=repr(compression),
+        synchronization=repr(synchronization),
+        architecture=repr(architecture),
+        scheduling=repr(scheduling),
+        compute=repr(compute),
+        stragglers=repr(stragglers),
+        eval_every=config.eval_every or max(1, -(-steps // 10)),
+        evaluation=task.mode,
+    )
+    computer = Computer(compute, stragglers, speeds, key.child("computer"))
+    return Experiment(
+        resolved, plan, dataset, network, what_if, computer, sampler.steps_per_epoch
+    )
+
+
+def _speeds(config: Config) -> tuple[float, ...]:
+    try:
+        speeds = tuple(float(v) for v in per_node(config.speeds, config.workers, "speeds"))
+    except ValueError as error:
+        raise ValueError(f"speeds {config.speeds!r}: {error}") from None
+    if not all(0 < speed < float("inf") for speed in speeds):
+        raise ValueError(f"speeds must be above 0, got {config.speeds!r}")
+    return speeds
+
+
+def _batches(
+    config: Config, dataset: Dataset, sampler: Sampler, device: torch.device, key: Key
+) -> Callable[[int, int], Batch]:
+    def batch(rank: int, step: int) -> Batch:
+        indices = sampler.indices(rank, step)
+        inputs = dataset.inputs(indices, device)
+        if config.augment and dataset.augmentable:
+            inputs = dataset.augment(inputs, key.at(step), rank * config.batch_size)
+        return inputs, dataset.targets(indices, device)
+
+    return batch
+
+
+def measure_gradient(plan: Plan, repeats: int = 7) -> float:
+    """Median wall-clock seconds of one worker's gradient on this machine, after a warm-up."""
+    replica = plan.initial_replicas()[0]
+    inputs, targets = plan.batch(0, 0)
+    request = GradientRequest(replica.params, replica.buffers, inputs, targets, plan.key.private(0))
+    seconds = []
+    for repeat in range(repeats + 2):
+        start = time.perf_counter()
+        (result,) = plan.task.gradients([request])
+        float(result.loss)  # waits for an accelerator
+        if repeat >= 2:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
