@@ -12,6 +12,8 @@ from gradwire.kernels.native import bits as native_bits
 from gradwire.kernels.reference import bits as reference_bits
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+INTEGERS += [torch.uint16, torch.uint32, torch.uint64]
 BACKENDS = pytest.mark.parametrize("bits", ["reference", "native"], indirect=True)
 OVER_BACKENDS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -66,8 +68,7 @@ def test_native_uints_equal_reference(width, count):
 @pytest.mark.parametrize("width", [1, 3, 7, 13])
 @pytest.mark.parametrize(
     "dtype",
-    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-    + [torch.uint16, torch.uint32, torch.uint64],
+    [torch.bool, *INTEGERS],
     ids=str,
 )
 def test_uints_of_any_integer_type(bits, dtype, width):

@@ -72,7 +72,7 @@ def test_an_unknown_wish_lists_the_known_ones(monkeypatch):
 
 def test_a_library_of_another_version_is_not_used(monkeypatch):
     monkeypatch.setattr(_library, "_VERSION", -1)
-    with pytest.raises(_library.LibraryError, match="of version .*, not -1|not built"):
+    with pytest.raises(_library.LibraryError, match=r"of version .*, not -1|not built"):
         _library._open()
 
 

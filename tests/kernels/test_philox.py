@@ -47,9 +47,7 @@ def test_known_answers(module, counter, key, answer, request):
 )
 def test_native_equals_reference(seed, stream, count, first_block):
     ours = native_philox.philox_words(seed, stream, count, CPU, first_block)
-    assert torch.equal(
-        ours, reference_philox.philox_words(seed, stream, count, CPU, first_block)
-    )
+    assert torch.equal(ours, reference_philox.philox_words(seed, stream, count, CPU, first_block))
     assert ours.dtype == torch.int32
 
 
@@ -59,9 +57,7 @@ def test_the_block_counter_wraps(count):
     """Native vectors that straddle block 2^32 - 1 continue at block 0."""
     first_block = 2**32 - 5
     ours = native_philox.philox_words(7, (1, 2, 3), count, CPU, first_block)
-    assert torch.equal(
-        ours, reference_philox.philox_words(7, (1, 2, 3), count, CPU, first_block)
-    )
+    assert torch.equal(ours, reference_philox.philox_words(7, (1, 2, 3), count, CPU, first_block))
     assert torch.equal(ours[20:], native_philox.philox_words(7, (1, 2, 3), count, CPU)[:-20])
 
 

@@ -26,7 +26,9 @@ class AllReduce(Architecture):
 
     def __post_init__(self) -> None:
         if self.route not in ("auto", "gather", "scatter"):
-            raise ValueError(f'allreduce: route is "auto", "gather" or "scatter", got {self.route!r}')
+            raise ValueError(
+                f'allreduce: route is "auto", "gather" or "scatter", got {self.route!r}'
+            )
 
     def group(self, node: Node, label: str) -> Group:
         return Group(node, label, self.route)

@@ -64,9 +64,7 @@ def encode_indices(indices: Tensor, universe: int) -> Tensor:
 def decode_indices(packed: Tensor, universe: int, count: int) -> Tensor:
     """The inverse of `encode_indices`, as int64 [count]; other bytes are a WireError."""
     if packed.dtype != torch.uint8 or packed.dim() != 1:
-        raise WireError(
-            f"an index part is uint8 [size], got {packed.dtype} {list(packed.shape)}"
-        )
+        raise WireError(f"an index part is uint8 [size], got {packed.dtype} {list(packed.shape)}")
     if not 0 <= count <= universe:
         raise WireError(f"an index part of {universe} elements cannot hold {count} indices")
     if not len(packed):
@@ -92,9 +90,7 @@ def _decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Ten
     longest = _ceil8(universe) - 1
     num_low = _ceil8(count * parameter)
     shortest = num_low + _ceil8(count)  # every quotient takes at least its one
-    _expect(
-        shortest <= len(body) <= longest, "Rice bytes", len(body), f"{shortest} .. {longest}"
-    )
+    _expect(shortest <= len(body) <= longest, "Rice bytes", len(body), f"{shortest} .. {longest}")
     low, stream = body[:num_low], body[num_low:]
     ones = kernels.ones_positions(stream, 8 * len(stream))
     _expect(len(ones) == count, "quotients", len(ones), count)
@@ -121,7 +117,8 @@ def _candidates(gaps: Tensor) -> range:
     """The parameters next to log2 of the mean gap, where the shortest code of a set lies."""
     if not len(gaps):
         return range(1)
-    middle = max(int(gaps.sum()) // len(gaps), 1).bit_length() - 1
+    mean = max(int(gaps.sum()) // len(gaps), 1)
+    middle = min(mean.bit_length() - 1, _MAX_PARAMETER)
     return range(max(middle - 1, 0), min(middle + 1, _MAX_PARAMETER) + 1)
 
 

@@ -3,4 +3,4 @@
 from gradwire.core.codec import Compression
 from gradwire.core.notation import Registry
 
-COMPRESSION = Registry("compression", Compression, __name__)  # type: ignore[type-abstract]
+COMPRESSION = Registry("compression", Compression, __name__)

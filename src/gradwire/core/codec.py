@@ -234,10 +234,12 @@ class Chain(Codec):
     def guarantee(self, spec: Spec) -> Guarantee:
         total = self.stages[0].guarantee(spec)
         selects = self.stages[0].selects
-        for i, stage in enumerate(self.stages[1:], start=1):
-            if self.stages[i - 1].leaves is Kind.SYMBOLS:
-                continue  # coders of symbols are lossless
-            inner = stage.guarantee(spec.flat())  # at its worst: as many values as elements
+        for previous, stage in zip(self.stages, self.stages[1:]):
+            if total == Guarantee() or previous.leaves is Kind.SYMBOLS:
+                break  # nothing to combine with; coders of symbols are lossless
+            # Whoever guarantees anything leaves as many values as the spec alone decides.
+            spec = previous.values_spec(spec.flat(), {})
+            inner = stage.guarantee(spec)
             omega = delta = None
             if total.omega is not None and inner.omega is not None:
                 omega = (1 + total.omega) * (1 + inner.omega) - 1

@@ -24,8 +24,9 @@ class Effect(Generic[T]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator["Effect[T]", T, T]:
-        return (yield self)
+    def __await__(self) -> Generator[Any, Any, T]:
+        answer: T = yield self
+        return answer
 
 
 class Task(Generic[T]):

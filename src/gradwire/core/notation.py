@@ -87,18 +87,21 @@ class Registry(Generic[E]):
         found: dict[str, type[E]] = {}
         for module in _modules(self.where):
             for cls in vars(module).values():
-                if (
-                    inspect.isclass(cls)
-                    and issubclass(cls, self.kind)
-                    and cls.__module__ == module.__name__
-                    and not inspect.isabstract(cls)
-                    and not cls.__name__.startswith("_")
-                    and is_dataclass(cls)
-                ):
+                if self._belongs(cls) and cls.__module__ == module.__name__:
                     name = notation_name(cls)
                     assert name not in found, f"{self.what} {name} is defined twice"
                     found[name] = cls
         return dict(sorted(found.items()))
+
+    def _belongs(self, cls: Any) -> bool:
+        """Whether something found in a module is a finished expression of this kind."""
+        return (
+            inspect.isclass(cls)
+            and issubclass(cls, self.kind)
+            and is_dataclass(cls)
+            and not inspect.isabstract(cls)
+            and not cls.__name__.startswith("_")
+        )
 
     def names(self) -> list[str]:
         return list(self._classes)
@@ -134,7 +137,9 @@ class Registry(Generic[E]):
             ) from None
         value = _Reader(self, text).read(tree.body)
         if not isinstance(value, self.kind):
-            raise NotationError(f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}")
+            raise NotationError(
+                f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}"
+            )
         return value
 
 
@@ -160,7 +165,7 @@ class _Reader:
         self.registry = registry
         self.text = text
 
-    def read(self, node: ast.expr) -> Any:
+    def read(self, node: ast.expr) -> Any:  # noqa: RET503
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
                 return value

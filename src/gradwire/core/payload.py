@@ -15,6 +15,7 @@ so every reader still checks every length and every index.
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,9 @@ class Payload:
         return self.buffer.numel()
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name}: {part.numel()} x {part.dtype}" for name, part in self.parts.items())
+        parts = ", ".join(
+            f"{name}: {part.numel()} x {part.dtype}" for name, part in self.parts.items()
+        )
         return f"Payload({self.nbytes} bytes: {parts})"
 
     @staticmethod
@@ -178,5 +181,5 @@ def _views(
 
 def _crc(buffer: Tensor, context: int) -> int:
     """CRC-32 of the whole buffer but its checksum, continued from `context`."""
-    data = buffer.cpu().numpy()
+    data: Any = buffer.cpu().numpy()
     return zlib.crc32(data[8:], zlib.crc32(data[:4], context))

@@ -120,9 +120,7 @@ class Scheduling(Expression, ABC):
         """What is exchanged in one piece, given the model's tensors in order."""
 
     @abstractmethod
-    async def exchange(
-        self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce
-    ) -> None:
+    async def exchange(self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce) -> None:
         """Calls `reduce` once for every bucket, when its time has come."""
 
 

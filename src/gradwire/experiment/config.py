@@ -21,8 +21,8 @@ class Config:
     """Data set: digits, mnist, fashion_mnist, cifar10, shakespeare, shakespeare_roles."""
     model: str = ""
     """Network, such as mlp, mlp((256, 128)), resnet20; empty: the usual one for the data set."""
-    optimizer: str = "sgd(0.1, momentum=0.9)"
-    """sgd(lr, momentum, nesterov, weight_decay) or adam(lr, ...)."""
+    optimizer: str = "sgd(0.1)"
+    """sgd(lr, momentum=0.9, nesterov=True, weight_decay=...) or adam(lr, ...)."""
     schedule: str = "constant"
     """Learning rate over time: constant, step((100, 200)), cosine; all take warmup=STEPS."""
     batch_size: int = 32

@@ -312,12 +312,16 @@ class VirtualEngine:
 
     def _deadlock(self) -> str:
         lines = ["every program waits and no message is under way:"]
-        for task in self._tasks:
-            if not task.done:
-                lines.append(f"  rank {task.rank} waits for {_described(task.waiting_for)}")
-        for rank, inbox in enumerate(self._inbox):
-            for src, tag in inbox:
-                lines.append(f"  rank {rank} has an unread message from rank {src}, tag {tag!r}")
+        lines += [
+            f"  rank {task.rank} waits for {_described(task.waiting_for)}"
+            for task in self._tasks
+            if not task.done
+        ]
+        lines += [
+            f"  rank {rank} has an unread message from rank {src}, tag {tag!r}"
+            for rank, inbox in enumerate(self._inbox)
+            for src, tag in inbox
+        ]
         return "\n".join(lines)
 
 

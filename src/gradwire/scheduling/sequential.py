@@ -17,16 +17,16 @@ class Sequential(Scheduling):
 
     def __post_init__(self) -> None:
         if self.granularity not in ("model", "layer"):
-            raise ValueError(f'sequential: granularity is "model" or "layer", got {self.granularity!r}')
+            raise ValueError(
+                f'sequential: granularity is "model" or "layer", got {self.granularity!r}'
+            )
 
     def buckets(self, tensors: Sequence[Bucket]) -> list[Bucket]:
         if self.granularity == "layer":
             return list(tensors)
         return [Bucket("model", tensors[0].start, tensors[-1].stop)]
 
-    async def exchange(
-        self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce
-    ) -> None:
+    async def exchange(self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce) -> None:
         gradient = await backward.whole()
         for bucket in buckets:
             await reduce(bucket, gradient[bucket.start : bucket.stop])

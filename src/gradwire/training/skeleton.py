@@ -13,6 +13,8 @@ from gradwire.core.key import Key
 from gradwire.training.flat import FlatLayout
 from gradwire.training.layers import KeyedDropout, PureBatchNorm, purify
 
+_FEW_DRAWS = 65_536
+
 
 class _Mask(NamedTuple):
     """One dropout mask of a forward pass: the buffer that takes it and its shape."""
@@ -73,8 +75,11 @@ class Skeleton:
         if not masks:
             return {}
         sizes = [torch.Size(mask.shape).numel() for mask in masks]
-        draws = [key.child("dropout").uniform(sum(sizes), self.device) for key in keys]
-        columns = torch.split(torch.stack(draws), sizes, dim=1)
+        # A key gives the same bits everywhere; few are drawn sooner on the CPU, in one call,
+        # than by a hundred small operations on a device.
+        where = torch.device("cpu") if sum(sizes) <= _FEW_DRAWS else self.device
+        draws = [key.child("dropout").uniform(sum(sizes), where) for key in keys]
+        columns = torch.split(torch.stack(draws).to(self.device), sizes, dim=1)
         return {
             mask.buffer: mask.layer.mask(column.view(len(keys), *mask.shape)).to(self.params.dtype)
             for mask, column in zip(masks, columns)

@@ -27,9 +27,13 @@ class Cast(Codec):
         return Spec(spec.shape, self.target)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        largest = torch.finfo(self.target).max
-        # Saturate: an element beyond the range must not become infinite.
-        return {"values": x.clamp(-largest, largest).to(self.target)}, state
+        return {"values": _saturated(x, self.target)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return parts["values"].to(spec.dtype)
+        return _saturated(parts["values"], spec.dtype)
+
+
+def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as `dtype`; an element beyond its range must not become infinite."""
+    largest = torch.finfo(dtype).max
+    return x.to(dtype).clamp(-largest, largest)

@@ -277,7 +277,7 @@ GW_CLONES void gw_ones_positions(const uint8_t *packed, int64_t num_bits, int64_
 
 /* Returns 0, or 1 if a position lies outside 0 .. num_bits - 1. */
 int32_t gw_pack_ones(const int64_t *positions, int64_t count, int64_t num_bits, uint8_t *packed) {
-    memset(packed, 0, (size_t)bytes_of(num_bits));
+    if (num_bits > 0) memset(packed, 0, (size_t)bytes_of(num_bits)); /* an empty tensor is null */
     for (int64_t i = 0; i < count; i++) {
         const int64_t at = positions[i];
         if (at < 0 || at >= num_bits) return 1;

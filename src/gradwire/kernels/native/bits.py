@@ -60,9 +60,7 @@ def pack_signs(x: Tensor) -> Tensor:
 def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     packed = dense(packed)
     x = torch.empty(count, dtype=dtype, device=_CPU)
-    load().gw_unpack_signs(
-        packed.data_ptr(), count, x.element_size(), *_ONE[dtype], x.data_ptr()
-    )
+    load().gw_unpack_signs(packed.data_ptr(), count, x.element_size(), *_ONE[dtype], x.data_ptr())
     return x
 
 
@@ -77,8 +75,6 @@ def ones_positions(packed: Tensor, num_bits: int) -> Tensor:
 def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     positions = dense(positions)
     packed = torch.empty(-(-num_bits // 8), dtype=torch.uint8, device=_CPU)
-    if load().gw_pack_ones(
-        positions.data_ptr(), positions.numel(), num_bits, packed.data_ptr()
-    ):
+    if load().gw_pack_ones(positions.data_ptr(), positions.numel(), num_bits, packed.data_ptr()):
         raise bad_position(positions, num_bits)
     return packed

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 # bool and the wide unsigned types lack torch arithmetic.
 _ARITHMETIC = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 

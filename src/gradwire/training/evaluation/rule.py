@@ -50,8 +50,12 @@ def resolve(mode: Mode, module: nn.Module, device: torch.device) -> Literal["vma
     if device.type == "cuda":
         return "vmap"
     num_params = sum(parameter.numel() for parameter in module.parameters())
-    small_and_dense = num_params <= _SMALL and not _contains(module, _CONVOLUTIONS)
+    small_and_dense = num_params <= _SMALL and not has_convolutions(module)
     return "vmap" if small_and_dense else "sequential"
+
+
+def has_convolutions(module: nn.Module) -> bool:
+    return _contains(module, _CONVOLUTIONS)
 
 
 def _contains(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:

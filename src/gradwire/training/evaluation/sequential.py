@@ -5,9 +5,9 @@ virtual workers it has the same bits.
 """
 
 import torch
-from torch import nn
 
 from gradwire.models.base import Model
+from gradwire.training.evaluation.rule import has_convolutions
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.skeleton import Skeleton
 
@@ -20,9 +20,7 @@ class SequentialEvaluator:
         self.skeleton = skeleton
         # A CPU convolves faster when channels are innermost: ResNet-20 20-25%. The inputs decide
         # the layout of all that follows; copying the weights into it as well gains nothing.
-        self.channels_last = skeleton.device.type == "cpu" and any(
-            isinstance(layer, nn.Conv2d) for layer in skeleton.module.modules()
-        )
+        self.channels_last = skeleton.device.type == "cpu" and has_convolutions(skeleton.module)
 
     def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]:
         return [self._evaluate(request) for request in requests]

@@ -1,0 +1,325 @@
+"""The command line: `gradwire run`, `compare`, `list`, `demo`.
+
+Results go to standard output, progress to standard error: a bar on a terminal, plain lines
+otherwise. Every command prints machine-readable output with `--json`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gradwire import data, kernels
+from gradwire.core.errors import DataError, NonFiniteError
+from gradwire.core.notation import Registry
+from gradwire.experiment.compare import Outcome, combinations, compare, rows
+from gradwire.experiment.config import Config
+from gradwire.experiment.demo import demo_configs
+from gradwire.experiment.record import Row
+from gradwire.experiment.report import (
+    comparison_figure,
+    comparison_table,
+    format_bytes,
+    format_seconds,
+)
+from gradwire.experiment.runner import Run, resume, simulate
+from gradwire.experiment.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
+from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS
+
+_errors = Console(stderr=True)
+_out = Console()
+_SETTINGS = [field.name for field in fields(Config)]
+
+
+@dataclass(frozen=True)
+class Choices(Config):
+    """An experiment with several values for each of the four dimensions."""
+
+    compression: tuple[str, ...] = ("identity", "fp16")  # type: ignore[assignment]
+    """What travels; several values make several rows."""
+    synchronization: tuple[str, ...] = ("bsp",)  # type: ignore[assignment]
+    """When workers agree; several values make several rows."""
+    architecture: tuple[str, ...] = ("allreduce",)  # type: ignore[assignment]
+    """Who talks to whom; several values make several rows."""
+    scheduling: tuple[str, ...] = ("sequential",)  # type: ignore[assignment]
+    """When each part travels; several values make several rows."""
+
+
+class _Meter:
+    """Progress of one run at a time, on standard error."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            console=_errors,
+        )
+        self._terminal = _errors.is_terminal
+
+    def __enter__(self) -> "_Meter":
+        if self._terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            self._bar.stop()
+
+    def follow(self, name: str) -> Any:
+        """A progress callback for the run of this name."""
+        if self._terminal:
+            task = self._bar.add_task(name, total=None, accuracy="")
+
+            def advance(row: Row, steps: int) -> None:
+                accuracy = f"{100 * row['test_accuracy']:.1f}%"
+                self._bar.update(task, completed=row["step"], total=steps, accuracy=accuracy)
+
+            return advance
+
+        def line(row: Row, steps: int) -> None:
+            print(
+                f"{name}: step {row['step']}/{steps}, test accuracy "
+                f"{100 * row['test_accuracy']:.1f}%, virtual time "
+                f"{format_seconds(row['virtual_time_s'])}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        return line
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Run one experiment on the simulator. `--config FILE` reads settings from a TOML file."""
+
+    config: Config
+    out: Path | None = None
+    """Folder for the records; by default a new one under runs/."""
+    resume: Path | None = None
+    """Go on with the interrupted run in this folder; its own settings hold."""
+    json: bool = False
+    """Print the summary as JSON."""
+
+    def __call__(self) -> None:
+        folder = self.resume or self.out or _new_folder("run")
+        try:
+            with _Meter() as meter:
+                progress = meter.follow(folder.name)
+                if self.resume is not None:
+                    result = resume(self.resume, progress)
+                else:
+                    result = simulate(self.config, out=folder, progress=progress)
+        except KeyboardInterrupt:
+            _errors.print(f"interrupted; go on: gradwire run --resume {folder}", soft_wrap=True)
+            raise
+        if self.json:
+            print(json.dumps(result.summary))
+            return
+        _out.print(_run_table(result))
+        _out.print(f"Records: {folder}", soft_wrap=True)
+
+
+def _run_table(run: Run) -> Table:
+    config, summary = run.config, run.summary
+    table = Table(show_header=False, box=None)
+    lines = {
+        "task": f"{config.model} on {config.data}, {summary['parameters']:,} parameters",
+        "method": f"{config.compression} | {config.synchronization} | {config.architecture} | "
+        f"{config.scheduling}",
+        "workers": f"{config.workers} x batch {config.batch_size}, {summary['steps']} steps",
+        "test accuracy": f"{100 * run.accuracy:.2f}%",
+        "bytes sent": f"{format_bytes(run.bytes_sent)} in {summary['messages_sent']:,} messages, "
+        f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step",
+        f"virtual time at {config.bandwidth}/s": format_seconds(run.virtual_time_s),
+        **{
+            f"virtual time at {name}/s": format_seconds(seconds)
+            for name, seconds in summary["virtual_times_s"].items()
+        },
+        "compute": config.compute,
+        "wall time": f"{summary['wall_time_s']:.1f} s with {summary['kernels']} kernels",
+    }
+    for name, value in lines.items():
+        table.add_row(name, value)
+    return table
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Compare methods on one task: every combination of the values given for the dimensions.
+
+    fp32 and fp16 are always among them. `--config FILE` reads settings from a TOML file.
+    """
+
+    config: Choices
+    out: Path | None = None
+    """Folder for records, table and figure; by default a new one under runs/."""
+    json: bool = False
+    """Print the table as JSON."""
+
+    def __call__(self) -> None:
+        config = self.config
+        shared = {name: getattr(config, name) for name in _SETTINGS if name not in DIMENSIONS}
+        choices = {name: getattr(config, name) for name in DIMENSIONS}
+        configs = combinations(Config(**shared), **choices)
+        _compare_and_show(configs, self.out or _new_folder("compare"), self.json)
+
+
+@dataclass(frozen=True)
+class DemoCommand:
+    """Eight ways to exchange gradients: 4 virtual workers train a small network on digits."""
+
+    out: Path | None = None
+    """Folder for records, table and figure; by default a new one under runs/."""
+    json: bool = False
+    """Print the table as JSON."""
+
+    def __call__(self) -> None:
+        _compare_and_show(demo_configs(), self.out or _new_folder("demo"), self.json)
+
+
+def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) -> None:
+    with _Meter() as meter:
+        outcomes = compare(configs, folder, meter.follow)
+    table = rows(outcomes)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n")
+    figure = folder / "comparison.png"
+    comparison_figure(outcomes, figure)
+    if as_json:
+        print(json.dumps(table))
+        return
+    _out.print(_title(outcomes))
+    _out.print(comparison_table(table))
+    for outcome in outcomes:
+        if outcome.failure:
+            _out.print(f"{outcome.label} {outcome.failure}", markup=False)
+    _out.print(f"Figure: {figure}", soft_wrap=True)
+    _out.print(f"Records: {folder}", soft_wrap=True)
+
+
+def _title(outcomes: Sequence[Outcome]) -> str:
+    run = next((outcome.run for outcome in outcomes if outcome.run), None)
+    config = run.config if run else outcomes[0].config
+    return (
+        f"{config.workers} workers, {config.model} on {config.data}, {config.steps} steps of "
+        f"batch {config.batch_size}; a gradient takes {config.compute}, a message {config.latency}"
+    )
+
+
+@dataclass(frozen=True)
+class ListCommand:
+    """Every algorithm by dimension, with one line and its paper."""
+
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        kinds: dict[str, Registry[Any]] = {
+            **DIMENSIONS,
+            "model": MODELS,
+            "optimizer": OPTIMIZERS,
+            "schedule": SCHEDULES,
+            "partition": PARTITIONS,
+            "compute": COMPUTE_TIME,
+            "stragglers": STRAGGLERS,
+        }
+        entries = [
+            {
+                "dimension": kind,
+                "name": name,
+                "example": (registry[name].examples or (name,))[0],
+                "summary": registry[name].summary(),
+                "paper": registry[name].paper,
+            }
+            for kind, registry in kinds.items()
+            for name in registry.names()
+        ]
+        if self.json:
+            print(json.dumps({"algorithms": entries, "data": data.names()}))
+            return
+        for kind in kinds:
+            table = Table(title=kind, title_justify="left", box=None, header_style="dim")
+            table.add_column("write", no_wrap=True, style="bold")
+            table.add_column("what it does")
+            table.add_column("paper", style="dim")
+            for entry in entries:
+                if entry["dimension"] == kind:
+                    table.add_row(entry["example"], entry["summary"], entry["paper"])
+            _out.print(table)
+            _out.print()
+        _out.print(f"data: {', '.join(data.names())}")
+        _out.print(f"kernels: {kernels.backend()}")
+
+
+def _new_folder(kind: str) -> Path:
+    return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _split_config(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Takes `--config FILE` out of the arguments: its settings become the defaults."""
+    for position, argument in enumerate(argv):
+        name, equals, path = argument.partition("=")
+        if name != "--config":
+            continue
+        after = position + (1 if equals else 2)
+        if not equals:
+            path = argv[position + 1] if position + 1 < len(argv) else ""
+        if not path:
+            raise ValueError("--config needs a file: gradwire run --config experiment.toml")
+        return vars(Config.from_toml(Path(path))), argv[:position] + argv[after:]
+    return {}, argv
+
+
+def _command(argv: list[str]) -> Any:
+    """The command that the arguments describe, ready to be called."""
+    settings, argv = _split_config(argv)
+    several: dict[str, Any] = {n: (v,) if n in DIMENSIONS else v for n, v in settings.items()}
+    commands = {
+        "run": RunCommand(Config(**settings)),
+        "compare": CompareCommand(Choices(**several)),
+        "list": ListCommand(),
+        "demo": DemoCommand(),
+    }
+    choices = tuple(
+        Annotated[type(default), tyro.conf.subcommand(name, default=default)]
+        for name, default in commands.items()
+    )
+    union: Any = Union.__getitem__(choices)  # `A | B`, for a number of them known at run time
+    return tyro.cli(
+        union,
+        prog="gradwire",
+        description="Communication-efficient data-parallel training: simulate, measure, compare.",
+        args=argv,
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.OmitSubcommandPrefixes,
+            tyro.conf.FlagCreatePairsOff,
+        ),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `gradwire` command."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        _command(arguments)()
+    except (ValueError, DataError, NonFiniteError) as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        _errors.print(f"error: {error}{notes}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,86 @@
+"""What people look at: the table of a comparison and its figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from gradwire.experiment.compare import Outcome
+from gradwire.experiment.record import Row
+
+
+def format_bytes(count: float) -> str:
+    """Decimal units, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def comparison_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column("method", no_wrap=True)
+    for column in ("test\naccuracy", "bytes per\nworker step", "ratio\nto fp32", "ratio\nto fp16"):
+        table.add_column(column, justify="right", no_wrap=True)
+    bandwidths = next((list(row["virtual_times_s"]) for row in rows if "failure" not in row), [])
+    for bandwidth in bandwidths:
+        table.add_column(f"time at\n{bandwidth}", justify="right", no_wrap=True)
+    for row in rows:
+        if "failure" in row:
+            table.add_row(row["method"], "diverged")
+            continue
+        table.add_row(
+            row["method"],
+            f"{100 * row['test_accuracy']:.1f}%",
+            format_bytes(row["bytes_per_worker_step"]),
+            _times(row["ratio_fp32"]),
+            _times(row["ratio_fp16"]),
+            *(format_seconds(seconds) for seconds in row["virtual_times_s"].values()),
+        )
+    return table
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
+
+
+def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Accuracy against virtual time and against bytes per worker, one line per method."""
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    by_time, by_bytes = figure.subplots(1, 2, sharey=True)
+    bandwidth = ""
+    for number, outcome in enumerate(outcomes):
+        run = outcome.run
+        if run is None:
+            continue
+        bandwidth = run.config.bandwidth
+        accuracy = [100 * row["test_accuracy"] for row in run.metrics]
+        # Ten colours go round; from the eleventh method on the lines are dashed.
+        style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+        for axes, values in (
+            (by_time, [row["virtual_time_s"] for row in run.metrics]),
+            (by_bytes, [row["bytes_sent"] / run.config.workers for row in run.metrics]),
+        ):
+            axes.plot(values, accuracy, label=outcome.label, marker="o", markersize=3, **style)
+    by_time.set_xlabel(f"virtual time at {bandwidth}/s [s]")
+    by_bytes.set_xlabel("bytes sent per worker")
+    by_time.set_ylabel("test accuracy [%]")
+    for axes in (by_time, by_bytes):
+        if axes.lines:  # a logarithmic axis without data cannot be drawn
+            axes.set_xscale("log")
+        axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    figure.legend(*by_time.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,40 @@
+"""`codec` and `compression` run over whatever is registered: a new file needs no new test here."""
+
+import pytest
+
+from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Codec
+from gradwire.core.notation import notation_name
+
+CHAINS = (
+    "topk(0.3) >> qsgd(bits=4)",
+    "topk(0.1) >> fp16",
+    "topk(0.3) >> sign",
+    "topk(0.5) >> topk(0.5)",
+    "topk(0.5) >> randomk(0.5) >> bf16",
+    "randomk(0.3) >> fp16",
+    "randomk(0.3) >> qsgd(3, bucket=16)",
+    "randomk(0.5, unbiased=True) >> qsgd(7)",
+    "fp16 >> bf16",
+    "bf16 >> sign",
+)
+
+# All that a user can write: the examples of every class, or its bare name where it has none.
+COMPRESSIONS = [
+    COMPRESSION.parse(text)
+    for cls in COMPRESSION
+    for text in (cls.examples or (notation_name(cls),))
+] + [COMPRESSION.parse(text) for text in CHAINS]
+CODECS = [compression for compression in COMPRESSIONS if isinstance(compression, Codec)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for name, values in {"codec": CODECS, "compression": COMPRESSIONS}.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, values, ids=repr)
+
+
+@pytest.fixture(scope="session")
+def codecs() -> list[Codec]:
+    """All codecs at once, for laws about several of them."""
+    return CODECS

@@ -1,0 +1,255 @@
+"""The laws of codecs, for every registered one and some chains."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Algebra, Codec
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.spec import Spec
+from gradwire.runtime.network import Network
+from gradwire.runtime.virtual import VirtualEngine
+
+KEY = Key(seed=11, step=3).private(1).child("fc1.weight")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+SHAPES = ((0,), (1,), (7,), (8,), (65,), (300,), (3, 5), (0, 4), (2, 3, 7), ())
+# Powers of two by which a standard normal is multiplied. Above them a codec that scales (by 100,
+# at a density of 0.01) would leave the range of float16.
+EXPONENTS = {torch.float16: (-6, 3)}
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.sampled_from(SHAPES))
+    exponent = draw(st.integers(*EXPONENTS.get(dtype, (-40, 40))))
+    zeros = draw(st.sampled_from((0.0, 0.5, 0.95)))
+    layout = draw(st.sampled_from(("contiguous", "transposed", "strided")))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    wide = (*shape[:-1], 2 * shape[-1]) if layout == "strided" and shape else shape
+    x = torch.randn(wide, generator=generator, dtype=torch.float64) * 2.0**exponent
+    x = x * (torch.rand(wide, generator=generator) >= zeros)
+    x = x.to(dtype)
+    if layout == "strided" and shape:
+        x = x[..., ::2]
+    if layout == "transposed" and x.dim() >= 2:
+        x = x.transpose(0, -1)
+    return x
+
+
+def bits(x: Tensor) -> Tensor:
+    """For comparisons in which -0.0 is not 0.0."""
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def encoded(codec: Codec, x: Tensor, key: Key = KEY):
+    return codec.encode(x, codec.init(Spec.of(x)), key)[0]
+
+
+def bytes_sent(buffer: Tensor) -> int:
+    """What the ledger says when this buffer goes from one node to another."""
+
+    async def sender(node: Node) -> None:
+        await node.send(1, "payload", buffer)
+
+    async def receiver(node: Node) -> Tensor:
+        return await node.recv(0, "payload")
+
+    engine = VirtualEngine(Network.uniform(2))
+    _, received = engine.run([sender, receiver])
+    assert torch.equal(received, buffer)
+    return engine.ledger.total_bytes
+
+
+@settings(max_examples=20, deadline=None)
+@given(x=tensors())
+def test_declared_size_is_what_the_network_counts(codec, x) -> None:
+    payload = encoded(codec, x)
+    assert payload.buffer.dtype == torch.uint8
+    assert payload.buffer.dim() == 1
+    assert payload.nbytes == len(payload.buffer) == bytes_sent(payload.buffer)
+    # The parts lie inside the buffer: nothing travels beside it.
+    start = payload.buffer.data_ptr()
+    for part in payload.parts.values():
+        assert start <= part.data_ptr()
+        assert part.data_ptr() + part.numel() * part.element_size() <= start + payload.nbytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(x=tensors())
+def test_received_bytes_decode_to_what_was_encoded(codec, x) -> None:
+    spec, before = Spec.of(x), x.clone()
+    payload = encoded(codec, x)
+    assert torch.equal(bits(x), bits(before)), "encode changed its input"
+    here = codec.decode(payload, spec, KEY)
+    copied = torch.frombuffer(bytearray(bytes(payload.buffer.tolist())), dtype=torch.uint8)
+    there = codec.decode(codec.unpack(copied, spec), spec, KEY)
+    assert torch.equal(bits(here), bits(there))
+    assert here.shape == x.shape
+    assert here.dtype == x.dtype
+    assert here.device == x.device
+    assert torch.isfinite(here).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(x=tensors())
+def test_encoding_again_with_the_same_key_gives_the_same_bytes(codec, x) -> None:
+    first, again = encoded(codec, x), encoded(codec, x.clone())
+    assert torch.equal(first.buffer, again.buffer)
+
+
+@settings(max_examples=15, deadline=None)
+@given(x=tensors())
+def test_memory_layout_does_not_change_the_bytes(codec, x) -> None:
+    assert torch.equal(encoded(codec, x).buffer, encoded(codec, x.contiguous()).buffer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(0,), (1,), (77,), (3, 5), (0, 4), ()], ids=str)
+def test_zeros_decode_to_zeros(codec, shape, dtype) -> None:
+    x = torch.zeros(shape, dtype=dtype)
+    decoded = codec.decode(encoded(codec, x), Spec.of(x), KEY)
+    assert decoded.shape == x.shape
+    assert torch.equal(decoded, x)  # false if any is NaN
+
+
+def test_a_gradient_that_needs_one_is_encoded_without_its_graph(codec) -> None:
+    x = torch.randn(20, requires_grad=True)
+    payload = encoded(codec, x)
+    assert not codec.decode(payload, Spec.of(x), KEY).requires_grad
+
+
+def cases() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    gaussian = torch.randn(300, generator=generator)
+    uniform = torch.rand(150, generator=generator) - 0.5
+    laplacian = -uniform.sign() * torch.log1p(-2 * uniform.abs())
+    sparse = torch.randn(257, generator=generator)
+    sparse = sparse * (torch.rand(257, generator=generator) < 0.05)
+    one_hot = torch.zeros(10)
+    one_hot[3] = -2.0
+    return {
+        "gaussian": gaussian,
+        "laplacian": laplacian,
+        "sparse": sparse,
+        "one-hot": one_hot,
+        "flat": torch.ones(33),  # the worst case of selecting: every element counts the same
+        "three": torch.ones(3),
+        "one": torch.tensor([0.7]),
+    }
+
+
+CASES = cases()
+
+
+def decodings(codec: Codec, x: Tensor, num_keys: int) -> Tensor:
+    """C(x) under different keys, in float64; few where the key makes no difference."""
+    spec, state = Spec.of(x), codec.init(Spec.of(x))
+    out: list[Tensor] = []
+    for i in range(num_keys):
+        key = Key(seed=1, step=i).private(0)
+        payload, _ = codec.encode(x, state, key)
+        out.append(codec.decode(payload, spec, key).double())
+        if i == 5 and all(torch.equal(out[0], other) for other in out):
+            break
+    return torch.stack(out)  # [num_keys, d]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_stated_guarantee_holds(codec, case) -> None:
+    x = CASES[case]
+    guarantee = codec.guarantee(Spec.of(x))
+    decoded = decodings(codec, x, num_keys=400)
+    exact = x.double()
+    energy = float(exact.square().sum())
+    errors = (decoded - exact).square().sum(dim=1) / energy  # [num_keys]
+    standard_error = float(errors.std()) / math.sqrt(len(errors))
+    slack = 6 * standard_error + 1e-12
+    if guarantee.delta is not None:
+        assert 0 <= guarantee.delta <= 1
+        assert float(errors.mean()) <= 1 - guarantee.delta + slack
+    if guarantee.omega is not None:
+        assert guarantee.omega >= 0
+        assert float(errors.mean()) <= guarantee.omega + slack
+        # E C(x) = x. The mean over N keys has a squared error of at most omega / N, and in one
+        # dimension 36 times that is six standard deviations.
+        bias = (decoded.mean(dim=0) - exact).square().sum() / energy
+        assert float(bias) <= 36 * guarantee.omega / len(decoded) + 1e-12
+        if len(decoded) >= 100 and x.count_nonzero() >= 100:
+            # The mean shrinkage is far sharper: many independent errors average out in it.
+            along = decoded @ exact / energy
+            assert abs(float(along.mean()) - 1) <= 6 * float(along.std()) / math.sqrt(len(along))
+
+
+def test_a_guarantee_covers_every_length(codec) -> None:
+    for numel in (0, 1, 2, 1000):
+        guarantee = codec.guarantee(Spec((numel,), torch.float32))
+        for number in (guarantee.omega, guarantee.delta):
+            assert number is None or (number >= 0 and math.isfinite(number))
+
+
+def pair(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(0,), (1,), (300,), (3, 5)], ids=str)
+def test_linear_payloads_add(codec, shape, dtype) -> None:
+    if codec.algebra is not Algebra.LINEAR:
+        pytest.skip(f"{codec.algebra.name}")
+    x, y = pair(shape, dtype)
+    spec = Spec.of(x)
+    a, b = encoded(codec, x), encoded(codec, y, KEY.private(2))
+    merged = codec.merge(a, b)
+    assert merged.nbytes == a.nbytes
+    total = codec.decode(codec.unpack(merged.buffer, spec), spec, KEY.shared())
+    parts = codec.decode(a, spec, KEY), codec.decode(b, spec, KEY.private(2))
+    wire = a.parts["values"].dtype
+    eps = max(torch.finfo(wire).eps, torch.finfo(dtype).eps)
+    expected = parts[0].double() + parts[1].double()
+    bound = eps * expected.abs() + torch.finfo(wire).tiny
+    assert ((total.double() - expected).abs() <= bound).all()
+
+
+def test_payloads_that_merge_do_so_in_any_order(codec) -> None:
+    x, y = pair((100,), torch.float32)
+    a, b = encoded(codec, x), encoded(codec, y, KEY.private(2))
+    if codec.algebra is Algebra.OPAQUE:
+        with pytest.raises(TypeError, match="cannot be merged"):
+            codec.merge(a, b)
+        return
+    spec, key = Spec.of(x), KEY.shared()
+    ab, ba = (codec.decode(codec.merge(*order), spec, key) for order in ((a, b), (b, a)))
+    assert torch.equal(ab, ba)
+
+
+def test_what_is_written_parses_to_the_same(compression) -> None:
+    again = COMPRESSION.parse(repr(compression))
+    assert again == compression
+    assert hash(again) == hash(compression)
+    assert repr(again) == repr(compression)
+
+
+def test_every_pair_of_codecs_chains_or_is_refused_with_both_names(codec, codecs) -> None:
+    x = torch.linspace(-3, 2, 41)
+    spec = Spec.of(x)
+    for other in codecs:
+        try:
+            chain = codec >> other
+        except ValueError as error:
+            assert repr(codec).split(" >> ")[-1] in str(error)
+            assert repr(other).split(" >> ")[0] in str(error)
+            continue
+        payload = encoded(chain, x)
+        decoded = chain.decode(chain.unpack(payload.buffer.clone(), spec), spec, KEY)
+        assert decoded.shape == x.shape
+        assert torch.isfinite(decoded).all()
+        assert chain.algebra == min(codec.algebra, other.algebra)
+        assert COMPRESSION.parse(repr(chain)) == chain
