@@ -3,6 +3,13 @@
 Each row is the time of one operation on 2^22 elements over the time of copying the 16 MiB
 that its unpacked side (float32 or int32) occupies, on one thread, best of several in one run.
 Outputs are allocated per call, as callers see it; the copy goes to a buffer that exists.
+
+Answer: packing and unpacking cost 0.5 to 0.9 copies in C, 11 to 21 in the torch reference; a
+Philox word costs 2.7 copies in C (half that where 16 bits suffice), 160 to 200 in torch. From
+32 MiB on, malloc maps fresh pages for every output: at 64 MiB packing stays at 0.4, but
+unpacking takes 9 copies where it takes 0.5 into a buffer that is kept (16385 page faults
+against none), so large outputs want kept buffers or pieces. AMD EPYC with AVX-512, 2 cores
+shared with other work, gcc 12, torch 2.13, memcpy at 25 GB/s; the commit that adds this.
 """
 
 import os

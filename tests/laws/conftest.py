@@ -1,9 +1,12 @@
-"""`codec` and `compression` run over whatever is registered: a new file needs no new test here."""
+"""The laws run over whatever is registered: a new file needs no new test here.
+
+A test that takes `codec`, `linear_codec` or `compression` is run for each of them.
+"""
 
 import pytest
 
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Algebra, Codec
 from gradwire.core.notation import notation_name
 
 CHAINS = (
@@ -26,10 +29,15 @@ COMPRESSIONS = [
     for text in (cls.examples or (notation_name(cls),))
 ] + [COMPRESSION.parse(text) for text in CHAINS]
 CODECS = [compression for compression in COMPRESSIONS if isinstance(compression, Codec)]
+ARGUMENTS = {
+    "compression": COMPRESSIONS,
+    "codec": CODECS,
+    "linear_codec": [codec for codec in CODECS if codec.algebra is Algebra.LINEAR],
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name, values in {"codec": CODECS, "compression": COMPRESSIONS}.items():
+    for name, values in ARGUMENTS.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, values, ids=repr)
 

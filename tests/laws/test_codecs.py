@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Algebra, Codec
+from gradwire.core.codec import Algebra, Codec, Guarantee
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
@@ -43,9 +43,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return x
 
 
-def bits(x: Tensor) -> Tensor:
-    """For comparisons in which -0.0 is not 0.0."""
-    return x.contiguous().reshape(-1).view(torch.uint8)
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Unlike `torch.equal` alone, this tells -0.0 from 0.0."""
+    return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
 
 def encoded(codec: Codec, x: Tensor, key: Key = KEY):
@@ -76,21 +76,21 @@ def test_declared_size_is_what_the_network_counts(codec, x) -> None:
     assert payload.nbytes == len(payload.buffer) == bytes_sent(payload.buffer)
     # The parts lie inside the buffer: nothing travels beside it.
     start = payload.buffer.data_ptr()
-    for part in payload.parts.values():
+    for part in filter(Tensor.numel, payload.parts.values()):
         assert start <= part.data_ptr()
         assert part.data_ptr() + part.numel() * part.element_size() <= start + payload.nbytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(x=tensors())
 def test_received_bytes_decode_to_what_was_encoded(codec, x) -> None:
     spec, before = Spec.of(x), x.clone()
     payload = encoded(codec, x)
-    assert torch.equal(bits(x), bits(before)), "encode changed its input"
+    assert same_bits(x, before), "encode changed its input"
     here = codec.decode(payload, spec, KEY)
     copied = torch.frombuffer(bytearray(bytes(payload.buffer.tolist())), dtype=torch.uint8)
     there = codec.decode(codec.unpack(copied, spec), spec, KEY)
-    assert torch.equal(bits(here), bits(there))
+    assert same_bits(here, there)
     assert here.shape == x.shape
     assert here.dtype == x.dtype
     assert here.device == x.device
@@ -111,12 +111,12 @@ def test_memory_layout_does_not_change_the_bytes(codec, x) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(0,), (1,), (77,), (3, 5), (0, 4), ()], ids=str)
-def test_zeros_decode_to_zeros(codec, shape, dtype) -> None:
-    x = torch.zeros(shape, dtype=dtype)
-    decoded = codec.decode(encoded(codec, x), Spec.of(x), KEY)
-    assert decoded.shape == x.shape
-    assert torch.equal(decoded, x)  # false if any is NaN
+def test_zeros_decode_to_zeros(codec, dtype) -> None:
+    for shape in SHAPES:
+        x = torch.zeros(shape, dtype=dtype)
+        decoded = codec.decode(encoded(codec, x), Spec.of(x), KEY)
+        assert decoded.shape == x.shape
+        assert torch.equal(decoded, x)  # false if any is NaN
 
 
 def test_a_gradient_that_needs_one_is_encoded_without_its_graph(codec) -> None:
@@ -165,7 +165,9 @@ def decodings(codec: Codec, x: Tensor, num_keys: int) -> Tensor:
 def test_the_stated_guarantee_holds(codec, case) -> None:
     x = CASES[case]
     guarantee = codec.guarantee(Spec.of(x))
-    decoded = decodings(codec, x, num_keys=400)
+    if guarantee == Guarantee():
+        pytest.skip("states none")
+    decoded = decodings(codec, x, num_keys=250)
     exact = x.double()
     energy = float(exact.square().sum())
     errors = (decoded - exact).square().sum(dim=1) / energy  # [num_keys]
@@ -201,9 +203,8 @@ def pair(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(0,), (1,), (300,), (3, 5)], ids=str)
-def test_linear_payloads_add(codec, shape, dtype) -> None:
-    if codec.algebra is not Algebra.LINEAR:
-        pytest.skip(f"{codec.algebra.name}")
+def test_linear_payloads_add(linear_codec, shape, dtype) -> None:
+    codec = linear_codec
     x, y = pair(shape, dtype)
     spec = Spec.of(x)
     a, b = encoded(codec, x), encoded(codec, y, KEY.private(2))

@@ -22,7 +22,7 @@ from gradwire import kernels
 from gradwire.core.errors import WireError
 
 _BITMAP = 0
-_MAX_PARAMETER = 31  # low parts of more bits than an int32 holds never pay
+_MAX_PARAMETER = 31  # low parts are unpacked as int32; mean gaps beyond 2^32 are rare
 
 
 def index_entropy_bits(universe: int, count: int) -> float:

@@ -16,6 +16,7 @@ import inspect
 import json
 import pkgutil
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def notation_name(cls: type) -> str:
 
 def _written(value: object) -> str:
     if isinstance(value, str):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)  # Python reads no surrogate pairs
     if isinstance(value, tuple):
         inside = ", ".join(_written(item) for item in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
@@ -98,9 +99,9 @@ class Registry(Generic[E]):
         return (
             inspect.isclass(cls)
             and issubclass(cls, self.kind)
-            and is_dataclass(cls)
             and not inspect.isabstract(cls)
             and not cls.__name__.startswith("_")
+            and is_dataclass(cls)
         )
 
     def names(self) -> list[str]:
@@ -131,11 +132,15 @@ class Registry(Generic[E]):
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            why = error.args[0] if error.args else "nested too deeply"
             raise NotationError(
-                f"{self.what} {text!r} is not an expression ({error.args[0]}); "
+                f"{self.what} {text!r} is not an expression ({why}); "
                 f"write it like {self.names()[0]}, name(argument) or a >> b"
             ) from None
-        value = _Reader(self, text).read(tree.body)
+        try:
+            value = _Reader(self, text).read(tree.body)
+        except RecursionError:
+            raise NotationError(f"{self.what} {text!r} is nested too deeply") from None
         if not isinstance(value, self.kind):
             raise NotationError(
                 f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}"
@@ -180,17 +185,21 @@ class _Reader:
                 for keyword in keywords:
                     if keyword.arg is None:
                         self.fail("`**` is not part of the notation")
+                    elif keyword.arg in named:
+                        self.fail(f"{name} got {keyword.arg} twice")
                     else:
                         named[keyword.arg] = self.read(keyword.value)
                 return self.build(name, [self.read(arg) for arg in args], named)
             case ast.BinOp(op=ast.RShift(), left=left, right=right):
                 first, second = self.read(left), self.read(right)
                 try:
-                    return first >> second
+                    if isinstance(first, Expression):  # two numbers would be shifted
+                        return first >> second
                 except TypeError:
-                    self.fail(f"{_written(first)} and {_written(second)} cannot be joined by >>")
+                    pass
                 except ValueError as error:
                     raise NotationError(str(error)) from None
+                self.fail(f"{_written(first)} and {_written(second)} cannot be joined by >>")
         self.fail(f"{ast.unparse(node)!r} is not part of the notation")
 
     def build(self, name: str, args: list[Any], named: dict[str, Any]) -> Expression:
@@ -257,7 +266,9 @@ def _fits(value: object, hint: Any) -> bool:
                 return True
         elif option is float:
             if isinstance(value, int | float) and not isinstance(value, bool):
-                return True
+                # A float may be infinite; an int beyond the range cannot become one.
+                if isinstance(value, float) or abs(value) <= sys.float_info.max:
+                    return True
         elif option is int:
             if isinstance(value, int) and not isinstance(value, bool):
                 return True

@@ -74,9 +74,17 @@ class Config:
     """Where gradients are evaluated: cpu, cuda."""
     evaluation: Literal["auto", "vmap", "sequential"] = "auto"
     """Gradients of all workers in one batch, or one after another."""
+    threads: int = 0
+    """CPU threads of torch; 0: as many as torch takes. One is fastest for small networks."""
 
     def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("batch_size", 1), ("steps", 0), ("eval_every", 0)):
+        for name, least in (
+            ("workers", 1),
+            ("batch_size", 1),
+            ("steps", 0),
+            ("eval_every", 0),
+            ("threads", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.steps == 0 and not self.epochs > 0:

@@ -14,7 +14,8 @@ BASE = Config(
     optimizer="sgd(0.2)",
     bandwidth="100Mbit",
     what_if=("1Gbit", "10Gbit"),
-    compute="fixed(0.001)",  # the same table on every machine
+    compute="fixed(0.001)",  # with one thread: the same table on every machine
+    threads=1,
 )
 METHODS: tuple[dict[str, Any], ...] = (
     {"compression": "identity"},

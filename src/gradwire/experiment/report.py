@@ -26,9 +26,9 @@ def format_seconds(seconds: float) -> str:
 
 
 def comparison_table(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("method", no_wrap=True)
-    for column in ("test\naccuracy", "bytes per\nworker step", "ratio\nto fp32", "ratio\nto fp16"):
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
+    table.add_column("method", overflow="fold")
+    for column in ("test\nacc.", "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
         table.add_column(column, justify="right", no_wrap=True)
     bandwidths = next((list(row["virtual_times_s"]) for row in rows if "failure" not in row), [])
     for bandwidth in bandwidths:

@@ -5,9 +5,10 @@ message is under way, so the replicas, the clocks, the NICs and the ledger are a
 is what is evaluated and what a checkpoint holds.
 """
 
+import contextlib
 import platform
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -73,15 +74,28 @@ def simulate(
     `settings` are the fields of `Config`. With `out`, the run leaves its records there.
     """
     values = {**(asdict(config) if config else {}), **settings}
-    experiment = prepare(Config.from_dict(values, "simulate"))
-    record = Record.create(Path(out), experiment.config) if out is not None else None
-    return _Simulation(experiment, record).run(progress)
+    chosen = Config.from_dict(values, "simulate")
+    with _threads(chosen.threads):
+        experiment = prepare(chosen)
+        record = Record.create(Path(out), experiment.config) if out is not None else None
+        return _Simulation(experiment, record).run(progress)
 
 
 def resume(folder: str | Path, progress: Progress | None = None) -> Run:
     """Goes on with an interrupted run; it ends in the same bits as one that was not."""
     record = Record.open(Path(folder))
-    return _Simulation(prepare(record.config), record).run(progress)
+    with _threads(record.config.threads):
+        return _Simulation(prepare(record.config), record).run(progress)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Simulation:

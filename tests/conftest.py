@@ -1,0 +1,24 @@
+"""Tests run on one thread: their networks are tiny and CI has two cores."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("default")
+
+_SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+if "GRADWIRE_DATA" not in os.environ and _SHARED.is_dir():
+    os.environ["GRADWIRE_DATA"] = str(_SHARED)
+
+
+@pytest.fixture(autouse=True)
+def _global_generator_is_left_alone():
+    """No code of ours may draw from torch's global generator."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(before, torch.get_rng_state()), "the global generator was used"

@@ -1,0 +1,247 @@
+"""Simulated training: equal to plain PyTorch, repeatable, resumable, honest about bytes."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import gradwire
+from gradwire import data
+from gradwire.core.errors import NonFiniteError
+from gradwire.core.key import Key
+from gradwire.data.partition import Iid
+from gradwire.data.sampler import Sampler
+from gradwire.experiment.setup import MODELS
+from gradwire.models.base import build_seeded
+
+QUICK = {"steps": 6, "batch_size": 8, "model": "mlp((16,))", "compute": "fixed(0.001)"}
+METHODS = [
+    {"compression": "identity"},
+    {"compression": "fp16"},
+    {"compression": "ef(sign)"},
+    {"compression": "qsgd(bits=4)"},
+    {"compression": "ef(topk(0.05) >> qsgd(bits=4))"},
+    {"compression": "ef(randomk(0.05))"},
+    {"synchronization": "localsgd(3)"},
+    {"synchronization": "localsgd(2)", "compression": "ef(topk(0.1))"},
+    {"architecture": "ring"},
+    {"architecture": 'allreduce("scatter")', "compression": "ef(sign)"},
+    {"scheduling": 'sequential("layer")', "compression": "ef(topk(0.1))"},
+]
+
+
+def state_bits(run: gradwire.Run) -> list[bytes]:
+    return [replica.params.numpy().tobytes() for replica in run.replicas]
+
+
+def test_one_worker_is_plain_pytorch():
+    run = gradwire.simulate(
+        workers=1,
+        steps=50,
+        batch_size=32,
+        model="mlp",
+        compute="fixed(0)",
+        optimizer="sgd(0.1, momentum=0.9, weight_decay=0.001)",
+        schedule="cosine(warmup=5)",
+    )
+    dataset = data.load("digits")
+    model = MODELS.parse("mlp")
+    module = build_seeded(model, dataset.input_shape, dataset.num_classes, 0)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
+    sampler = Sampler(dataset, Iid(), 1, 32, Key(0).child("data"))
+    for step in range(50):
+        indices = sampler.indices(0, step)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * gradwire.experiment.setup.SCHEDULES.parse(
+                "cosine(warmup=5)"
+            ).factor(step, 50)
+        optimizer.zero_grad()
+        cross_entropy(module(dataset.inputs(indices)), dataset.targets(indices)).backward()
+        optimizer.step()
+    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    torch.testing.assert_close(run.params, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["allreduce", "ring"])
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_n_workers_are_one_worker_with_the_whole_batch(workers, architecture):
+    common = {**QUICK, "steps": 10, "optimizer": "sgd(0.1, momentum=0.9)"}
+    many = gradwire.simulate(**common, workers=workers, architecture=architecture)
+    one = gradwire.simulate(**{**common, "batch_size": 8 * workers}, workers=1)
+    torch.testing.assert_close(many.params, one.params, rtol=0, atol=1e-6)
+
+
+def test_localsgd_with_period_one_and_plain_sgd_is_bsp():
+    bsp = gradwire.simulate(**QUICK)
+    local = gradwire.simulate(**QUICK, synchronization="localsgd(1)")
+    torch.testing.assert_close(local.params, bsp.params, rtol=0, atol=1e-6)
+
+
+def test_localsgd_sends_an_eighth_of_what_bsp_sends():
+    common = {**QUICK, "steps": 16}
+    bsp = gradwire.simulate(**common)
+    local = gradwire.simulate(**common, synchronization="localsgd(8)")
+    assert bsp.bytes_sent == 8 * local.bytes_sent
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: " ".join(m.values()))
+def test_the_same_config_gives_the_same_bits(method):
+    first, second = (gradwire.simulate(**QUICK, **method) for _ in range(2))
+    assert state_bits(first) == state_bits(second)
+    assert first.metrics == second.metrics
+    assert first.bytes_sent == second.bytes_sent > 0
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: " ".join(m.values()))
+def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
+    settings = {
+        **QUICK,
+        **method,
+        "steps": 7,
+        "eval_every": 2,
+        "optimizer": "sgd(0.1, momentum=0.9)",
+        "what_if": ("10Gbit",),
+        "compute": "lognormal(0.001)",
+    }
+    whole = gradwire.simulate(**settings, out=tmp_path / "whole")
+
+    def interrupt(row, steps):
+        if row["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gradwire.simulate(**settings, out=tmp_path / "cut", progress=interrupt)
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    resumed = gradwire.resume(tmp_path / "cut")
+    assert state_bits(resumed) == state_bits(whole)
+    assert resumed.metrics == whole.metrics
+    assert resumed.ledger.snapshot() == whole.ledger.snapshot()
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_row_of_metrics_cut_off_by_a_crash_is_dropped(tmp_path):
+    settings = {**QUICK, "eval_every": 2}
+    whole = gradwire.simulate(**settings, out=tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "tes')
+    assert gradwire.resume(tmp_path).metrics == whole.metrics
+
+
+def test_records_hold_config_metrics_and_summary(tmp_path):
+    run = gradwire.simulate(**QUICK, out=tmp_path, eval_every=3)
+    assert gradwire.Config.from_toml(tmp_path / "config.toml") == run.config
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows == run.metrics
+    assert [row["step"] for row in rows] == [3, 6]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["bytes_sent"] == run.bytes_sent == run.metrics[-1]["bytes_sent"]
+    assert summary["virtual_time_s"] == run.virtual_time_s
+    assert sum(map(sum, summary["bytes_by_link"])) == sum(summary["bytes_by_tensor"].values())
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    gradwire.simulate(**QUICK, out=tmp_path)
+    with pytest.raises(ValueError, match="already holds a run"):
+        gradwire.simulate(**QUICK, out=tmp_path)
+
+
+def test_bytes_are_those_of_the_vectors_exchanged():
+    run = gradwire.simulate(**QUICK, workers=4)
+    d = run.params.numel()
+    # Every step each rank sends 3/4 of the vector to its owners, then its quarter to three.
+    assert run.bytes_sent == 6 * 2 * 3 * 4 * d
+
+
+def test_what_if_equals_a_run_on_that_network():
+    for method in METHODS:
+        there = gradwire.simulate(**QUICK, **method, bandwidth="100Mbit")
+        here = gradwire.simulate(**QUICK, **method, bandwidth="10Gbit", what_if=("100Mbit",))
+        assert here.summary["virtual_times_s"]["100Mbit"] == there.virtual_time_s
+        assert there.virtual_time_s > here.virtual_time_s
+
+
+def test_layerwise_exchange_names_each_tensor_in_the_ledger():
+    run = gradwire.simulate(**QUICK, scheduling='sequential("layer")', compression="fp16")
+    names = [name for name, *_ in run_layout(run)]
+    assert list(run.ledger.tensor_bytes) == names
+    sizes = {name: stop - start for name, start, stop, _ in run_layout(run)}
+    assert run.ledger.tensor_bytes == {n: 6 * 2 * 3 * 2 * size for n, size in sizes.items()}
+
+
+def run_layout(run: gradwire.Run):
+    dataset = data.load("digits")
+    module = build_seeded(MODELS.parse(run.config.model), dataset.input_shape, 10, 0)
+    return gradwire.training.flat.FlatLayout.of(module).tensors
+
+
+def test_compression_costs_little_accuracy_and_saves_bytes():
+    settings = {"steps": 200, "batch_size": 16, "optimizer": "sgd(0.2)", "compute": "fixed(0)"}
+    dense = gradwire.simulate(**settings)
+    assert dense.accuracy > 0.95
+    sparse = gradwire.simulate(**settings, compression="ef(topk(0.05))")
+    assert sparse.accuracy > dense.accuracy - 0.03
+    assert dense.bytes_sent > 8 * sparse.bytes_sent
+
+
+def test_a_gradient_that_is_not_finite_names_tensor_rank_and_step():
+    with pytest.raises(NonFiniteError, match=r"of \S*weight on rank \d in step \d+") as caught:
+        gradwire.simulate(**{**QUICK, "steps": 200}, optimizer="sgd(1e30)")
+    assert "rank" in caught.value.__notes__[0]
+
+
+def test_skipping_drops_the_step_on_every_worker():
+    settings = {**QUICK, "steps": 20, "optimizer": "sgd(1e30)", "nonfinite": "skip"}
+    run = gradwire.simulate(**settings)
+    assert all(torch.equal(r.params, run.replicas[0].params) for r in run.replicas)
+    assert torch.isfinite(run.params).all()
+
+
+def test_slow_workers_hold_up_everyone():
+    quick = gradwire.simulate(**QUICK)
+    slow = gradwire.simulate(**QUICK, speeds="1,1,1,0.5")
+    always = gradwire.simulate(**QUICK, stragglers="always((2,), slowdown=2.0)")
+    # Six gradients take a millisecond longer each; what waits for them overlaps a little.
+    extra = slow.virtual_time_s - quick.virtual_time_s
+    assert 0.9 * 0.006 < extra <= 0.006
+    assert always.virtual_time_s == pytest.approx(slow.virtual_time_s)
+    assert state_bits(slow) == state_bits(quick)
+
+
+def test_coding_time_can_be_charged():
+    free = gradwire.simulate(**QUICK, compression="ef(sign)")
+    charged = gradwire.simulate(**QUICK, compression="ef(sign)", charge_coding=True)
+    assert charged.virtual_time_s > free.virtual_time_s
+    assert state_bits(charged) == state_bits(free)
+
+
+def test_threads_do_not_change_draws():
+    one = gradwire.simulate(**QUICK, compression="qsgd(bits=2)", threads=1)
+    two = gradwire.simulate(**QUICK, compression="qsgd(bits=2)", threads=2)
+    torch.testing.assert_close(one.params, two.params, rtol=0, atol=1e-6)
+    assert one.bytes_sent == two.bytes_sent
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compression": "topkk(0.1)"}, "Did you mean topk"),
+        ({"data": "digitz"}, "digits"),
+        ({"model": "mpl"}, "mlp"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"bandwidth": "fast"}, "10Gbit"),
+        ({"bandwidth": "1Gbit,2Gbit"}, "2 values for 4 nodes"),
+        ({"latency": "soon"}, "50us"),
+        ({"speeds": "1,2,x,4"}, "speeds"),
+        ({"speeds": "0"}, "above 0"),
+        ({"epochs": -1.0}, "epochs must be above 0"),
+        ({"colour": 3}, "unknown setting 'colour'"),
+        ({"workers": "four"}, "workers must be int"),
+        ({"batch_size": 10_000}, "smaller batch"),
+        ({"optimizer": "sgd"}, "sgd needs lr"),
+    ],
+)
+def test_bad_settings_say_what_to_do(settings, message):
+    with pytest.raises(ValueError, match=message):
+        gradwire.simulate(**settings)
