@@ -201,7 +201,7 @@ def test_skipping_drops_the_step_on_every_worker():
 def test_slow_workers_hold_up_everyone():
     quick = gradwire.simulate(**QUICK)
     slow = gradwire.simulate(**QUICK, speeds="1,1,1,0.5")
-    always = gradwire.simulate(**QUICK, stragglers="always((2,), slowdown=2.0)")
+    always = gradwire.simulate(**QUICK, stragglers="always((3,), slowdown=2.0)")
     # Six gradients take a millisecond longer each; what waits for them overlaps a little.
     extra = slow.virtual_time_s - quick.virtual_time_s
     assert 0.9 * 0.006 < extra <= 0.006

@@ -49,7 +49,9 @@ class Key:
 
     def child(self, name: str | int) -> "Key":
         """A key for a named purpose; children of different names are independent."""
-        return replace(self, purpose=zlib.crc32(f"/{name}".encode(), self.purpose))
+        # The length tells "a" then "b" from "ab".
+        text = f"{len(str(name))}/{name}"
+        return replace(self, purpose=zlib.crc32(text.encode(), self.purpose))
 
     def words(self, count: int, device: torch.device = _CPU) -> Tensor:
         """`count` independent 32-bit words, as int32."""

@@ -16,7 +16,6 @@ import inspect
 import json
 import pkgutil
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -223,7 +222,10 @@ class _Reader:
                 wanted = _spelled(hints[key])
                 self.fail(f"{name}: {key} must be {wanted}, got {_written(given[key])}")
             elif hints[key] is float:
-                given[key] = float(given[key])
+                try:
+                    given[key] = float(given[key])
+                except OverflowError:
+                    self.fail(f"{name}: {key} is too large for a float")
         try:
             return cls(**given)
         except NotationError:
@@ -266,9 +268,7 @@ def _fits(value: object, hint: Any) -> bool:
                 return True
         elif option is float:
             if isinstance(value, int | float) and not isinstance(value, bool):
-                # A float may be infinite; an int beyond the range cannot become one.
-                if isinstance(value, float) or abs(value) <= sys.float_info.max:
-                    return True
+                return True
         elif option is int:
             if isinstance(value, int) and not isinstance(value, bool):
                 return True

@@ -89,8 +89,9 @@ class Payload:
             raise WireError(f"expected a vector of uint8, got {buffer.dtype} {list(buffer.shape)}")
         if buffer.numel() < _FIXED:
             raise WireError(f"{buffer.numel()} bytes are too short: a header has {_FIXED}")
-        if not buffer.is_contiguous() or buffer.storage_offset() % 8:
-            buffer = buffer.clone()  # a slice of a larger buffer: the views need alignment
+        if not buffer.is_contiguous() or buffer.data_ptr() % 8:
+            # A slice of a larger buffer, or foreign memory: the views need alignment.
+            buffer = buffer.clone(memory_format=torch.contiguous_format)
         magic, version, num_parts, reserved = buffer[:4].tolist()
         if magic != _MAGIC or reserved != 0:
             raise WireError(f"not a gradwire payload: it starts with {magic:#04x}")

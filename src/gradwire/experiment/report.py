@@ -57,6 +57,7 @@ def _times(ratio: float | None) -> str:
 def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
     """Accuracy against virtual time and against bytes per worker, one line per method."""
     from matplotlib.figure import Figure  # takes a second to import
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     by_time, by_bytes = figure.subplots(1, 2, sharey=True)
@@ -74,12 +75,13 @@ def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
             (by_bytes, [row["bytes_sent"] / run.config.workers for row in run.metrics]),
         ):
             axes.plot(values, accuracy, label=outcome.label, marker="o", markersize=3, **style)
-    by_time.set_xlabel(f"virtual time at {bandwidth}/s [s]")
-    by_bytes.set_xlabel("bytes sent per worker")
+    by_time.set_xlabel(f"virtual time at {bandwidth}/s")
+    by_bytes.set_xlabel("sent per worker")
     by_time.set_ylabel("test accuracy [%]")
-    for axes in (by_time, by_bytes):
+    for axes, unit in ((by_time, "s"), (by_bytes, "B")):
         if axes.lines:  # a logarithmic axis without data cannot be drawn
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(EngFormatter(unit))
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     figure.legend(*by_time.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)

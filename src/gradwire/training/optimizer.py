@@ -67,7 +67,8 @@ class SGD(Optimizer):
             gradient = gradient.add(params, alpha=self.weight_decay)
         if not self.momentum:
             return params.sub(gradient, alpha=lr), {}
-        velocity = gradient.add(state["momentum"], alpha=self.momentum)
+        # Rounded as torch.optim does it: the product, then the sum.
+        velocity = state["momentum"].mul(self.momentum).add_(gradient)
         direction = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         return params.sub(direction, alpha=lr), {"momentum": velocity}
 

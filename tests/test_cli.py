@@ -1,0 +1,131 @@
+"""The command line, as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gradwire.cli import main
+from gradwire.experiment.config import Config
+
+QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--compute", "fixed(0.001)"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_run_prints_a_summary_and_leaves_records(capsys, tmp_path):
+    main(["run", *QUICK, "--compression", "ef(sign)", "--out", "here"])
+    printed = capsys.readouterr()
+    assert "test accuracy" in printed.out
+    assert "ef(sign) | bsp | allreduce | sequential" in printed.out
+    assert "step 4/4" in printed.err  # plain lines where there is no terminal
+    assert {"config.toml", "metrics.jsonl", "summary.json"} <= {
+        path.name for path in (tmp_path / "here").iterdir()
+    }
+
+
+def test_run_prints_json_and_nothing_else(capsys):
+    main(["run", *QUICK, "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["steps"] == 4
+    assert summary["bytes_sent"] > 0
+
+
+def test_run_reads_a_file_and_flags_override_it(capsys, tmp_path):
+    (tmp_path / "experiment.toml").write_text(Config(steps=4, batch_size=8, seed=3).to_toml())
+    main(["run", "--config", "experiment.toml", "--compute", "fixed(0)", "--workers=2", "--json"])
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["seed"], config["workers"], config["compute"]) == (3, 2, "fixed(0.0)")
+
+
+def test_resume_goes_on_with_the_folders_own_settings(capsys, tmp_path):
+    main(["run", *QUICK, "--eval-every", "2", "--out", "a", "--json"])
+    whole = json.loads(capsys.readouterr().out)
+    metrics = (tmp_path / "a" / "metrics.jsonl").read_text()
+    (tmp_path / "a" / "summary.json").unlink()
+    main(["run", "--resume", "a", "--json"])
+    resumed = json.loads(capsys.readouterr().out)
+    assert resumed["bytes_sent"] == whole["bytes_sent"]
+    assert (tmp_path / "a" / "metrics.jsonl").read_text() == metrics
+
+
+def test_compare_shows_baselines_table_and_figure(capsys, tmp_path):
+    main(["compare", *QUICK, "--compression", "ef(sign)", "ef(topk(0.1))", "--out", "c"])
+    printed = capsys.readouterr().out
+    for method in ("identity", "fp16", "ef(sign)", "ef(topk(0.1))"):
+        assert method in printed
+    assert (tmp_path / "c" / "comparison.png").exists()
+    assert len(json.loads((tmp_path / "c" / "table.json").read_text())) == 4
+
+
+def test_compare_prints_json(capsys):
+    main(
+        [
+            "compare",
+            *QUICK,
+            "--compression",
+            "ef(sign)",
+            "--synchronization",
+            "bsp",
+            "localsgd(2)",
+            "--json",
+        ]
+    )
+    table = json.loads(capsys.readouterr().out)
+    methods = [row["method"] for row in table]
+    assert methods == ["identity", "fp16", "ef(sign)", "ef(sign), localsgd(2)"]
+
+
+def test_list_names_every_algorithm_once(capsys):
+    main(["list", "--json"])
+    listed = json.loads(capsys.readouterr().out)
+    names = [(entry["dimension"], entry["name"]) for entry in listed["algorithms"]]
+    assert len(set(names)) == len(names)
+    assert {("compression", "topk"), ("compression", "ef"), ("architecture", "ring")} <= set(names)
+    assert {"digits", "mnist", "cifar10"} <= set(listed["data"])
+    for entry in listed["algorithms"]:
+        assert entry["summary"], f"{entry['name']} has no description"
+    main(["list"])
+    assert "topk(0.01)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--compression", "topkk(0.1)"], "Did you mean topk"),
+        (["run", "--resume", "nowhere"], "holds no run"),
+        (["run", "--config"], "--config needs a file"),
+        (["compare", "--synchronization", "bps"], "Did you mean bsp"),
+        (["run", "--workers", "0"], "workers must be at least 1"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradwire.cli.simulate", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--out", "x"])
+    assert caught.value.code == 130
+    assert "gradwire run --resume x" in capsys.readouterr().err
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "gradwire", "list", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["algorithms"]
