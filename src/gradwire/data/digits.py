@@ -23,6 +23,7 @@ def load() -> Dataset:
         labels = torch.from_numpy(arrays["labels"])
     order = Key(seed=0).child("digits").permutation(len(labels))
     train, test = order[:NUM_TRAIN], order[NUM_TRAIN:]
+    pixels = images[train].double()
     return Dataset(
         name="digits",
         kind="image",
@@ -31,6 +32,6 @@ def load() -> Dataset:
         test_inputs=images[test],
         test_targets=labels[test],
         num_classes=10,
-        mean=(4.89234299,),
-        std=(6.02037927,),
+        mean=(float(pixels.mean()),),
+        std=(float(pixels.std(correction=0)),),
     )

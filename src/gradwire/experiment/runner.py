@@ -19,6 +19,7 @@ from torch import Tensor
 import gradwire
 from gradwire import kernels
 from gradwire.core.node import Node
+from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.config import Config
 from gradwire.experiment.record import Record, Row
@@ -71,9 +72,11 @@ def simulate(
 
         run = gradwire.simulate(workers=8, compression="ef(topk(0.01))", bandwidth="100Mbit")
 
-    `settings` are the fields of `Config`. With `out`, the run leaves its records there.
+    `settings` are the fields of `Config`; expressions may be given as strings or as objects,
+    `TopK(0.01)`. With `out`, the run leaves its records there.
     """
-    values = {**(asdict(config) if config else {}), **settings}
+    written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
+    values = {**(asdict(config) if config else {}), **written}
     chosen = Config.from_dict(values, "simulate")
     with _threads(chosen.threads):
         experiment = prepare(chosen)

@@ -6,6 +6,7 @@ latency + s / bandwidth, the alpha-beta model of Hockney 1994; messages that mee
 up in order of arrival. Sending and receiving do not disturb each other.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ def parse_bandwidth(text: str) -> float:
         value = float(match[1]) * _BITS[match[2]] / 8 if match else 0.0
     except ValueError:
         value = 0.0
-    if not value > 0:
+    if not 0 < value < math.inf:
         raise ValueError(
             f"bandwidth {text!r} is not understood: write it in bits per second, "
             "such as 10Gbit, 100Mbit or 2.5Gbit"
@@ -33,8 +34,9 @@ def parse_duration(text: str) -> float:
     """Seconds in `50us`, `1ms`, `0.2s`."""
     match = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?)\s*(s|ms|us|µs|ns)", text.strip().lower())
     try:
-        if match:
-            return float(match[1]) * _SECONDS[match[2]]
+        value = float(match[1]) * _SECONDS[match[2]] if match else math.inf
+        if math.isfinite(value):
+            return value
     except ValueError:
         pass
     raise ValueError(f"duration {text!r} is not understood: write it like 50us, 1ms or 0.2s")

@@ -119,6 +119,9 @@ class VirtualEngine:
             self._heap.clear()
             self._outstanding.clear()
             self._shared.clear()
+            for rank in range(self.size):
+                self._waiting[rank].clear()
+                self._waiting_any[rank].clear()
 
     def _loop(self, mains: list[Task[Any]]) -> None:
         heap, nics = self._heap, self.nics
@@ -146,13 +149,14 @@ class VirtualEngine:
 
     def _step(self, task: Task[Any], value: Any, now: float) -> None:
         """Runs a program until it must wait."""
-        advance = task.program.send
+        send, throw = task.program.send, task.program.throw
         rank = task.rank
         trace = self.trace
         task.waiting_for = None
+        failure: Exception | None = None  # of the effect: raised where the program awaits it
         while True:
             try:
-                effect = advance(value)
+                effect = send(value) if failure is None else throw(failure)
             except StopIteration as end:
                 self._finish(task, end.value, now)
                 return
@@ -161,9 +165,13 @@ class VirtualEngine:
                 raise
             self.num_effects += 1
             kind = type(effect)
-            value = None
+            value = failure = None
             if kind is Send:
-                self._send(rank, effect, now)
+                try:
+                    self._send(rank, effect, now)
+                except ValueError as error:
+                    failure = error
+                    continue
                 if trace is not None:
                     trace.send(task, effect)
             elif kind is Recv:
@@ -178,11 +186,17 @@ class VirtualEngine:
                     continue
                 other = self._waiting[rank].setdefault(key, task)
                 if other is not task:
-                    raise RuntimeError(f"rank {rank} already waits for {key[1]!r} from {key[0]}")
+                    what = f"{effect.tag!r} from {effect.src}"
+                    failure = RuntimeError(f"rank {rank} already waits for {what}")
+                    continue
                 task.waiting_for = effect
                 return
             elif kind is Call:
-                value, cost = self._call(effect)
+                try:
+                    value, cost = self._call(effect)
+                except Exception as error:
+                    failure = error
+                    continue
                 if self._charge_calls:
                     if trace is not None:
                         trace.pause(task, cost)
@@ -203,6 +217,9 @@ class VirtualEngine:
                 if trace is not None:
                     trace.depends_on_time()
             elif kind is Sleep:
+                if not effect.seconds >= 0:
+                    failure = ValueError(f"rank {rank} sleeps for {effect.seconds} s, below zero")
+                    continue
                 if trace is not None:
                     trace.pause(task, effect.seconds)
                 task.waiting_for = effect
@@ -213,7 +230,11 @@ class VirtualEngine:
                     trace.depends_on_time()
                 value = self._take_any(rank, effect.tag)
                 if value is None:
-                    self._waiting_any[rank][effect.tag] = task
+                    other = self._waiting_any[rank].setdefault(effect.tag, task)
+                    if other is not task:
+                        what = f"{effect.tag!r} from anyone"
+                        failure = RuntimeError(f"rank {rank} already waits for {what}")
+                        continue
                     task.waiting_for = effect
                     return
             elif kind is Spawn:
@@ -231,7 +252,7 @@ class VirtualEngine:
                     return
                 value = effect.task.result
             else:
-                raise TypeError(f"rank {rank} awaited {effect!r}, which is no effect")
+                failure = TypeError(f"rank {rank} awaited {effect!r}, which is no effect")
 
     def _finish(self, task: Task[Any], result: Any, now: float) -> None:
         task.done, task.result = True, result
@@ -261,6 +282,7 @@ class VirtualEngine:
         if task is not None:
             self._step(task, (src, data), now)
             return
+        self._sequence += 1  # the order of arrival
         self._inbox[dst].setdefault((src, tag), deque()).append((self._sequence, data))
 
     def _take_any(self, rank: int, tag: Tag) -> tuple[int, Tensor] | None:

@@ -35,4 +35,6 @@ class EF(Reducer):
         reduced = await lift(self.inner).mean(corrected, state["inner"], key, group)
         own = await group.node.call(reduced.own)
         residual = corrected - own
-        return Reduced(reduced.mean, reduced.own, {"residual": residual, "inner": reduced.state})
+        # What was not heard is remembered here: nothing of x is left for another to remember.
+        state = {"residual": residual, "inner": reduced.state}
+        return Reduced(reduced.mean, lambda: x, state)

@@ -34,6 +34,7 @@ class Cast(Codec):
 
 
 def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as `dtype`; an element beyond its range must not become infinite."""
+    """x as `dtype`; a finite element beyond its range must not become infinite."""
     largest = torch.finfo(dtype).max
-    return x.to(dtype).clamp(-largest, largest)
+    narrowed = x.to(dtype)
+    return narrowed.clamp(-largest, largest) if torch.finfo(x.dtype).max > largest else narrowed

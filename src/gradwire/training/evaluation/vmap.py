@@ -35,6 +35,7 @@ class VmapEvaluator:
         # against 34).
         self.share = not has_convolutions(skeleton.module)
         self._programs: dict[tuple[object, ...], Program] = {}
+        self._stacked: Tensor | None = None
         for layer in skeleton.module.modules():
             if isinstance(layer, PureBatchNorm):
                 layer.use_torch_kernel = False
@@ -48,10 +49,11 @@ class VmapEvaluator:
                     results[index] = result
         return [result for result in results if result is not None]
 
+    @torch.no_grad()
     def _evaluate(self, requests: list[GradientRequest]) -> list[GradientResult]:
         first = requests[0]
         shared = self.share and all(request.params is first.params for request in requests)
-        params = first.params if shared else torch.stack([request.params for request in requests])
+        params = first.params if shared else self._stack([request.params for request in requests])
         inputs = torch.stack([request.inputs for request in requests])  # [n, B, ...]
         targets = torch.stack([request.targets for request in requests])
         buffers = [
@@ -62,18 +64,23 @@ class VmapEvaluator:
         arguments = (params, inputs, targets, *buffers, *masks.values())
         # Static shapes: one program for each number of requests and shape of batch.
         signature = (shared, *((tuple(a.shape), a.dtype) for a in arguments))
-        with torch.no_grad():
-            program = self._programs.get(signature)
-            if program is None:
-                program = self._trace(shared, list(masks), arguments)
-                self._programs[signature] = program
-            gradients, losses, *statistics = program(*arguments)
+        program = self._programs.get(signature)
+        if program is None:
+            program = self._trace(shared, list(masks), arguments)
+            self._programs[signature] = program
+        gradients, losses, *statistics = program(*arguments)
         names = self.skeleton.buffers.keys()
         rows = zip(losses.unbind(), gradients.unbind(), *(rows.unbind() for rows in statistics))
         return [
             GradientResult(loss, gradient, dict(zip(names, buffers)))
             for loss, gradient, *buffers in rows
         ]
+
+    def _stack(self, params: list[Tensor]) -> Tensor:
+        """[n, d], in the same memory each time: no result refers to it."""
+        if self._stacked is None or len(self._stacked) < len(params):
+            self._stacked = params[0].new_empty(len(params), len(params[0]))
+        return torch.stack(params, out=self._stacked[: len(params)])
 
     def _trace(self, shared: bool, mask_names: list[str], arguments: tuple[Tensor, ...]) -> Program:
         names = [*self.skeleton.buffers, *mask_names]

@@ -1,0 +1,105 @@
+"""Random-k: positions that all ranks draw alike, one from each of k strata."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.compression.sparsification.randomk import RandomK
+from gradwire.core.key import Key
+from gradwire.core.spec import Spec
+
+
+def decoded(codec: RandomK, x: torch.Tensor, key: Key) -> torch.Tensor:
+    payload, _ = codec.encode(x, None, key)
+    return codec.decode(payload, Spec.of(x), key)
+
+
+def positions(density: float, numel: int, key: Key) -> list[int]:
+    x = torch.arange(1.0, numel + 1)
+    kept = decoded(RandomK(density), x, key).nonzero().reshape(-1).tolist()
+    assert RandomK(density).encode(x, None, key)[0].parts["values"].tolist() == [
+        i + 1 for i in kept
+    ]
+    return kept
+
+
+def test_all_ranks_keep_the_same_positions() -> None:
+    key = Key(1).at(3).child("fc1")
+    assert len({tuple(positions(0.2, 100, key.private(rank))) for rank in range(8)}) == 1
+
+
+def test_a_payload_decodes_with_anyones_key() -> None:
+    codec, x, key = RandomK(0.2), Key(9).normal(100), Key(1).at(3)
+    payload, _ = codec.encode(x, None, key.private(0))
+    mine = codec.decode(payload, Spec.of(x), key.private(0))
+    assert torch.equal(mine, codec.decode(payload, Spec.of(x), key.private(5)))
+    assert torch.equal(mine, codec.decode(payload, Spec.of(x), key.shared()))
+
+
+def test_steps_and_tensors_keep_different_positions() -> None:
+    key = Key(1)
+    drawn = [positions(0.2, 100, k) for k in (key, key.at(1), key.child("a"), key.child("b"))]
+    assert len({tuple(kept) for kept in drawn}) == 4
+
+
+@given(st.integers(1, 500), st.floats(0.001, 1.0), st.integers(0, 1000))
+def test_each_stratum_is_drawn_from_once(numel, density, step) -> None:
+    k = min(numel, max(1, round(density * numel)))
+    kept = positions(density, numel, Key(2).at(step))
+    assert len(kept) == k
+    for i, position in enumerate(kept):
+        assert i * numel // k <= position < (i + 1) * numel // k
+
+
+def test_every_element_is_kept_with_the_probability_of_its_stratum() -> None:
+    numel, num_steps = 23, 1500
+    counts = torch.zeros(numel)
+    for step in range(num_steps):
+        counts[positions(5 / 23, numel, Key(3).at(step))] += 1
+    edges = [i * numel // 5 for i in range(6)]
+    for low, high in zip(edges, edges[1:]):
+        p = 1 / (high - low)
+        slack = 6 * math.sqrt(p * (1 - p) / num_steps)
+        assert ((counts[low:high] / num_steps - p).abs() < slack).all()
+
+
+def test_a_case_by_hand() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    seen = {tuple(decoded(RandomK(0.5), x, Key(4).at(step)).tolist()) for step in range(60)}
+    assert seen == {(1, 0, 3, 0), (1, 0, 0, 4), (0, 2, 3, 0), (0, 2, 0, 4)}
+    seen = {tuple(decoded(RandomK(0.5, True), x, Key(4).at(s)).tolist()) for s in range(60)}
+    assert seen == {(2, 0, 6, 0), (2, 0, 0, 8), (0, 4, 6, 0), (0, 4, 0, 8)}
+
+
+def test_unbiased_means_that_the_average_is_the_tensor() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0, 0.0, 5.0, -6.0, 7.0])  # strata of two, two and three
+    num_steps = 1500
+    total = sum(decoded(RandomK(3 / 7, True), x, Key(5).at(step)) for step in range(num_steps))
+    sizes = torch.tensor([2, 2, 2, 2, 3, 3, 3])
+    standard_error = x.abs() * ((sizes - 1) / num_steps).sqrt()
+    assert ((total / num_steps - x).abs() <= 6 * standard_error).all()
+
+
+def test_the_guarantee_is_that_of_the_largest_stratum() -> None:
+    spec = Spec((7,), torch.float32)
+    assert RandomK(3 / 7).guarantee(spec).delta == pytest.approx(1 / 3)
+    assert RandomK(3 / 7, True).guarantee(spec).omega == pytest.approx(2.0)
+    assert RandomK(0.01).guarantee(Spec((10_000,), torch.float32)).delta == pytest.approx(0.01)
+    assert RandomK(0.01, True).guarantee(Spec((10_000,), torch.float32)).omega == 99.0
+
+
+@pytest.mark.parametrize("numel", [0, 1, 100, 10_000])
+def test_no_positions_travel(numel) -> None:
+    payload, _ = RandomK(0.1).encode(torch.ones(numel), None, Key(0))
+    k = min(numel, max(1, numel // 10))
+    assert list(payload.parts) == ["values"]
+    assert payload.nbytes <= 4 * k + 24
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan")])
+def test_a_density_that_is_no_fraction_is_refused(density) -> None:
+    with pytest.raises(ValueError, match="density is the fraction kept"):
+        RandomK(density)

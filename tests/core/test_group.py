@@ -1,0 +1,157 @@
+"""Collectives of every architecture that offers them, on one to nine virtual nodes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.architecture import ARCHITECTURE
+from gradwire.core.group import Group, add_in_order
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.notation import notation_name
+from gradwire.runtime.network import Network
+from gradwire.runtime.virtual import VirtualEngine
+
+ARCHITECTURES = [
+    ARCHITECTURE.parse(text)
+    for cls in ARCHITECTURE
+    if "mean" in cls.offers
+    for text in (cls.examples or (notation_name(cls),))
+]
+pytestmark = [
+    pytest.mark.parametrize("architecture", ARCHITECTURES, ids=repr),
+    pytest.mark.parametrize("size", range(1, 10)),
+]
+
+
+def run(architecture, size: int, collective) -> tuple[list, VirtualEngine]:
+    """`collective(group)` on every rank."""
+
+    async def program(node: Node):
+        return await collective(architecture.group(node, "x"))
+
+    engine = VirtualEngine(Network.uniform(size))
+    return engine.run([program] * size), engine
+
+
+def vector(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return Key(8).private(rank).normal(numel).to(dtype)
+
+
+def test_all_to_all_transposes(architecture, size) -> None:
+    async def collective(group: Group) -> list[int]:
+        messages = [torch.tensor([10 * group.rank + peer]) for peer in range(size)]
+        return [int(message) for message in await group.all_to_all(messages)]
+
+    results, _ = run(architecture, size, collective)
+    assert results == [[10 * peer + rank for peer in range(size)] for rank in range(size)]
+
+
+def test_all_gather_takes_messages_of_any_length(architecture, size) -> None:
+    async def collective(group: Group) -> list[list[int]]:
+        mine = torch.full((group.rank * 3 % 5,), group.rank)  # one of them is empty
+        return [message.tolist() for message in await group.all_gather(mine)]
+
+    results, _ = run(architecture, size, collective)
+    expected = [[rank] * (rank * 3 % 5) for rank in range(size)]
+    assert results == [expected] * size
+
+
+@pytest.mark.parametrize("numel", [0, 1, 5, 36, 100])
+def test_all_reduce_adds_and_every_rank_holds_the_same_bits(architecture, size, numel) -> None:
+    inputs = [vector(rank, numel, torch.float64) for rank in range(size)]
+    before = [x.clone() for x in inputs]
+
+    async def collective(group: Group) -> Tensor:
+        return await group.all_reduce(inputs[group.rank])
+
+    results, _ = run(architecture, size, collective)
+    expected = torch.stack(inputs).sum(dim=0)
+    for result in results:
+        assert torch.allclose(result, expected, rtol=1e-14, atol=1e-14)
+        assert torch.equal(result, results[0])
+    assert all(torch.equal(x, b) for x, b in zip(inputs, before)), "an input was changed"
+
+
+def test_all_reduce_sends_twice_the_vector_less_two_shares(architecture, size) -> None:
+    numel = 36 * 35  # divisible by every size but 8
+    if numel % size:
+        numel *= 2
+
+    async def collective(group: Group) -> Tensor:
+        return await group.all_reduce(vector(group.rank, numel))
+
+    _, engine = run(architecture, size, collective)
+    for rank in range(size):
+        assert engine.ledger.sent_by(rank) == 2 * (size - 1) * numel * 4 // size
+        assert engine.ledger.received_by(rank) == 2 * (size - 1) * numel * 4 // size
+    assert set(engine.ledger.tensor_bytes) <= {"x"}
+
+
+def test_a_tree_merges_in_rank_order(architecture, size) -> None:
+    calls = []
+
+    def join(a: Tensor, b: Tensor) -> Tensor:
+        calls.append(1)
+        return torch.cat([a, b])
+
+    async def collective(group: Group) -> list[int]:
+        return (await group.reduce_tree(torch.tensor([group.rank]), join)).tolist()
+
+    results, engine = run(architecture, size, collective)
+    assert results == [list(range(size))] * size
+    assert len(calls) == size - 1
+    assert engine.ledger.total_messages == 2 * (size - 1)
+
+
+def test_collectives_in_a_row_do_not_mix_their_messages(architecture, size) -> None:
+    async def collective(group: Group) -> list[float]:
+        one = torch.ones(7)
+        first = await group.all_reduce(one * group.rank)
+        second = await group.all_reduce(one * 10)
+        gathered = await group.all_gather(torch.tensor([float(group.rank)]))
+        tree = await group.reduce_tree(one, torch.add)
+        third = await group.all_reduce(one * 100)
+        return [float(v[0]) for v in (first, second, gathered[-1], tree, third)]
+
+    results, _ = run(architecture, size, collective)
+    ranks = size * (size - 1) / 2
+    assert results == [[ranks, 10.0 * size, size - 1.0, float(size), 100.0 * size]] * size
+
+
+def test_a_fast_rank_may_start_the_next_exchange_of_the_same_tensor(architecture, size) -> None:
+    async def program(node: Node) -> list[float]:
+        out = []
+        for step in range(4):
+            await node.sleep(0.01 * ((node.rank + step) % 3))  # out of step
+            group = architecture.group(node, "x")  # its rounds count from one again
+            out.append(float((await group.all_reduce(torch.full((5,), 10.0**step)))[0]))
+        return out
+
+    engine = VirtualEngine(Network.uniform(size))
+    expected = [size * 10.0**step for step in range(4)]
+    assert engine.run([program] * size) == [expected] * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_stays_close_to_the_true_sum(architecture, size, dtype) -> None:
+    async def collective(group: Group) -> Tensor:
+        return await group.all_reduce(vector(group.rank, 50, dtype))
+
+    results, _ = run(architecture, size, collective)
+    inputs = torch.stack([vector(rank, 50, dtype).double() for rank in range(size)])
+    assert results[0].dtype == dtype
+    # Every addition rounds once: at most size - 1 times, of partial sums below sum |x|.
+    bound = (size - 1) * torch.finfo(dtype).eps / 2 * inputs.abs().sum(dim=0)
+    assert ((results[0].double() - inputs.sum(dim=0)).abs() <= bound).all()
+
+
+def test_sums_in_rank_order_round_half_precision_once(architecture, size) -> None:
+    pieces = [torch.tensor([1.0], dtype=torch.float16)]
+    pieces += [torch.tensor([2.0**-11], dtype=torch.float16)] * size
+    # Each small one alone would be lost next to the 1.
+    total = add_in_order(pieces)
+    expected = torch.tensor([1 + size * 2.0**-11], dtype=torch.float64).to(torch.float16)
+    assert total.dtype == torch.float16
+    assert torch.equal(total, expected)
+    assert float(pieces[0]) == 1.0
