@@ -32,7 +32,7 @@ from gradwire.experiment.report import (
 )
 from gradwire.experiment.runner import Run, resume, simulate
 from gradwire.experiment.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
-from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS
+from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Fixed
 
 _errors = Console(stderr=True)
 _out = Console()
@@ -211,9 +211,12 @@ def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) ->
 def _title(outcomes: Sequence[Outcome]) -> str:
     run = next((outcome.run for outcome in outcomes if outcome.run), None)
     config = run.config if run else outcomes[0].config
+    compute = COMPUTE_TIME.parse(config.compute)
+    seconds = format_seconds(compute.seconds) if isinstance(compute, Fixed) else config.compute
     return (
         f"{config.workers} workers, {config.model} on {config.data}, {config.steps} steps of "
-        f"batch {config.batch_size}; a gradient takes {config.compute}, a message {config.latency}"
+        f"batch {config.batch_size}.\nVirtual time: {seconds} per gradient, latency "
+        f"{config.latency}."
     )
 
 

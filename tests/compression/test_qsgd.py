@@ -124,6 +124,19 @@ def test_ranks_round_differently_and_steps_too() -> None:
     assert not torch.equal(first, decoded(codec, x, Key(1).at(1).private(0)))
 
 
+def test_an_element_above_its_own_rounded_norm_goes_to_the_top_level() -> None:
+    # The squares of these have a digit or two left, so some norms come out too small.
+    x = torch.zeros(200, 2, dtype=torch.float64)
+    x[:, 0] = torch.linspace(1.0, 2.0, 200, dtype=torch.float64) * 1e-161
+    codec = QSGD(100, bucket=2, norm="l2")
+    payload, _ = codec.encode(x, None, Key(0))
+    norms = payload.parts["scale"]
+    below = norms < x[:, 0]
+    assert below.any()
+    found = codec.decode(payload, Spec.of(x), Key(0))[:, 0]
+    assert torch.allclose(found[below], norms[below], rtol=1e-12, atol=0)
+
+
 def test_the_l2_norm_of_large_elements_may_lie_beyond_them_but_not_overflow_alone() -> None:
     x = torch.full((512,), 1e30)
     assert torch.isfinite(decoded(QSGD(7, norm="l2"), x)).all()

@@ -1,6 +1,7 @@
 """Random-k: positions that all ranks draw alike, one from each of k strata."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_every_element_is_kept_with_the_probability_of_its_stratum() -> None:
     for step in range(num_steps):
         counts[positions(5 / 23, numel, Key(3).at(step))] += 1
     edges = [i * numel // 5 for i in range(6)]
-    for low, high in zip(edges, edges[1:]):
+    for low, high in pairwise(edges):
         p = 1 / (high - low)
         slack = 6 * math.sqrt(p * (1 - p) / num_steps)
         assert ((counts[low:high] / num_steps - p).abs() < slack).all()

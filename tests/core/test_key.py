@@ -108,9 +108,11 @@ def test_uniform_draws_fill_the_unit_interval(draw) -> None:
 def test_uniform_draws_are_multiples_of_their_step() -> None:
     x = KEY.uniform(1000).double() * 2**24
     assert torch.equal(x, x.round())
-    y = KEY.uniform64(1000) * 2.0**53
+    y = KEY.uniform64(N) * 2.0**53
     assert torch.equal(y, y.round())
-    assert (KEY.uniform64(1000) * 2.0**24 % 1).count_nonzero() > 900  # finer than float32
+    for bit in range(53):
+        ones = float(((y.to(torch.int64) >> bit) & 1).double().mean())
+        assert abs(ones - 0.5) < 6 * 0.5 / math.sqrt(N), f"bit {bit}"
 
 
 def test_normal_draws_have_the_moments_of_a_normal() -> None:

@@ -2,6 +2,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import NotationError
 from gradwire.core.notation import Expression, Registry, notation_name
+from gradwire.core.spec import Spec
 
 
 class Toy(Expression):
@@ -140,6 +142,13 @@ def test_text_means_what_it_says(text, expected) -> None:
 )
 def test_the_first_field_is_written_by_position_and_defaults_are_left_out(expression, text) -> None:
     assert repr(expression) == text
+
+
+def test_equal_expressions_are_written_alike() -> None:
+    assert TopK(1) == TopK(1.0)
+    assert repr(TopK(1)) == repr(TopK(1.0)) == "topk(1.0)"
+    spec = Spec((10,), torch.float32)
+    assert TopK(1).context(spec) == TopK(1.0).context(spec)  # they understand each other
 
 
 def test_an_expression_is_returned_as_it_is() -> None:

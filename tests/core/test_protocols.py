@@ -1,6 +1,5 @@
-import torch
-
 import pytest
+import torch
 
 from gradwire.architecture.ring import Ring
 from gradwire.core.protocols import Bucket, Replica, check_fit

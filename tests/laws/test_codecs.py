@@ -1,6 +1,7 @@
 """The laws of codecs, for every registered one and some chains."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Algebra, Codec, Guarantee
+from gradwire.core.codec import Algebra, Chain, Codec, Guarantee
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
@@ -242,15 +243,23 @@ def test_every_pair_of_codecs_chains_or_is_refused_with_both_names(codec, codecs
     x = torch.linspace(-3, 2, 41)
     spec = Spec.of(x)
     for other in codecs:
-        try:
-            chain = codec >> other
-        except ValueError as error:
-            assert repr(codec).split(" >> ")[-1] in str(error)
-            assert repr(other).split(" >> ")[0] in str(error)
+        if codec.leaves is not other.takes:
+            names = f"{_last(codec)!r} >> {_first(other)!r}"
+            with pytest.raises(ValueError, match=re.escape(names)):
+                codec >> other
             continue
+        chain = codec >> other
         payload = encoded(chain, x)
         decoded = chain.decode(chain.unpack(payload.buffer.clone(), spec), spec, KEY)
         assert decoded.shape == x.shape
         assert torch.isfinite(decoded).all()
         assert chain.algebra == min(codec.algebra, other.algebra)
         assert COMPRESSION.parse(repr(chain)) == chain
+
+
+def _first(codec: Codec) -> Codec:
+    return codec.stages[0] if isinstance(codec, Chain) else codec
+
+
+def _last(codec: Codec) -> Codec:
+    return codec.stages[-1] if isinstance(codec, Chain) else codec

@@ -142,6 +142,21 @@ def test_every_byte_at_its_extremes_with_a_valid_checksum_never_crashes(codec) -
             survives(codec, sealed(bytes(damaged), context))
 
 
+def test_damaged_side_information_of_a_long_tensor_never_crashes(codec) -> None:
+    # Long enough for sparse positions to be coded as gaps instead of a bitmap.
+    x = Key(5).normal(600)
+    payload = honest(codec, x)
+    for name, part in payload.parts.items():
+        if name == "values":
+            continue
+        for position in range(min(48, part.numel() * part.element_size())):
+            for value in (0x00, 0x7F, 0x80, 0xFF):
+                damaged = part.clone()
+                damaged.view(torch.uint8)[position] = value
+                crafted = Payload.pack({**payload.parts, name: damaged}, payload.context)
+                survives(codec, raw(crafted), Spec.of(x))
+
+
 def test_a_part_of_another_dtype_is_refused(codec) -> None:
     payload = honest(codec)
     for name, part in payload.parts.items():

@@ -22,11 +22,13 @@ def test_bandwidths_are_read_in_bits_and_kept_in_bytes(text, bytes_per_second) -
     assert parse_bandwidth(text) == pytest.approx(bytes_per_second, rel=1e-15)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "10", "Gbit", "10GB", "10GB/s", "10 G", "fast", "-1Gbit", "0Gbit", "1.2.3Gbit", ".Gbit"]
-    + ["1e3Mbit", "nanGbit", "infGbit", "9" * 400 + "Gbit", "10Gbit,10Gbit", "10Pbit"],
-)
+BAD_BANDWIDTHS = [
+    *("", "10", "Gbit", "10GB", "10GB/s", "10 G", "10Pbit", "fast", "1e3Mbit", "nanGbit"),
+    *("-1Gbit", "0Gbit", "infGbit", "9" * 400 + "Gbit", "1.2.3Gbit", ".Gbit", "1Gbit,1Gbit"),
+]
+
+
+@pytest.mark.parametrize("text", BAD_BANDWIDTHS)
 def test_other_bandwidths_are_refused_with_an_example(text) -> None:
     with pytest.raises(ValueError, match="such as 10Gbit") as caught:
         parse_bandwidth(text)

@@ -57,6 +57,8 @@ class Expression:
         written = []
         for index, field in enumerate(fields(self)):  # type: ignore[arg-type]
             value = getattr(self, field.name)
+            if field.type is float and isinstance(value, int):
+                value = float(value)  # equal expressions are written alike
             if field.default is not MISSING and value == field.default:
                 continue
             positional = index == 0
