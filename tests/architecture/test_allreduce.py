@@ -18,7 +18,7 @@ def test_an_all_reduce_takes_the_time_of_the_formula(size, bandwidth, latency_s)
     numel = 250 * size
 
     async def program(node: Node) -> None:
-        await AllReduce().group(node, "x").all_reduce(torch.ones(numel))
+        await AllReduce().group(node, "x").mean(torch.ones(numel))
 
     engine = VirtualEngine(Network((latency_s,) * size, (bandwidth,) * size))
     engine.run([program] * size)

@@ -11,7 +11,7 @@ from gradwire.runtime.virtual import VirtualEngine
 
 def run(size: int, bandwidth: float, latency_s: float, numel: int) -> VirtualEngine:
     async def program(node: Node) -> None:
-        await Ring().group(node, "x").all_reduce(torch.ones(numel))
+        await Ring().group(node, "x").mean(torch.ones(numel))
 
     engine = VirtualEngine(Network((latency_s,) * size, (bandwidth,) * size))
     engine.run([program] * size)
@@ -46,7 +46,7 @@ def test_alone_it_takes_no_time() -> None:
 
 def test_a_slow_node_slows_everyone() -> None:
     async def program(node: Node) -> None:
-        await Ring().group(node, "x").all_reduce(torch.ones(400))
+        await Ring().group(node, "x").mean(torch.ones(400))
 
     engine = VirtualEngine(Network((0.0,) * 4, (1e6, 1e6, 1e5, 1e6)))
     engine.run([program] * 4)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.core.group import Group, add_in_order
+from gradwire.core.group import Group, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
@@ -58,28 +58,28 @@ def test_all_gather_takes_messages_of_any_length(architecture, size) -> None:
 
 
 @pytest.mark.parametrize("numel", [0, 1, 5, 36, 100])
-def test_all_reduce_adds_and_every_rank_holds_the_same_bits(architecture, size, numel) -> None:
+def test_the_mean_is_right_and_every_rank_holds_the_same_bits(architecture, size, numel) -> None:
     inputs = [vector(rank, numel, torch.float64) for rank in range(size)]
     before = [x.clone() for x in inputs]
 
     async def collective(group: Group) -> Tensor:
-        return await group.all_reduce(inputs[group.rank])
+        return await group.mean(inputs[group.rank])
 
     results, _ = run(architecture, size, collective)
-    expected = torch.stack(inputs).sum(dim=0)
+    expected = torch.stack(inputs).mean(dim=0)
     for result in results:
         assert torch.allclose(result, expected, rtol=1e-14, atol=1e-14)
         assert torch.equal(result, results[0])
     assert all(torch.equal(x, b) for x, b in zip(inputs, before)), "an input was changed"
 
 
-def test_all_reduce_sends_twice_the_vector_less_two_shares(architecture, size) -> None:
+def test_a_mean_sends_twice_the_vector_less_two_shares(architecture, size) -> None:
     numel = 36 * 35  # divisible by every size but 8
     if numel % size:
         numel *= 2
 
     async def collective(group: Group) -> Tensor:
-        return await group.all_reduce(vector(group.rank, numel))
+        return await group.mean(vector(group.rank, numel))
 
     _, engine = run(architecture, size, collective)
     for rank in range(size):
@@ -107,16 +107,16 @@ def test_a_tree_merges_in_rank_order(architecture, size) -> None:
 def test_collectives_in_a_row_do_not_mix_their_messages(architecture, size) -> None:
     async def collective(group: Group) -> list[float]:
         one = torch.ones(7)
-        first = await group.all_reduce(one * group.rank)
-        second = await group.all_reduce(one * 10)
+        first = await group.mean(one * group.rank)
+        second = await group.mean(one * 10)
         gathered = await group.all_gather(torch.tensor([float(group.rank)]))
         tree = await group.reduce_tree(one, torch.add)
-        third = await group.all_reduce(one * 100)
+        third = await group.mean(one * 100)
         return [float(v[0]) for v in (first, second, gathered[-1], tree, third)]
 
     results, _ = run(architecture, size, collective)
-    ranks = size * (size - 1) / 2
-    assert results == [[ranks, 10.0 * size, size - 1.0, float(size), 100.0 * size]] * size
+    ranks = pytest.approx((size - 1) / 2, abs=1e-6)
+    assert results == [[ranks, 10.0, size - 1.0, float(size), 100.0]] * size
 
 
 def test_a_fast_rank_may_start_the_next_exchange_of_the_same_tensor(architecture, size) -> None:
@@ -125,33 +125,33 @@ def test_a_fast_rank_may_start_the_next_exchange_of_the_same_tensor(architecture
         for step in range(4):
             await node.sleep(0.01 * ((node.rank + step) % 3))  # out of step
             group = architecture.group(node, "x")  # its rounds count from one again
-            out.append(float((await group.all_reduce(torch.full((5,), 10.0**step)))[0]))
+            out.append(float((await group.mean(torch.full((5,), 10.0**step)))[0]))
         return out
 
     engine = VirtualEngine(Network.uniform(size))
-    expected = [size * 10.0**step for step in range(4)]
+    expected = pytest.approx([10.0**step for step in range(4)])
     assert engine.run([program] * size) == [expected] * size
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_stays_close_to_the_true_sum(architecture, size, dtype) -> None:
+def test_half_precision_stays_close_to_the_true_mean(architecture, size, dtype) -> None:
     async def collective(group: Group) -> Tensor:
-        return await group.all_reduce(vector(group.rank, 50, dtype))
+        return await group.mean(vector(group.rank, 50, dtype))
 
     results, _ = run(architecture, size, collective)
     inputs = torch.stack([vector(rank, 50, dtype).double() for rank in range(size)])
     assert results[0].dtype == dtype
-    # Every addition rounds once: at most size - 1 times, of partial sums below sum |x|.
-    bound = (size - 1) * torch.finfo(dtype).eps / 2 * inputs.abs().sum(dim=0)
-    assert ((results[0].double() - inputs.sum(dim=0)).abs() <= bound).all()
+    # A division and size - 1 additions round, each at most by eps / 2 of mean |x|.
+    bound = size * torch.finfo(dtype).eps / 2 * inputs.abs().mean(dim=0)
+    assert ((results[0].double() - inputs.mean(dim=0)).abs() <= bound).all()
 
 
-def test_sums_in_rank_order_round_half_precision_once(architecture, size) -> None:
+def test_means_in_rank_order_round_half_precision_once(architecture, size) -> None:
     pieces = [torch.tensor([1.0], dtype=torch.float16)]
     pieces += [torch.tensor([2.0**-11], dtype=torch.float16)] * size
     # Each small one alone would be lost next to the 1.
-    total = add_in_order(pieces)
-    expected = torch.tensor([1 + size * 2.0**-11], dtype=torch.float64).to(torch.float16)
-    assert total.dtype == torch.float16
-    assert torch.equal(total, expected)
+    mean = mean_in_order(iter(pieces), 2)
+    expected = torch.tensor([(1 + size * 2.0**-11) / 2], dtype=torch.float64).to(torch.float16)
+    assert mean.dtype == torch.float16
+    assert torch.equal(mean, expected)
     assert float(pieces[0]) == 1.0

@@ -23,7 +23,7 @@ def training(architecture):
 
     async def exchange(node: Node, label: str, numel: int) -> None:
         group = architecture.group(node, label)
-        await group.all_reduce(torch.ones(numel))
+        await group.mean(torch.ones(numel))
         await group.all_gather(torch.ones(10 * (node.rank + 1)))
 
     async def program(node: Node) -> None:

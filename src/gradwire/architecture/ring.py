@@ -7,9 +7,10 @@ a vector of s bytes takes 2(n-1)(a + s/(nB)).
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from gradwire.core.group import Group, add_in_order, concatenate
+from gradwire.core.group import Group, concatenate, is_half
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
@@ -32,18 +33,23 @@ class RingGroup(Group):
         await self._pass_around(gathered, self.rank)
         return gathered
 
-    async def all_reduce(self, x: Tensor) -> Tensor:
+    async def mean(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
         node, tag = self.node, self._tag()
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        if is_half(x):
+            x = x / self.size  # now, because partial sums of 16 bits could overflow
         chunks: list[Tensor] = list(x.tensor_split(self.size))
         for turn in range(self.size - 1):
             leaving, coming = (self.rank - turn) % self.size, (self.rank - turn - 1) % self.size
             await node.send(right, tag, chunks[leaving], self.label)
             partial = await node.recv(left, tag)
-            chunks[coming] = await node.call(add_in_order, (partial, chunks[coming]))
-        await self._pass_around(chunks, right)  # rank r now holds the finished chunk r + 1
+            chunks[coming] = await node.call(torch.add, partial, chunks[coming])
+        # Rank r now holds the finished chunk r + 1.
+        if not is_half(x):
+            chunks[right] = chunks[right] / self.size
+        await self._pass_around(chunks, right)
         return await node.share(concatenate, tuple(chunks))
 
     async def _pass_around(self, pieces: list[Tensor], first: int) -> None:

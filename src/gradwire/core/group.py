@@ -53,14 +53,14 @@ class Group:
         """Everyone's message, by rank; lengths may differ."""
         return await self.all_to_all([message] * self.size)
 
-    async def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks of a flat vector: scatter, add in rank order, gather."""
+    async def mean(self, x: Tensor) -> Tensor:
+        """The mean over all ranks of a flat vector, by an all-reduce: scatter, average, gather."""
         if self.size == 1:
             return x
         node = self.node
         received = await self.all_to_all(x.tensor_split(self.size))
-        total = await node.call(add_in_order, tuple(received))
-        return await node.share(concatenate, tuple(await self.all_gather(total)))
+        mine = await node.call(mean_in_order, tuple(received), self.size)
+        return await node.share(concatenate, tuple(await self.all_gather(mine)))
 
     async def reduce_tree(self, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Merges pairwise up a binomial tree to rank 0, then sends the result down again."""
@@ -81,15 +81,21 @@ class Group:
         return x
 
 
-def add_in_order(pieces: Iterable[Tensor]) -> Tensor:
-    """The sum in rank order; 16-bit floats are added in float32 and rounded once."""
+def mean_in_order(pieces: Iterable[Tensor], count: int) -> Tensor:
+    """The mean of `count` pieces, added in order, as a new tensor of their dtype.
+
+    16-bit floats are added in float32 and rounded once, so that they cannot overflow.
+    """
     pieces = iter(pieces)
     first = next(pieces)
-    half = first.dtype in (torch.float16, torch.bfloat16)
-    total = first.to(torch.float32) if half else first.clone()
+    total = first.float() if is_half(first) else first.clone()
     for piece in pieces:
         total += piece
-    return total.to(first.dtype)
+    return total.div_(count).to(first.dtype)
+
+
+def is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
 
 
 def concatenate(pieces: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """Reducers: how n workers come to the mean of their tensors, and `lift` for codecs.
 
 `lift(codec)` takes the cheapest road that the codec's algebra allows:
-- LINEAR: the `values` of all payloads are added by an all-reduce, decoded once.
+- LINEAR: the `values` of all payloads are averaged by an all-reduce and decoded once.
 - MERGE: payloads merge pairwise up a tree.
 - OPAQUE, gather: everyone sends its payload to everyone, who decode and average.
 - OPAQUE, scatter: shards are encoded and sent to their owner, who averages them, encodes the
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Algebra, Codec, Compression, State
-from gradwire.core.group import Group, add_in_order
+from gradwire.core.group import Group, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -86,8 +86,8 @@ class Lifted(Reducer):
         own = partial(codec.decode, payload, spec, key)
         state = {**state, "codec": inner}
         if codec.algebra is Algebra.LINEAR:
-            total = await group.all_reduce(payload.parts["values"])
-            mean = await node.share(_mean_of_sum, codec, spec, key.shared(), group.size, total)
+            values = await group.mean(payload.parts["values"])
+            mean = await node.share(_decode_values, codec, spec, key.shared(), values)
         elif codec.algebra is Algebra.MERGE:
             merged = await group.reduce_tree(payload.buffer, _Merge(codec, spec))
             mean = await node.share(_decode, codec, spec, key.shared(), merged)
@@ -139,14 +139,14 @@ def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
     return codec.decode(codec.unpack(buffer, spec), spec, key)
 
 
-def _mean_of_sum(codec: Codec, spec: Spec, key: Key, size: int, total: Tensor) -> Tensor:
+def _decode_values(codec: Codec, spec: Spec, key: Key, values: Tensor) -> Tensor:
     assert codec.parts == ("values",), f"{codec!r} is LINEAR but has parts {codec.parts}"
-    return codec.join({"values": total}, spec.flat(), key).reshape(spec.shape) / size
+    return codec.join({"values": values}, spec.flat(), key).reshape(spec.shape)
 
 
 def _mean_of_decoded(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...]) -> Tensor:
     decoded = (_decode(codec, spec, key.private(r), buffer) for r, buffer in enumerate(buffers))
-    return add_in_order(decoded) / len(buffers)
+    return mean_in_order(decoded, len(buffers))
 
 
 def _encode_shards(

@@ -181,8 +181,8 @@ class TrainingWorker:
                 raise NonFiniteError(self._complaint(x, what, step))
         else:
             group = self.plan.architecture.group(self.node, "nonfinite")
-            count = await group.all_reduce(torch.tensor([0.0 if finite else 1.0]))
-            if float(count) > 0:
+            bad = await group.mean(torch.tensor([0.0 if finite else 1.0]))
+            if float(bad) > 0:
                 raise _Dropped
         return x
 
