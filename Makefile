@@ -24,6 +24,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/effects.py
 	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/kernels.py
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/gradwire/kernels/native/*.[ch])
 

@@ -12,6 +12,7 @@ BASE = Config(
     batch_size=16,
     epochs=20.0,
     optimizer="sgd(0.2)",
+    schedule="cosine",
     bandwidth="100Mbit",
     what_if=("1Gbit", "10Gbit"),
     compute="fixed(0.001)",  # with one thread: the same table on every machine
