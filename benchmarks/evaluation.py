@@ -130,8 +130,7 @@ if __name__ == "__main__":
 # Answer: on a CPU 5 to 7 times when the call is repeated (1.7 .. 2.3 ms against 11), and 3 to 4
 #     times when the loop runs between any two calls (--calls 1 --blocks 60), which hands the memory
 #     of the results back to the system: touching fresh pages then costs as much as the arithmetic.
-#     On a GPU 17.6 times compiled (13.4 ms against 236) and 8.8 times not compiled (27 ms);
-#     compiling takes 44 s, once.
+#     On a GPU 20.3 times compiled (13.9 ms against 284; 17.6 times with own parameters) and 7.8
+#     times not compiled; compiling takes 44 s, once.
 # Hardware: two cores of an AMD EPYC, shared, torch 2.13; one NVIDIA H200, torch 2.11, CUDA 13.
-# Commit: the one that added this answer; for the GPU the one before it, which stacked the workers'
-#     own parameters in fresh memory each time.
+# Commit: 5420d72.

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gradwire.cli import main
+from gradwire.cli import KINDS, main
 from gradwire.experiment.config import Config
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--compute", "fixed(0.001)"]
@@ -101,6 +101,11 @@ def test_list_names_every_algorithm_once(capsys):
         (["run", "--config"], "--config needs a file"),
         (["compare", "--synchronization", "bps"], "Did you mean bsp"),
         (["run", "--workers", "0"], "workers must be at least 1"),
+        (["run", "--config", "."], "cannot be read"),
+        (["run", "--device", "toaster"], "Try cpu"),
+        (["run", "--out", "/dev/null/x"], "/dev/null"),
+        (["run", "--resume", "x", "--workers", "9"], "give no others"),
+        (["demo", "--config", "no.toml"], "no configuration file"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(arguments, message, capsys):
@@ -112,8 +117,27 @@ def test_mistakes_end_with_one_line_and_status_2(arguments, message, capsys):
     assert "Traceback" not in printed
 
 
-def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch):
+def test_every_listed_example_can_be_written(capsys):
+    main(["list", "--json"])
+    for entry in json.loads(capsys.readouterr().out)["algorithms"]:
+        registry = KINDS[entry["dimension"]]
+        written = registry.parse(entry["example"])
+        assert registry.parse(repr(written)) == written
+        assert isinstance(written, registry[entry["name"]])
+
+
+def test_per_node_networks_are_numbered_and_explained(capsys):
+    networks = ["1Gbit,1Gbit,1Gbit,10Mbit", "100Mbit"]
+    main(["compare", *QUICK, "--what-if", *networks])
+    printed = capsys.readouterr().out
+    assert "net 2: 1Gbit,1Gbit,1Gbit,10Mbit" in printed
+    assert "identity" in printed
+
+
+def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch, tmp_path):
     def interrupted(*args, **kwargs):
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "config.toml").touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gradwire.cli.simulate", interrupted)

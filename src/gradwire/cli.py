@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gradwire import data, kernels
-from gradwire.core.errors import DataError, NonFiniteError
+from gradwire.core.errors import DataError
 from gradwire.core.notation import Registry
 from gradwire.experiment.compare import Outcome, combinations, compare, rows
 from gradwire.experiment.config import Config
@@ -29,6 +29,8 @@ from gradwire.experiment.report import (
     comparison_table,
     format_bytes,
     format_seconds,
+    network_names,
+    notes,
 )
 from gradwire.experiment.runner import Run, resume, simulate
 from gradwire.experiment.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
@@ -36,6 +38,16 @@ from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Fixed
 
 _errors = Console(stderr=True)
 _out = Console()
+KINDS: dict[str, Registry[Any]] = {
+    **DIMENSIONS,
+    "model": MODELS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "partition": PARTITIONS,
+    "compute": COMPUTE_TIME,
+    "stragglers": STRAGGLERS,
+}
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
 _SETTINGS = [field.name for field in fields(Config)]
 
 
@@ -104,14 +116,16 @@ class RunCommand:
     """Run one experiment on the simulator. `--config FILE` reads settings from a TOML file."""
 
     config: Config
-    out: Path | None = None
+    out: Folder = None
     """Folder for the records; by default a new one under runs/."""
-    resume: Path | None = None
+    resume: Folder = None
     """Go on with the interrupted run in this folder; its own settings hold."""
     json: bool = False
     """Print the summary as JSON."""
 
     def __call__(self) -> None:
+        if self.resume is not None and (self.config != Config() or self.out is not None):
+            raise ValueError("--resume goes on with the run's own settings; give no others")
         folder = self.resume or self.out or _new_folder("run")
         try:
             with _Meter() as meter:
@@ -121,7 +135,8 @@ class RunCommand:
                 else:
                     result = simulate(self.config, out=folder, progress=progress)
         except KeyboardInterrupt:
-            _errors.print(f"interrupted; go on: gradwire run --resume {folder}", soft_wrap=True)
+            if (folder / "config.toml").exists():
+                _errors.print(f"interrupted; go on: gradwire run --resume {folder}", soft_wrap=True)
             raise
         if self.json:
             print(json.dumps(result.summary))
@@ -132,6 +147,7 @@ class RunCommand:
 
 def _run_table(run: Run) -> Table:
     config, summary = run.config, run.summary
+    times = {config.bandwidth: run.virtual_time_s, **summary["virtual_times_s"]}
     table = Table(show_header=False, box=None)
     lines = {
         "task": f"{config.model} on {config.data}, {summary['parameters']:,} parameters",
@@ -141,12 +157,12 @@ def _run_table(run: Run) -> Table:
         "test accuracy": f"{100 * run.accuracy:.2f}%",
         "bytes sent": f"{format_bytes(run.bytes_sent)} in {summary['messages_sent']:,} messages, "
         f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step",
-        f"virtual time at {config.bandwidth}/s": format_seconds(run.virtual_time_s),
         **{
-            f"virtual time at {name}/s": format_seconds(seconds)
-            for name, seconds in summary["virtual_times_s"].items()
+            f"virtual time at {name}": format_seconds(seconds)
+            for name, seconds in zip(network_names(list(times)), times.values())
         },
-        "compute": config.compute,
+        "compute time": config.compute,
+        **({"dropped steps": str(n)} if (n := summary["dropped_steps"]) else {}),
         "wall time": f"{summary['wall_time_s']:.1f} s with {summary['kernels']} kernels",
     }
     for name, value in lines.items():
@@ -162,7 +178,7 @@ class CompareCommand:
     """
 
     config: Choices
-    out: Path | None = None
+    out: Folder = None
     """Folder for records, table and figure; by default a new one under runs/."""
     json: bool = False
     """Print the table as JSON."""
@@ -179,7 +195,7 @@ class CompareCommand:
 class DemoCommand:
     """Eight ways to exchange gradients: 4 virtual workers train a small network on digits."""
 
-    out: Path | None = None
+    out: Folder = None
     """Folder for records, table and figure; by default a new one under runs/."""
     json: bool = False
     """Print the table as JSON."""
@@ -189,8 +205,12 @@ class DemoCommand:
 
 
 def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) -> None:
-    with _Meter() as meter:
-        outcomes = compare(configs, folder, meter.follow)
+    try:
+        with _Meter() as meter:
+            outcomes = compare(configs, folder, meter.follow)
+    except KeyboardInterrupt:
+        _errors.print(f"interrupted; what is finished lies in {folder}", soft_wrap=True)
+        raise
     table = rows(outcomes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n")
@@ -201,9 +221,8 @@ def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) ->
         return
     _out.print(_title(outcomes))
     _out.print(comparison_table(table))
-    for outcome in outcomes:
-        if outcome.failure:
-            _out.print(f"{outcome.label} {outcome.failure}", markup=False)
+    for note in notes(table):
+        _out.print(note, markup=False)
     _out.print(f"Figure: {figure}", soft_wrap=True)
     _out.print(f"Records: {folder}", soft_wrap=True)
 
@@ -228,15 +247,6 @@ class ListCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
-        kinds: dict[str, Registry[Any]] = {
-            **DIMENSIONS,
-            "model": MODELS,
-            "optimizer": OPTIMIZERS,
-            "schedule": SCHEDULES,
-            "partition": PARTITIONS,
-            "compute": COMPUTE_TIME,
-            "stragglers": STRAGGLERS,
-        }
         entries = [
             {
                 "dimension": kind,
@@ -245,13 +255,13 @@ class ListCommand:
                 "summary": registry[name].summary(),
                 "paper": registry[name].paper,
             }
-            for kind, registry in kinds.items()
+            for kind, registry in KINDS.items()
             for name in registry.names()
         ]
         if self.json:
             print(json.dumps({"algorithms": entries, "data": data.names()}))
             return
-        for kind in kinds:
+        for kind in KINDS:
             table = Table(title=kind, title_justify="left", box=None, header_style="dim")
             table.add_column("write", no_wrap=True, style="bold")
             table.add_column("what it does")
@@ -287,6 +297,8 @@ def _split_config(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
 def _command(argv: list[str]) -> Any:
     """The command that the arguments describe, ready to be called."""
     settings, argv = _split_config(argv)
+    if settings and argv and argv[0] not in ("run", "compare"):
+        raise ValueError(f"--config goes with run and compare, not with {argv[0]}")
     several: dict[str, Any] = {n: (v,) if n in DIMENSIONS else v for n, v in settings.items()}
     commands = {
         "run": RunCommand(Config(**settings)),
@@ -317,12 +329,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _command(arguments)()
-    except (ValueError, DataError, NonFiniteError) as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        _errors.print(f"error: {error}{notes}", style="red", markup=False, soft_wrap=True)
-        sys.exit(2)
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         sys.exit(141)
+    except (ValueError, DataError, OSError) as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        _errors.print(f"error: {error}{notes}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -119,12 +119,3 @@ def test_the_old_state_is_left_as_it_was() -> None:
     run(reducer, 2, range(1), states)
     for state in states:
         assert torch.equal(state["residual"], torch.zeros(NUMEL, dtype=torch.float64))
-
-
-def test_feedback_around_feedback_remembers_nothing_twice() -> None:
-    once, twice = COMPRESSION.parse("ef(sign)"), COMPRESSION.parse("ef(ef(sign))")
-    inner = run(once, 2, range(5), fresh(once, 2))
-    outer = run(twice, 2, range(5), fresh(twice, 2))
-    for rank in range(2):
-        for step in range(5):
-            assert torch.equal(outer[rank][step].mean, inner[rank][step].mean)

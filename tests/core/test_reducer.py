@@ -151,7 +151,7 @@ def test_scattered_shards_travel_twice(size) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("text", ["sign", "topk(0.1)", "qsgd(3)", "topk(0.3) >> sign"])
+@pytest.mark.parametrize("text", ["sign", "topk(0.1)", "qsgd(7, bucket=16)", "topk(0.3) >> sign"])
 def test_scattering_conserves_mass_with_the_servers_residual(text, size) -> None:
     num_steps, numel = 6, 47  # not a multiple of any size
     results, _ = reduced(

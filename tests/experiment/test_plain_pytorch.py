@@ -91,3 +91,16 @@ def test_one_worker_is_a_plain_loop(model, dataset, optimizer, reference, monkey
     torch.testing.assert_close(run.params, expected, rtol=0, atol=1e-6)
     for name, buffer in run.buffers.items():
         torch.testing.assert_close(buffer, module.get_buffer(name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset"),
+    [("char_lstm", text()), ("nanogpt(1, heads=2, width=16)", text())],
+    ids=["char_lstm", "nanogpt"],
+)
+def test_three_workers_are_one_with_the_whole_batch(model, dataset, monkeypatch):
+    monkeypatch.setattr(data, "load", lambda name: dataset)
+    common = {"model": model, "steps": 5, "optimizer": "sgd(0.1)", "compute": "fixed(0)"}
+    three = gradwire.simulate(**common, workers=3, batch_size=4)
+    one = gradwire.simulate(**common, workers=1, batch_size=12)
+    torch.testing.assert_close(three.params, one.params, rtol=0, atol=1e-6)

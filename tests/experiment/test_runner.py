@@ -78,6 +78,42 @@ def test_localsgd_with_period_one_and_plain_sgd_is_bsp():
     torch.testing.assert_close(local.params, bsp.params, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("steps", [7, 10, 16])
+def test_localsgd_ends_in_an_agreement_that_was_paid_for(steps):
+    run = gradwire.simulate(**{**QUICK, "steps": steps}, synchronization="localsgd(8)")
+    assert all(torch.equal(replica.params, run.params) for replica in run.replicas)
+    exchanges = -(-steps // 8)
+    assert run.bytes_sent == exchanges * 2 * 3 * 4 * run.params.numel()
+
+
+def test_between_agreements_localsgd_is_judged_by_the_last_one():
+    first = gradwire.simulate(**{**QUICK, "steps": 8}, synchronization="localsgd(8)")
+    later = gradwire.simulate(**{**QUICK, "steps": 16}, synchronization="localsgd(8)", eval_every=4)
+    tested = {row["step"]: row["test_loss"] for row in later.metrics}
+    assert tested[8] == tested[12] == first.metrics[-1]["test_loss"] != tested[16]
+
+
+UNBIASED = ['qsgd(1, norm="l2")', 'qsgd(7, norm="l2")', "randomk(0.3, unbiased=True) >> qsgd(7)"]
+
+
+@pytest.mark.parametrize("compression", UNBIASED)
+def test_unbiased_codecs_train_on_both_roads(compression):
+    common = {
+        "steps": 60,
+        "model": "mlp((64,))",
+        "compute": "fixed(0)",
+        "compression": compression,
+    }
+    for route in ("gather", "scatter"):
+        run = gradwire.simulate(**common, architecture=f'allreduce("{route}")')
+        assert run.accuracy > 0.6, route
+
+
+def test_feedback_over_a_codec_that_does_not_contract_is_warned_about():
+    with pytest.warns(gradwire.core.errors.GradwireWarning, match="omega"):
+        gradwire.simulate(**QUICK, compression='ef(qsgd(1, norm="l2"))')
+
+
 def test_localsgd_sends_an_eighth_of_what_bsp_sends():
     common = {**QUICK, "steps": 16}
     bsp = gradwire.simulate(**common)
@@ -119,6 +155,31 @@ def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
     assert resumed.ledger.snapshot() == whole.ledger.snapshot()
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
     assert metrics[0] == metrics[1]
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    gradwire.simulate(**QUICK, out=tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "checkpoint.pt"}
+    gradwire.resume(tmp_path)
+    after = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "checkpoint.pt"}
+    assert after == before
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_damaged_checkpoint_is_named(tmp_path, content):
+    gradwire.simulate(**QUICK, out=tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:1000] if content is None else content)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
+        gradwire.resume(tmp_path)
+
+
+def test_a_run_does_not_go_on_with_other_settings(tmp_path):
+    gradwire.simulate(**QUICK, out=tmp_path)
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("workers = 4", "workers = 3"))
+    with pytest.raises(ValueError, match="not the configuration this run was started with"):
+        gradwire.resume(tmp_path)
 
 
 def test_a_row_of_metrics_cut_off_by_a_crash_is_dropped(tmp_path):
@@ -196,6 +257,8 @@ def test_skipping_drops_the_step_on_every_worker():
     run = gradwire.simulate(**settings)
     assert all(torch.equal(r.params, run.replicas[0].params) for r in run.replicas)
     assert torch.isfinite(run.params).all()
+    assert run.summary["dropped_steps"] > 0
+    assert {replica.num_dropped for replica in run.replicas} == {run.summary["dropped_steps"]}
 
 
 def test_slow_workers_hold_up_everyone():
@@ -240,6 +303,13 @@ def test_threads_do_not_change_draws():
         ({"workers": "four"}, "workers must be int"),
         ({"batch_size": 10_000}, "smaller batch"),
         ({"optimizer": "sgd"}, "sgd needs lr"),
+        ({"device": "toaster"}, "device 'toaster' cannot be used"),
+        ({"nonfinite": "ignore"}, "unknown nonfinite 'ignore'"),
+        ({"what_if": (1,)}, "what_if must be strings"),
+        ({"clip_norm": float("inf")}, "clip_norm must be a finite number"),
+        ({"threads": 10**6}, "threads must be at most"),
+        ({"stragglers": "always((9,))"}, "ranks are 0 .. 3"),
+        ({"compression": "ef(ef(sign))"}, "one ef is enough"),
     ],
 )
 def test_bad_settings_say_what_to_do(settings, message):

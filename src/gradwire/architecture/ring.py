@@ -5,6 +5,7 @@ in the second n-1 the finished chunks travel around. On n nodes of one bandwidth
 a vector of s bytes takes 2(n-1)(a + s/(nB)).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,8 @@ class Ring(Architecture):
     paper = "Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms"
 
     def group(self, node: Node, label: str) -> Group:
-        return RingGroup(node, label)
+        # Payloads that do not add are gathered: the other road sends from everyone to everyone.
+        return RingGroup(node, label, route="gather")
 
 
 class RingGroup(Group):
@@ -51,6 +53,19 @@ class RingGroup(Group):
             chunks[right] = chunks[right] / self.size
         await self._pass_around(chunks, right)
         return await node.share(concatenate, tuple(chunks))
+
+    async def reduce_tree(self, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Merges from rank 0 to the last, which sends the result around."""
+        node, up, down = self.node, self._tag(), self._tag()
+        right, left, last = (self.rank + 1) % self.size, (self.rank - 1) % self.size, self.size - 1
+        if self.rank > 0:
+            x = await node.call(merge, await node.recv(left, up), x)
+        if self.rank < last:
+            await node.send(right, up, x, self.label)
+            x = await node.recv(left, down)
+        if self.size > 1 and self.rank != last - 1:
+            await node.send(right, down, x, self.label)
+        return x
 
     async def _pass_around(self, pieces: list[Tensor], first: int) -> None:
         """Fills `pieces`, of which this rank holds number `first`, in n-1 steps."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.errors import WireError
+from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
@@ -30,6 +30,7 @@ from gradwire.core.spec import Spec
 # None, a number, a tensor, or a tuple / dict of states: what a checkpoint can hold.
 State: TypeAlias = Any
 Parts: TypeAlias = Mapping[str, Tensor]
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Algebra(enum.IntEnum):
@@ -58,6 +59,11 @@ class Guarantee:
 
     omega: float | None = None
     delta: float | None = None
+
+    @property
+    def contracts(self) -> bool:
+        """Whether errors fed back die out, as far as theory tells; unknown counts as yes."""
+        return self.delta is not None or self.omega is None or self.omega < 1
 
 
 class Compression(Expression, ABC):
@@ -116,6 +122,7 @@ class Codec(Compression):
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         spec = Spec.of(x)
+        check_input(self, x)
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
         wire = {name: parts[name] for name in self.parts}
         if self.leaves is Kind.SYMBOLS:
@@ -123,6 +130,17 @@ class Codec(Compression):
             assert alphabet is not None
             wire["values"] = kernels.pack_uints(wire["values"], symbol_bits(alphabet))
         return Payload.pack(wire, self.context(spec)), state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        """Encodes x + residual; also returns what of it is lost, the new residual.
+
+        Codecs with a fused kernel do all of it in one pass over memory.
+        """
+        corrected = x + residual
+        payload, state = self.encode(corrected, state, key)
+        return payload, corrected - self.decode(payload, Spec.of(x), key), state
 
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
@@ -163,6 +181,24 @@ class Codec(Compression):
                     raise WireError(f"symbol {largest}, expected 0 .. {spec.alphabet - 1}")
             return symbols
         return expect(values, "values", spec.numel, spec.dtype)
+
+
+def check_input(codec: Codec, x: Tensor) -> None:
+    """Refuses what no codec can encode: other dtypes, NaN, infinity."""
+    if codec.takes is Kind.REAL:
+        if x.dtype not in _FLOATS:
+            names = ", ".join(str(dtype) for dtype in _FLOATS)
+            raise ValueError(f"{codec!r} encodes {names}; got a tensor of {x.dtype}")
+        if not is_finite(x):
+            raise NonFiniteError(
+                f"NaN or infinity in a tensor of shape {list(x.shape)} given to {codec!r}"
+            )
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether every element is finite."""
+    # One cheap pass: a sum is finite if all terms are, unless it overflows; then look closely.
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def expect(part: Tensor, name: str, numel: int, dtype: torch.dtype) -> Tensor:

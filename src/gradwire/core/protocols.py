@@ -41,6 +41,7 @@ class Replica:
     exchange: tuple[State, ...]  # compression state, one per bucket
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # of the synchronization algorithm
     loss: Tensor | None = None  # of the last mini-batch
+    num_dropped: int = 0  # steps that were dropped because of NaN or infinity
 
     def having(self, **changes: Any) -> "Replica":
         return replace(self, **changes)
@@ -57,6 +58,11 @@ class Worker(Protocol):
 
     @property
     def node(self) -> Node: ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; the last one is number num_steps - 1."""
+        ...
 
     async def gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
         """The gradient on this worker's own mini-batch; None if this step is to be dropped."""
@@ -85,6 +91,10 @@ class Synchronization(Expression, ABC):
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         """What the algorithm keeps with each replica."""
         return {}
+
+    def agreed(self, replica: Replica) -> Tensor:
+        """The parameters that the workers agreed on last: the model to evaluate and keep."""
+        return replica.params
 
     @abstractmethod
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:

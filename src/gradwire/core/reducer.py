@@ -10,9 +10,10 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +31,10 @@ _MIN_SHARD = 1 << 14
 @dataclass(frozen=True, slots=True)
 class Reduced:
     mean: Tensor  # what every rank now holds
-    # What the group heard from me: my tensor less this is my residual. A function, because
-    # only error feedback asks, and decoding takes time.
+    # What the group heard from me. A function, because few ask, and decoding takes time.
     own: Callable[[], Tensor]
     state: State
+    residual: Tensor | None = None  # what was lost of x + residual, if a residual was given
 
 
 class Reducer(Compression):
@@ -44,8 +45,14 @@ class Reducer(Compression):
         """The state before the first step, in a group of `size`."""
 
     @abstractmethod
-    async def mean(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
-        """`key` is private to this rank; `key.shared()` is everybody's."""
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        """The mean of x over the group.
+
+        `key` is private to this rank; `key.shared()` is everybody's. With a `residual` (error
+        feedback) it is x + residual that is sent, and what is lost of it comes back.
+        """
 
 
 def lift(compression: Compression) -> Reducer:
@@ -78,11 +85,14 @@ class Lifted(Reducer):
         # The scatter road adds its own state when it is first taken.
         return {"codec": self.codec.init(spec), "scatter": None}
 
-    async def mean(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
-        if self.codec.algebra is Algebra.OPAQUE and scatters(group.route, group.size, x.numel()):
-            return await self._scatter(x, state, key, group)
-        node, codec, spec = group.node, self.codec, Spec.of(x)
-        payload, inner = await node.call(codec.encode, x, state["codec"], key)
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        codec = self.codec
+        if codec.algebra is Algebra.OPAQUE and scatters(group.route, group.size, x.numel()):
+            return await self._scatter(x, state, key, group, residual)
+        node, spec = group.node, Spec.of(x)
+        payload, lost, inner = await node.call(_encode, codec, x, residual, state["codec"], key)
         own = partial(codec.decode, payload, spec, key)
         state = {**state, "codec": inner}
         if codec.algebra is Algebra.LINEAR:
@@ -94,33 +104,49 @@ class Lifted(Reducer):
         else:
             buffers = tuple(await group.all_gather(payload.buffer))
             mean = await node.share(_mean_of_decoded, codec, spec, key.shared(), buffers)
-        return Reduced(mean, own, state)
+        return Reduced(mean, own, state, lost)
 
-    async def _scatter(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
+    async def _scatter(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None
+    ) -> Reduced:
         node, codec, size = group.node, self.codec, group.size
         shards = x.reshape(-1).tensor_split(size)
+        kept = [None] * size if residual is None else residual.reshape(-1).tensor_split(size)
         specs = [Spec.of(shard) for shard in shards]
         mine = specs[group.rank]
         keys = [key.child(f"shard {i}") for i in range(size)]
         server = key.child("server")
+        # The owner of a shard feeds its own error back, unless that error need not die out:
+        # the feedback of an unbiased codec of large variance grows without bound.
+        feeds_back = codec.guarantee(mine).contracts
         old = state["scatter"] or {
             "shards": tuple(codec.init(spec) for spec in specs),
             "server": codec.init(mine),
-            "residual": torch.zeros_like(shards[group.rank]),
+            "residual": torch.zeros_like(shards[group.rank]) if feeds_back else None,
         }
-        payloads, inner = await node.call(_encode_shards, codec, shards, old["shards"], keys)
+        encoded = await node.call(_encode_shards, codec, shards, kept, old["shards"], keys)
+        payloads = [payload for payload, _, _ in encoded]
         received = await group.all_to_all([payload.buffer for payload in payloads])
         mean = await node.call(
             _mean_of_decoded, codec, mine, keys[group.rank].shared(), tuple(received)
         )
-        corrected = mean + old["residual"]
-        payload, server_state = await node.call(codec.encode, corrected, old["server"], server)
-        heard = await node.call(codec.decode, payload, mine, server)
+        payload, server_lost, server_state = await node.call(
+            _encode, codec, mean, old["residual"], old["server"], server
+        )
         buffers = tuple(await group.all_gather(payload.buffer))
         whole = await node.share(_decode_shards, codec, tuple(specs), server.shared(), buffers)
-        scatter = {"shards": inner, "server": server_state, "residual": corrected - heard}
-        own = partial(_decode_own, codec, Spec.of(x), specs, keys, payloads)
-        return Reduced(whole.reshape(x.shape), own, {**state, "scatter": scatter})
+        scatter = {
+            "shards": tuple(inner for _, _, inner in encoded),
+            "server": server_state,
+            "residual": server_lost,
+        }
+        lost = [piece for _, piece, _ in encoded if piece is not None]
+        return Reduced(
+            whole.reshape(x.shape),
+            partial(_decode_own, codec, Spec.of(x), specs, keys, payloads),
+            {**state, "scatter": scatter},
+            torch.cat(lost).reshape(x.shape) if lost else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -149,11 +175,18 @@ def _mean_of_decoded(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, 
     return mean_in_order(decoded, len(buffers))
 
 
-def _encode_shards(
-    codec: Codec, shards: list[Tensor], states: tuple[State, ...], keys: list[Key]
-) -> tuple[list[Payload], tuple[State, ...]]:
-    encoded = [codec.encode(shard, *rest) for shard, *rest in zip(shards, states, keys)]
-    return [payload for payload, _ in encoded], tuple(state for _, state in encoded)
+def _encode(
+    codec: Codec, x: Tensor, residual: Tensor | None, state: State, key: Key
+) -> tuple[Payload, Tensor | None, State]:
+    """The payload, what was lost if a residual is kept, and the new state."""
+    if residual is None:
+        payload, state = codec.encode(x, state, key)
+        return payload, None, state
+    return codec.encode_feedback(x, residual.to(x.device), state, key)
+
+
+def _encode_shards(codec: Codec, *shards: Sequence[Any]) -> list[tuple[Payload, Any, State]]:
+    return [_encode(codec, *shard) for shard in zip(*shards)]
 
 
 def _decode_own(

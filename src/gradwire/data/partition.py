@@ -64,6 +64,7 @@ class Dirichlet(Partition):
         "Hsu et al. 2019, Measuring the effects of non-identical data distribution for "
         "federated visual classification"
     )
+    examples = ("dirichlet(0.5)",)
     alpha: float
 
     def __post_init__(self) -> None:

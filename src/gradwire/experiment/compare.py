@@ -9,7 +9,7 @@ from typing import Any
 from gradwire.core.errors import NonFiniteError
 from gradwire.experiment.config import Config
 from gradwire.experiment.record import Row
-from gradwire.experiment.runner import Progress, Run, simulate
+from gradwire.experiment.runner import Progress, Run, simulate, use_threads
 from gradwire.experiment.setup import DIMENSIONS, prepare
 
 FP32, FP16 = "identity", "fp16"
@@ -60,7 +60,8 @@ def compare(
     """
     configs = with_baselines([_canonical(config) for config in configs])
     # One measured gradient time serves all: the methods differ in communication, not in this.
-    compute = prepare(configs[0]).config.compute
+    with use_threads(configs[0].threads):
+        compute = prepare(configs[0]).config.compute
     outcomes = []
     for config in configs:
         name = label(config)
@@ -107,6 +108,7 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
             run.config.bandwidth: run.virtual_time_s,
             **run.summary["virtual_times_s"],
         },
+        "dropped_steps": run.summary["dropped_steps"],
         "wall_time_s": run.summary["wall_time_s"],
     }
 

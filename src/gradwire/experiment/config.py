@@ -5,12 +5,18 @@ file, the command line and the records of a run.
 """
 
 import json
+import math
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gradwire.core.notation import unknown_name
+
+_MAX_THREADS = 1024
+NonFinite = Literal["error", "skip"]
+Evaluation = Literal["auto", "vmap", "sequential"]
+NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
 
 
 @dataclass(frozen=True)
@@ -62,17 +68,17 @@ class Config:
     stragglers: str = "nobody"
     """nobody, sometimes(0.1, slowdown=5.0), always((0,), slowdown=2.0)."""
     charge_coding: bool = False
-    """Let the measured time of encoding, decoding and averaging pass in virtual time too."""
+    """Let the measured time of coding, averaging and updating pass in virtual time too."""
 
     seed: int = 0
     """Of every random draw."""
     eval_every: int = 0
     """Steps between two evaluations; 0: ten in all."""
-    nonfinite: Literal["error", "skip"] = "error"
-    """On NaN or Inf in a gradient: stop, or drop that step on every worker."""
+    nonfinite: NonFinite = "error"
+    """On NaN or Inf in a gradient: stop, or drop that step (bsp: on every worker)."""
     device: str = "cpu"
     """Where gradients are evaluated: cpu, cuda."""
-    evaluation: Literal["auto", "vmap", "sequential"] = "auto"
+    evaluation: Evaluation = "auto"
     """Gradients of all workers in one batch, or one after another."""
     threads: int = 0
     """CPU threads of torch; 0: as many as torch takes. One is fastest for small networks."""
@@ -89,8 +95,18 @@ class Config:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.steps == 0 and not self.epochs > 0:
             raise ValueError(f"epochs must be above 0 (or give steps), got {self.epochs}")
+        for name in ("epochs", "clip_norm"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
         if self.clip_norm < 0:
             raise ValueError(f"clip_norm must be at least 0, got {self.clip_norm}")
+        if self.threads > _MAX_THREADS:
+            raise ValueError(f"threads must be at most {_MAX_THREADS}, got {self.threads}")
+        for name, choices in (("nonfinite", NONFINITE), ("evaluation", EVALUATION)):
+            if getattr(self, name) not in choices:
+                raise ValueError(unknown_name(name, str(getattr(self, name)), list(choices)))
+        if not all(isinstance(bandwidth, str) for bandwidth in self.what_if):
+            raise ValueError(f'what_if must be strings such as "10Gbit", got {self.what_if}')
 
     def to_toml(self) -> str:
         return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(self).items())
@@ -101,6 +117,8 @@ class Config:
             values = tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ValueError(f"there is no configuration file {path}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
         return Config.from_dict(values, str(path))

@@ -1,10 +1,10 @@
 """The records of a run: a folder with `config.toml`, `metrics.jsonl`, `summary.json`.
 
-While the run goes on it also holds `checkpoint.pt`, from which an interrupted run goes on to the
-same bits. Files are replaced atomically, so a record is never half written. Reports and tables
-are made from records alone.
+It also holds `checkpoint.pt`, from which an interrupted run goes on to the same bits. Files are
+replaced atomically, so a record is never half written.
 """
 
+import io
 import json
 import os
 from pathlib import Path
@@ -53,58 +53,35 @@ class Record:
     def config(self) -> Config:
         return Config.from_toml(self.folder / _CONFIG)
 
-    @property
-    def summary(self) -> Row | None:
-        path = self.folder / _SUMMARY
-        return json.loads(path.read_text()) if path.exists() else None
-
-    @property
-    def metrics(self) -> list[Row]:
-        return [json.loads(line) for line in (self.folder / _METRICS).read_text().splitlines()]
-
     def append(self, row: Row, checkpoint: dict[str, Any]) -> None:
         """Adds a row of metrics and the state of the run after it."""
-        # Metrics first: a row without its checkpoint is cut off again by `resume`.
+        # Metrics first: `resume` writes them anew as the checkpoint has them.
         with (self.folder / _METRICS).open("a") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary = self.folder / (_CHECKPOINT + ".tmp")
-        torch.save(checkpoint, temporary)
-        os.replace(temporary, self.folder / _CHECKPOINT)
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        self._write(_CHECKPOINT, content.getbuffer())
 
-    def resume(self) -> tuple[list[Row], dict[str, Any] | None]:
-        """The metrics up to the last checkpoint, and the checkpoint if there is one."""
+    def resume(self) -> dict[str, Any] | None:
+        """The last checkpoint if there is one; metrics go back to what they were then."""
         path = self.folder / _CHECKPOINT
-        if not path.exists():
-            self._write(_METRICS, b"")
-            return [], None
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        rows = []
-        for line in (self.folder / _METRICS).read_text().splitlines():
-            row = _row(line)
-            if row is None or row["step"] > checkpoint["step"]:
-                break
-            rows.append(row)
+        checkpoint: dict[str, Any] | None = None
+        if path.exists():
+            try:
+                checkpoint = torch.load(path, weights_only=True)
+            except Exception as error:  # torch raises many kinds for bytes it cannot read
+                raise ValueError(f"{path} is damaged ({error}); start a new run") from error
+        rows = checkpoint["metrics"] if checkpoint else []
         self._write(_METRICS, "".join(json.dumps(row) + "\n" for row in rows).encode())
-        return rows, checkpoint
+        return checkpoint
 
     def finish(self, summary: Row) -> None:
         self._write(_SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, content: bytes | memoryview) -> None:
         temporary = self.folder / (name + ".tmp")
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.folder / name)
-
-
-def _row(line: str) -> Row | None:
-    """A line of metrics; None if a crash cut it off."""
-    try:
-        row: Row = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return row

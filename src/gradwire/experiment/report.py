@@ -27,12 +27,12 @@ def format_seconds(seconds: float) -> str:
 
 def comparison_table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
-    table.add_column("method", overflow="fold")
+    table.add_column("method", overflow="fold", min_width=16)
     for column in ("test\nacc.", "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
         table.add_column(column, justify="right", no_wrap=True)
     bandwidths = next((list(row["virtual_times_s"]) for row in rows if "failure" not in row), [])
-    for bandwidth in bandwidths:
-        table.add_column(f"time at\n{bandwidth}", justify="right", no_wrap=True)
+    for name in network_names(bandwidths):
+        table.add_column(f"time at\n{name}", justify="right", no_wrap=True)
     for row in rows:
         if "failure" in row:
             table.add_row(row["method"], "diverged")
@@ -46,6 +46,33 @@ def comparison_table(rows: Sequence[Row]) -> Table:
             *(format_seconds(seconds) for seconds in row["virtual_times_s"].values()),
         )
     return table
+
+
+def network_names(bandwidths: Sequence[str]) -> list[str]:
+    """What a column is called: the bandwidth, or a number where each node has its own."""
+    return [
+        f"net {number}" if "," in bandwidth else bandwidth.removesuffix("/s")
+        for number, bandwidth in enumerate(bandwidths, start=1)
+    ]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What the table cannot say: networks with a number, steps dropped, methods that failed."""
+    done = [row for row in rows if "failure" not in row]
+    bandwidths = list(done[0]["virtual_times_s"]) if done else []
+    return [
+        *(
+            f"{name}: {bandwidth}"
+            for name, bandwidth in zip(network_names(bandwidths), bandwidths)
+            if "," in bandwidth
+        ),
+        *(
+            f"{row['method']} dropped {row['dropped_steps']} steps because of NaN or infinity"
+            for row in done
+            if row["dropped_steps"]
+        ),
+        *(f"{row['method']} {row['failure']}" for row in rows if "failure" in row),
+    ]
 
 
 def _times(ratio: float | None) -> str:
@@ -75,7 +102,7 @@ def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
             (by_bytes, [row["bytes_sent"] / run.config.workers for row in run.metrics]),
         ):
             axes.plot(values, accuracy, label=outcome.label, marker="o", markersize=3, **style)
-    by_time.set_xlabel(f"virtual time at {bandwidth}/s")
+    by_time.set_xlabel(f"virtual time at {network_names([bandwidth])[0]}")
     by_bytes.set_xlabel("sent per worker")
     by_time.set_ylabel("test accuracy [%]")
     for axes, unit in ((by_time, "s"), (by_bytes, "B")):

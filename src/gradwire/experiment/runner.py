@@ -6,9 +6,10 @@ is what is evaluated and what a checkpoint holds.
 """
 
 import contextlib
+import math
 import platform
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from gradwire.experiment.setup import Experiment, prepare
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.virtual import VirtualEngine
 from gradwire.training.gradient import GradientRequest
-from gradwire.training.worker import average
 
 Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
 
@@ -39,8 +39,8 @@ class Run:
     config: Config  # as resolved
     metrics: list[Row]
     summary: Row
-    params: Tensor  # [d], the mean over workers
-    buffers: dict[str, Tensor]
+    params: Tensor  # [d], what the workers agreed on last
+    buffers: Mapping[str, Tensor]  # running statistics of rank 0
     replicas: list[Replica]
     ledger: Ledger
 
@@ -78,7 +78,7 @@ def simulate(
     written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
     values = {**(asdict(config) if config else {}), **written}
     chosen = Config.from_dict(values, "simulate")
-    with _threads(chosen.threads):
+    with use_threads(chosen.threads):
         experiment = prepare(chosen)
         record = Record.create(Path(out), experiment.config) if out is not None else None
         return _Simulation(experiment, record).run(progress)
@@ -87,12 +87,13 @@ def simulate(
 def resume(folder: str | Path, progress: Progress | None = None) -> Run:
     """Goes on with an interrupted run; it ends in the same bits as one that was not."""
     record = Record.open(Path(folder))
-    with _threads(record.config.threads):
+    with use_threads(record.config.threads):
         return _Simulation(prepare(record.config), record).run(progress)
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def use_threads(count: int) -> Iterator[None]:
+    """Lets torch use so many CPU threads for a while; 0: as many as it uses now."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -117,6 +118,7 @@ class _Simulation:
         # The same run on other networks: clocks only, played from the trace of each segment.
         self.others = {name: VirtualEngine(net) for name, net in experiment.what_if.items()}
         self.step = 0
+        self.wall_s = 0.0
         self.metrics: list[Row] = []
         self.replicas = self.plan.initial_replicas()
 
@@ -131,14 +133,15 @@ class _Simulation:
             self._segment(min(self.step + self.config.eval_every, self.plan.num_steps))
             row = self._measure()
             self.metrics.append(row)
+            self.wall_s, start = self.wall_s + time.perf_counter() - start, time.perf_counter()
             if self.record is not None:
                 self.record.append(row, self._checkpoint())
             if progress is not None:
                 progress(row, self.plan.num_steps)
-        summary = self._summary(time.perf_counter() - start)
+        summary = self._summary()
         if self.record is not None:
             self.record.finish(summary)
-        params, buffers = average(self.replicas)
+        params, buffers = self._model()
         return Run(
             self.config, self.metrics, summary, params, buffers, self.replicas, self.engine.ledger
         )
@@ -159,9 +162,13 @@ class _Simulation:
                 )
             engine.run([trace.replay] * self.config.workers)
 
+    def _model(self) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """What is evaluated and kept: nothing in it that rank 0 has not got or been sent."""
+        first = self.replicas[0]
+        return self.plan.synchronization.agreed(first), first.buffers
+
     def _measure(self) -> Row:
-        params, buffers = average(self.replicas)
-        test = self.plan.task.evaluate(params, buffers, self.experiment.test_batches())
+        test = self.plan.task.evaluate(*self._model(), self.experiment.test_batches())
         losses = [float(r.loss) for r in self.replicas if r.loss is not None]
         return {
             "step": self.step,
@@ -169,12 +176,13 @@ class _Simulation:
             "virtual_time_s": self.engine.now,
             "virtual_times_s": {name: engine.now for name, engine in self.others.items()},
             "bytes_sent": self.engine.ledger.total_bytes,
-            "train_loss": sum(losses) / len(losses) if losses else None,
-            "test_loss": test.loss,
+            "train_loss": _number(sum(losses) / len(losses)) if losses else None,
+            "test_loss": _number(test.loss),
             "test_accuracy": test.accuracy,
+            "dropped_steps": max(replica.num_dropped for replica in self.replicas),
         }
 
-    def _summary(self, wall_s: float) -> Row:
+    def _summary(self) -> Row:
         ledger, last = self.engine.ledger, self.metrics[-1]
         worker_steps = self.config.workers * self.plan.num_steps
         return {
@@ -190,7 +198,8 @@ class _Simulation:
             "messages_sent": ledger.total_messages,
             "bytes_by_link": ledger.link_bytes,
             "bytes_by_tensor": dict(ledger.tensor_bytes),
-            "wall_time_s": wall_s,
+            "dropped_steps": last["dropped_steps"],
+            "wall_time_s": self.wall_s,
             "call_time_s": dict(self.engine.call_s),
             "kernels": kernels.backend(),
             "versions": {
@@ -206,13 +215,25 @@ class _Simulation:
             "replicas": [_to_dict(replica) for replica in self.replicas],
             "engines": [_engine_state(engine) for engine in (self.engine, *self.others.values())],
             "ledger": self.engine.ledger.snapshot(),
+            "metrics": self.metrics,
+            "wall_s": self.wall_s,
+            "call_s": dict(self.engine.call_s),
+            "config": self.config.to_toml(),
         }
 
     def _restore(self) -> None:
         assert self.record is not None
-        self.metrics, saved = self.record.resume()
+        saved = self.record.resume()
         if saved is None:
             return
+        if saved["config"] != self.config.to_toml():
+            raise ValueError(
+                f"{self.record.folder}: config.toml is not the configuration this run was started "
+                "with; put it back, or start a new run"
+            )
+        self.metrics = saved["metrics"]
+        self.wall_s = saved["wall_s"]
+        self.engine.call_s.update(saved["call_s"])
         self.step = saved["step"]
         self.replicas = [Replica(**values) for values in saved["replicas"]]
         engines = (self.engine, *self.others.values())
@@ -220,6 +241,11 @@ class _Simulation:
             engine.clocks = list(state["clocks"])
             engine.nics.restore(state["nics"])
         self.engine.ledger.restore(saved["ledger"])
+
+
+def _number(value: float) -> float | None:
+    """JSON knows no NaN and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _to_dict(replica: Replica) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def prepare(config: Config) -> Experiment:
     partition = PARTITIONS.parse(config.partition)
     compute = COMPUTE_TIME.parse(config.compute)
     stragglers = STRAGGLERS.parse(config.stragglers)
+    stragglers.check(config.workers)
     network = Network.parse(config.workers, config.bandwidth, config.latency)
     what_if = {
         bandwidth: Network.parse(config.workers, bandwidth, config.latency)
@@ -94,7 +95,7 @@ def prepare(config: Config) -> Experiment:
     model = MODELS.parse(config.model or default_model(dataset))
 
     key = Key(config.seed)
-    device = torch.device(config.device)
+    device = _device(config.device)
     module = build_seeded(model, dataset.input_shape, dataset.num_classes, config.seed)
     task = Task(model, module, device, config.evaluation)
     if device.type != "cpu":
@@ -138,11 +139,20 @@ def prepare(config: Config) -> Experiment:
     return Experiment(resolved, plan, dataset, network, what_if, computer, sampler.steps_per_epoch)
 
 
-def _speeds(config: Config) -> tuple[float, ...]:
+def _device(name: str) -> torch.device:
     try:
-        speeds = tuple(float(v) for v in per_node(config.speeds, config.workers, "speeds"))
-    except ValueError as error:
-        raise ValueError(f"speeds {config.speeds!r}: {error}") from None
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used here: {reason}. Try cpu.") from None
+
+
+def _speeds(config: Config) -> tuple[float, ...]:
+    values = per_node(config.speeds, config.workers, "speeds")
+    try:
+        speeds = tuple(float(value) for value in values)
+    except ValueError:
+        raise ValueError(f"speeds must be numbers, got {config.speeds!r}") from None
     if not all(0 < speed < float("inf") for speed in speeds):
         raise ValueError(f"speeds must be above 0, got {config.speeds!r}")
     return speeds

@@ -38,7 +38,7 @@ def build_seeded(
     Torch's global generator is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed CUDA too
         return model.build(input_shape, num_classes)
 
 

@@ -19,9 +19,9 @@ class ComputeTime(Expression, ABC):
     def sample(self, key: Key) -> float: ...
 
 
-def _check_positive(name: str, seconds: float) -> None:
-    if not (seconds >= 0 and math.isfinite(seconds)):
-        raise ValueError(f"{name}: seconds must be a finite number >= 0, got {seconds}")
+def _check_finite(name: str, value: float) -> None:
+    if not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be a finite number >= 0, got {value}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,7 +33,7 @@ class Fixed(ComputeTime):
     examples = ("fixed(0.01)",)
 
     def __post_init__(self) -> None:
-        _check_positive("fixed", self.seconds)
+        _check_finite("fixed: seconds", self.seconds)
 
     def sample(self, key: Key) -> float:
         return self.seconds
@@ -57,8 +57,8 @@ class Uniform(ComputeTime):
     examples = ("uniform(0.01, high=0.02)",)
 
     def __post_init__(self) -> None:
-        _check_positive("uniform", self.low)
-        _check_positive("uniform", self.high)
+        _check_finite("uniform: low", self.low)
+        _check_finite("uniform: high", self.high)
         if self.high < self.low:
             raise ValueError(f"uniform: high {self.high} is below low {self.low}")
 
@@ -76,8 +76,8 @@ class Exponential(ComputeTime):
     examples = ("exponential(0.01)", "exponential(0.01, shift=0.005)")
 
     def __post_init__(self) -> None:
-        _check_positive("exponential", self.mean)
-        _check_positive("exponential", self.shift)
+        _check_finite("exponential: mean", self.mean)
+        _check_finite("exponential: shift", self.shift)
         if self.mean < self.shift:
             raise ValueError(f"exponential: mean {self.mean} is below shift {self.shift}")
 
@@ -95,8 +95,8 @@ class Lognormal(ComputeTime):
     examples = ("lognormal(0.01, sigma=0.5)",)
 
     def __post_init__(self) -> None:
-        _check_positive("lognormal", self.mean)
-        _check_positive("lognormal: sigma", self.sigma)
+        _check_finite("lognormal: mean", self.mean)
+        _check_finite("lognormal: sigma", self.sigma)
 
     def sample(self, key: Key) -> float:
         normal = float(key.normal(1))
@@ -105,6 +105,9 @@ class Lognormal(ComputeTime):
 
 class Stragglers(Expression, ABC):
     """Which nodes are slow, and when."""
+
+    def check(self, num_nodes: int) -> None:
+        """Refuses stragglers that do not exist."""
 
     @abstractmethod
     def factor(self, rank: int, key: Key) -> float:
@@ -131,7 +134,7 @@ class Sometimes(Stragglers):
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
             raise ValueError(f"sometimes: probability must lie in 0 .. 1, got {self.probability}")
-        _check_positive("sometimes: slowdown", self.slowdown)
+        _check_finite("sometimes: slowdown", self.slowdown)
 
     def factor(self, rank: int, key: Key) -> float:
         return self.slowdown if float(key.uniform64(1)) < self.probability else 1.0
@@ -147,7 +150,11 @@ class Always(Stragglers):
     examples = ("always((0, 3), slowdown=2.0)",)
 
     def __post_init__(self) -> None:
-        _check_positive("always: slowdown", self.slowdown)
+        _check_finite("always: slowdown", self.slowdown)
+
+    def check(self, num_nodes: int) -> None:
+        if not all(0 <= rank < num_nodes for rank in self.ranks):
+            raise ValueError(f"{self!r}: ranks are 0 .. {num_nodes - 1}")
 
     def factor(self, rank: int, key: Key) -> float:
         return self.slowdown if rank in self.ranks else 1.0

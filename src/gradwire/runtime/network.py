@@ -82,13 +82,14 @@ class Network:
 class Nics:
     """When each NIC is free again. The state of a network between two messages."""
 
-    __slots__ = ("bandwidth", "egress_free", "ingress_free", "latency_s")
+    __slots__ = ("_delivered", "bandwidth", "egress_free", "ingress_free", "latency_s")
 
     def __init__(self, network: Network) -> None:
         self.latency_s = network.latency_s
         self.bandwidth = network.bandwidth
         self.egress_free = [0.0] * network.size
         self.ingress_free = [0.0] * network.size
+        self._delivered = [[0.0] * network.size for _ in range(network.size)]  # [dst][src]
 
     def leave(self, now: float, src: int, nbytes: int) -> float:
         """Queues a message for sending; returns when its first bit reaches the receiver."""
@@ -105,7 +106,11 @@ class Nics:
         self.ingress_free[dst] = done
         # The last bit cannot arrive before the sender has sent it.
         sent = now + nbytes / self.bandwidth[src]
-        return done if done > sent else sent
+        # Nor before the message sent before it: rounding must not let it overtake.
+        earlier = self._delivered[dst]
+        arrival = max(done, sent, earlier[src])
+        earlier[src] = arrival
+        return arrival
 
     def snapshot(self) -> dict[str, list[float]]:
         return {"egress_free": list(self.egress_free), "ingress_free": list(self.ingress_free)}

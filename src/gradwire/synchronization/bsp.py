@@ -1,4 +1,4 @@
-"""Bulk-synchronous parallel SGD (Valiant 1990; Zinkevich et al. 2010).
+"""Bulk-synchronous parallel SGD (Valiant 1990; Dekel et al. 2012).
 
 All workers hold the same model; every step they average their gradients and take the same
 optimizer step:  x <- x - lr * (1/n) sum_i grad F_i(x)

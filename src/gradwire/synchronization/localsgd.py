@@ -28,12 +28,15 @@ class LocalSGD(Synchronization):
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return {"anchor": params}  # the model all workers last agreed on
 
+    def agreed(self, replica: Replica) -> Tensor:
+        return replica.memory["anchor"]
+
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         gradient, replica = await worker.gradient(replica, step)
         if gradient is not None:
             replica = await worker.update(replica, gradient, step, shared=False)
-        if (step + 1) % self.period:
-            return replica
+        if (step + 1) % self.period and step + 1 < worker.num_steps:
+            return replica  # the last step always ends in an agreement
         anchor = replica.memory["anchor"]
         mean, replica = await worker.mean(replica.params - anchor, replica, step)
         if mean is None:

@@ -44,6 +44,7 @@ class SGD(Optimizer):
     paper: ClassVar[str] = (
         "Sutskever et al. 2013, On the importance of initialization and momentum in deep learning"
     )
+    examples = ("sgd(0.1)", "sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.0005)")
     lr: float
     momentum: float = 0.0
     nesterov: bool = False

@@ -50,6 +50,7 @@ class Step(Schedule):
     """Multiplied by gamma at each milestone, a number of steps."""
 
     paper: ClassVar[str] = "He et al. 2016, Deep residual learning for image recognition"
+    examples = ("step((100, 200))",)
     milestones: tuple[int, ...]
     gamma: float = 0.1
     warmup: int = 0  # steps

@@ -5,13 +5,14 @@ gives a synchronization algorithm its gradients, averages and updates, and is it
 node, a schedule, an architecture's groups and a reducer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from gradwire.core.codec import is_finite
 from gradwire.core.errors import NonFiniteError
 from gradwire.core.group import concatenate
 from gradwire.core.key import Key
@@ -111,25 +112,31 @@ class TrainingWorker:
     def size(self) -> int:
         return self.node.size
 
+    @property
+    def num_steps(self) -> int:
+        return self.plan.num_steps
+
     async def gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
         result = await self._evaluated(replica, step)
-        if not _is_finite(result.gradient):
+        if not is_finite(result.gradient):
             if self.plan.nonfinite == "error":
                 raise NonFiniteError(self._complaint(result.gradient, "gradient", step))
-            return None, replica
+            return None, _dropping(replica)
         return result.gradient, replica.having(buffers=result.buffers, loss=result.loss)
 
     async def mean_gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
         backward = _Gradient(self, replica, step)
         mean, exchange = await self._exchange(backward, replica, step)
         if mean is None:
-            return None, replica
+            return None, _dropping(replica)
         result = backward.result
         assert result is not None
         return mean, replica.having(exchange=exchange, buffers=result.buffers, loss=result.loss)
 
     async def mean(self, x: Tensor, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
         mean, exchange = await self._exchange(_Vector(self, x, step), replica, step)
+        if mean is None:
+            return None, _dropping(replica)
         return mean, replica.having(exchange=exchange)
 
     async def update(
@@ -175,7 +182,7 @@ class TrainingWorker:
 
     async def checked(self, x: Tensor, what: str, step: int) -> Tensor:
         """x, if it is finite on every rank that must agree about it."""
-        finite = _is_finite(x)
+        finite = is_finite(x)
         if self.plan.nonfinite == "error":
             if not finite:
                 raise NonFiniteError(self._complaint(x, what, step))
@@ -191,7 +198,7 @@ class TrainingWorker:
         return (
             f"{float(x[where])} in the {what} of {self.plan.tensor_at(where)} on rank {self.rank} "
             f'in step {step}. Lower the learning rate or set clip_norm; nonfinite="skip" drops '
-            "such steps on every worker."
+            "such steps."
         )
 
 
@@ -221,9 +228,8 @@ class _Vector:
         return await self.worker.checked(self.x, "update", self.step)
 
 
-def _is_finite(x: Tensor) -> bool:
-    # One cheap pass: a sum is finite if all terms are, unless it overflows; then look closely.
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+def _dropping(replica: Replica) -> Replica:
+    return replica.having(num_dropped=replica.num_dropped + 1)
 
 
 def _update(
@@ -237,19 +243,3 @@ def _update(
     if clip_norm is not None:
         gradient = clip_by_norm(gradient, clip_norm)
     return optimizer.update(params, gradient, state, lr)
-
-
-def average(replicas: Sequence[Replica]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The model that the workers have together: mean parameters and running statistics."""
-    first = replicas[0]
-    return (
-        _mean([replica.params for replica in replicas]),
-        {name: _mean([r.buffers[name] for r in replicas]) for name in first.buffers},
-    )
-
-
-def _mean(tensors: list[Tensor]) -> Tensor:
-    first = tensors[0]
-    if not first.is_floating_point() or all(tensor is first for tensor in tensors):
-        return first
-    return torch.stack(tensors).mean(dim=0)

@@ -1,16 +1,20 @@
-"""Error feedback (Seide et al. 2014; Stich et al. 2018; Karimireddy et al. 2019, Alg. 1).
+"""Error feedback (Seide et al. 2014; Stich et al. 2018; Karimireddy et al. 2019, Alg. 2).
 
 What compression loses now is added to what is compressed next:
 p <- g + e;   send C(p);   e <- p - C(p).
+Here g is the gradient and the optimizer comes after; in Alg. 2 it is the learning rate times the
+gradient, which is the same for a constant rate.
 So the updates applied so far plus the residuals held equal the sum of all gradients.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradwire.core.codec import Codec, State
+from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.reducer import Reduced, Reducer, lift
@@ -23,18 +27,34 @@ class EF(Reducer):
 
     inner: Codec | Reducer
 
-    paper = "Karimireddy et al. 2019, Error feedback fixes SignSGD and other compression schemes"
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, EF):
+            raise ValueError(f"ef({self.inner!r}): feedback within feedback; one ef is enough")
+
+    paper = (
+        "Karimireddy et al. 2019, Error feedback fixes SignSGD and other gradient compression "
+        "schemes"
+    )
     examples = ("ef(topk(0.01))", "ef(sign)", "ef(topk(0.1) >> qsgd(bits=4))")
 
     def init(self, spec: Spec, size: int) -> State:
+        if isinstance(self.inner, Codec) and not self.inner.guarantee(spec).contracts:
+            warnings.warn(
+                f"{self!r}: {self.inner!r} is unbiased with omega = "
+                f"{self.inner.guarantee(spec).omega:.3g}. Error feedback is sure to settle only "
+                "for contractions (omega < 1); if it diverges, drop ef(...).",
+                GradwireWarning,
+                stacklevel=2,
+            )
         residual = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
 
-    async def mean(self, x: Tensor, state: State, key: Key, group: Group) -> Reduced:
-        corrected = x + state["residual"].to(x.device)
-        reduced = await lift(self.inner).mean(corrected, state["inner"], key, group)
-        own = await group.node.call(reduced.own)
-        residual = corrected - own
-        # What was not heard is remembered here: nothing of x is left for another to remember.
-        state = {"residual": residual, "inner": reduced.state}
-        return Reduced(reduced.mean, lambda: x, state)
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        if residual is not None:
+            raise ValueError(f"{self!r} keeps its own residual: feedback within feedback")
+        inner = lift(self.inner)
+        reduced = await inner.mean(x, state["inner"], key, group, state["residual"])
+        state = {"residual": reduced.residual, "inner": reduced.state}
+        return Reduced(reduced.mean, reduced.own, state)

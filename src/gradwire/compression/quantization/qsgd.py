@@ -1,7 +1,7 @@
 """QSGD (Alistarh et al. 2017, "QSGD: communication-efficient SGD via gradient quantization").
 
 Each bucket of elements is divided by its norm and rounded at random to one of s + 1 levels:
-Q(v_i) = norm * sign(v_i) * xi_i,  E xi_i = |v_i| / norm   (their eq. 4).  It is unbiased, with
+Q(v_i) = norm * sign(v_i) * xi_i,  E xi_i = |v_i| / norm   (their sec. 3.1).  It is unbiased, with
 relative variance at most min(b / s^2, sqrt(b) / s) for buckets of b elements (Lemma 3.1). With the
 maximum in place of the Euclidean norm, as in their experiments, rounding a fraction p costs
 p(1 - p) <= 1/4 of a squared step, so b / (4 s^2) holds.

@@ -1,7 +1,7 @@
 """Scaled sign: one bit per element (Karimireddy et al. 2019, "Error feedback fixes SignSGD").
 
 C(x) = (|x|_1 / d) sign(x), with sign(0) = +1. It is a contraction with
-delta = |x|_1^2 / (d |x|_2^2), which is 2/pi for a Gaussian and never less than 1/d (their Lemma 8).
+delta = |x|_1^2 / (d |x|_2^2), which is 2/pi for a Gaussian and never less than 1/d.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ from gradwire.core.spec import Spec
 class Sign(Codec):
     """Send one bit per element, and the mean magnitude."""
 
-    paper = "Karimireddy et al. 2019, Error feedback fixes SignSGD and other compression schemes"
+    paper = (
+        "Karimireddy et al. 2019, Error feedback fixes SignSGD and other gradient compression "
+        "schemes"
+    )
 
     leaves = Kind.SYMBOLS
     parts = ("scale", "values")
