@@ -114,7 +114,8 @@ def test_the_wire_carries_the_bits_and_a_norm_per_bucket(bits, bucket, numel) ->
     payload, _ = QSGD(bits=bits, bucket=bucket).encode(torch.ones(numel), None, Key(0))
     norms = 4 * -(-numel // bucket)
     assert payload.nbytes <= -(-bits * numel // 8) + norms + 40
-    assert payload.nbytes >= bits * numel / 8 + norms
+    entropy = math.log2(2**bits - 1)  # two bits are three levels, five of them in a byte
+    assert payload.nbytes >= entropy * numel / 8 + norms
 
 
 def test_ranks_round_differently_and_steps_too() -> None:

@@ -54,8 +54,13 @@ class RingGroup(Group):
         await self._pass_around(chunks, right)
         return await node.share(concatenate, tuple(chunks))
 
-    async def reduce_tree(self, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Merges from rank 0 to the last, which sends the result around."""
+    async def reduce_tree(
+        self,
+        x: Tensor,
+        merge: Callable[[Tensor, Tensor], Tensor],
+        settle: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> Tensor:
+        """Merges from rank 0 to the last, which settles the result and sends it around."""
         node, up, down = self.node, self._tag(), self._tag()
         right, left, last = (self.rank + 1) % self.size, (self.rank - 1) % self.size, self.size - 1
         if self.rank > 0:
@@ -63,6 +68,8 @@ class RingGroup(Group):
         if self.rank < last:
             await node.send(right, up, x, self.label)
             x = await node.recv(left, down)
+        else:
+            x = await node.call(settle, x)
         if self.size > 1 and self.rank != last - 1:
             await node.send(right, down, x, self.label)
         return x

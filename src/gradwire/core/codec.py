@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
+from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
 # None, a number, a tensor, or a tuple / dict of states: what a checkpoint can hold.
 State: TypeAlias = Any
@@ -100,6 +100,19 @@ class Codec(Compression):
         """
         return False
 
+    @property
+    def coder(self) -> "Codec | None":
+        """The coder of symbols that follows if the notation names none; usually fixed width."""
+        return None
+
+    def statistic(self, x: Tensor) -> Tensor | None:
+        """A short vector of which all ranks take the maximum before they encode, if any."""
+        return None
+
+    def agreed(self, statistic: Tensor) -> "Codec":
+        """This codec, knowing the maximum of everyone's `statistic`."""
+        return self
+
     def init(self, spec: Spec) -> State:
         """The state before the first step; most codecs have none."""
         return None
@@ -121,6 +134,8 @@ class Codec(Compression):
         return spec
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        if self.coder is not None:
+            return (self >> self.coder).encode(x, state, key)
         spec = Spec.of(x)
         check_input(self, x)
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
@@ -128,7 +143,7 @@ class Codec(Compression):
         if self.leaves is Kind.SYMBOLS:
             alphabet = self.values_spec(spec.flat(), parts).alphabet
             assert alphabet is not None
-            wire["values"] = kernels.pack_uints(wire["values"], symbol_bits(alphabet))
+            wire["values"] = pack_symbols(wire["values"], alphabet)
         return Payload.pack(wire, self.context(spec)), state
 
     def encode_feedback(
@@ -144,6 +159,8 @@ class Codec(Compression):
 
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
+        if self.coder is not None:
+            return (self >> self.coder).decode(payload, spec, key)
         parts = dict(payload.parts)
         flat = spec.flat()
         if self.leaves is not Kind.NOTHING:
@@ -152,6 +169,8 @@ class Codec(Compression):
 
     def unpack(self, buffer: Tensor, spec: Spec) -> Payload:
         """The payload in received bytes; `WireError` unless this codec made it for `spec`."""
+        if self.coder is not None:
+            return (self >> self.coder).unpack(buffer, spec)
         return Payload.unpack(buffer, self.parts, self.context(spec))
 
     def merge(self, a: Payload, b: Payload) -> Payload:
@@ -159,6 +178,10 @@ class Codec(Compression):
         if self.algebra is not Algebra.LINEAR:
             raise TypeError(f"{self!r} is {self.algebra.name}: its payloads cannot be merged")
         return a.replace(values=a.parts["values"] + b.parts["values"])
+
+    def settle(self, merged: Payload, spec: Spec, size: int) -> Payload:
+        """What `size` merged payloads come to: a MERGE codec may shorten it before it goes out."""
+        return merged
 
     def context(self, spec: Spec) -> int:
         """What the checksum of every payload of this codec and tensor starts from."""
@@ -172,14 +195,8 @@ class Codec(Compression):
     def _checked_values(self, values: Tensor, spec: Spec) -> Tensor:
         if self.leaves is Kind.SYMBOLS:
             assert spec.alphabet is not None
-            bits = symbol_bits(spec.alphabet)
-            expect(values, "values", -(-spec.numel * bits // 8), torch.uint8)
-            symbols = kernels.unpack_uints(values, bits, spec.numel)
-            if spec.alphabet != 1 << bits and symbols.numel():
-                largest = int(symbols.max())
-                if largest >= spec.alphabet:
-                    raise WireError(f"symbol {largest}, expected 0 .. {spec.alphabet - 1}")
-            return symbols
+            expect(values, "values", packed_bytes(spec.numel, spec.alphabet), torch.uint8)
+            return unpack_symbols(values, spec.numel, spec.alphabet)
         return expect(values, "values", spec.numel, spec.dtype)
 
 
@@ -217,11 +234,6 @@ def expect_scale(part: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     if not bool(((part >= 0) & torch.isfinite(part)).all()):
         raise WireError("scale: negative or not finite")
     return part
-
-
-def symbol_bits(alphabet: int) -> int:
-    """Bits of one symbol at fixed width."""
-    return max(1, (alphabet - 1).bit_length())
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -330,6 +342,10 @@ class Chain(Codec):
     @property
     def algebra(self) -> Algebra:
         return min(stage.algebra for stage in self.stages)
+
+    @property
+    def coder(self) -> Codec | None:
+        return self.stages[-1].coder
 
     @property
     def takes(self) -> Kind:

@@ -62,8 +62,18 @@ class Group:
         mine = await node.call(mean_in_order, tuple(received), self.size)
         return await node.share(concatenate, tuple(await self.all_gather(mine)))
 
-    async def reduce_tree(self, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Merges pairwise up a binomial tree to rank 0, then sends the result down again."""
+    async def max(self, x: Tensor) -> Tensor:
+        """The elementwise maximum over all ranks of a short vector."""
+        gathered = await self.all_gather(x)
+        return await self.node.share(maximum, tuple(gathered))
+
+    async def reduce_tree(
+        self,
+        x: Tensor,
+        merge: Callable[[Tensor, Tensor], Tensor],
+        settle: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> Tensor:
+        """Merges pairwise up a binomial tree; rank 0 settles the result and sends it down."""
         node, up, down = self.node, self._tag(), self._tag()
         span = 1
         while span < self.size and self.rank % (2 * span) == 0:
@@ -71,7 +81,9 @@ class Group:
                 other = await node.recv(self.rank + span, up)
                 x = await node.call(merge, x, other)
             span *= 2
-        if self.rank != 0:
+        if self.rank == 0:
+            x = await node.call(settle, x)
+        else:
             await node.send(self.rank - span, up, x, self.label)
             x = await node.recv(self.rank - span, down)
         while span > 1:
@@ -100,3 +112,7 @@ def is_half(x: Tensor) -> bool:
 
 def concatenate(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(pieces))
+
+
+def maximum(pieces: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(pieces)).amax(dim=0)

@@ -89,8 +89,11 @@ class Lifted(Reducer):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         codec = self.codec
+        statistic = codec.statistic(x)
+        if statistic is not None:
+            codec = codec.agreed(await group.max(statistic))
         if codec.algebra is Algebra.OPAQUE and scatters(group.route, group.size, x.numel()):
-            return await self._scatter(x, state, key, group, residual)
+            return await self._scatter(codec, x, state, key, group, residual)
         node, spec = group.node, Spec.of(x)
         payload, lost, inner = await node.call(_encode, codec, x, residual, state["codec"], key)
         own = partial(codec.decode, payload, spec, key)
@@ -99,7 +102,8 @@ class Lifted(Reducer):
             values = await group.mean(payload.parts["values"])
             mean = await node.share(_decode_values, codec, spec, key.shared(), values)
         elif codec.algebra is Algebra.MERGE:
-            merged = await group.reduce_tree(payload.buffer, _Merge(codec, spec))
+            tree = _Merge(codec, spec, group.size)
+            merged = await group.reduce_tree(payload.buffer, tree.merge, tree.settle)
             mean = await node.share(_decode, codec, spec, key.shared(), merged)
         else:
             buffers = tuple(await group.all_gather(payload.buffer))
@@ -107,9 +111,9 @@ class Lifted(Reducer):
         return Reduced(mean, own, state, lost)
 
     async def _scatter(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None
+        self, codec: Codec, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None
     ) -> Reduced:
-        node, codec, size = group.node, self.codec, group.size
+        node, size = group.node, group.size
         shards = x.reshape(-1).tensor_split(size)
         kept = [None] * size if residual is None else residual.reshape(-1).tensor_split(size)
         specs = [Spec.of(shard) for shard in shards]
@@ -155,10 +159,15 @@ class _Merge:
 
     codec: Codec
     spec: Spec
+    size: int
 
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+    def merge(self, a: Tensor, b: Tensor) -> Tensor:
         unpack = self.codec.unpack
         return self.codec.merge(unpack(a, self.spec), unpack(b, self.spec)).buffer
+
+    def settle(self, merged: Tensor) -> Tensor:
+        payload = self.codec.unpack(merged, self.spec)
+        return self.codec.settle(payload, self.spec, self.size).buffer
 
 
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:

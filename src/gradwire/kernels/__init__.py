@@ -21,10 +21,12 @@ __all__ = [
     "GradwireWarning",
     "backend",
     "ones_positions",
+    "pack_digits",
     "pack_ones",
     "pack_signs",
     "pack_uints",
     "philox_words",
+    "unpack_digits",
     "unpack_signs",
     "unpack_uints",
 ]
@@ -73,6 +75,29 @@ def unpack_uints(packed: Tensor, width: int, count: int) -> Tensor:
     _check_packed("unpack_uints", packed, count * width)
     run = _dispatch.pick(packed.device, _native_bits.unpack_uints, _bits.unpack_uints)
     return run(packed.reshape(-1), width, count)
+
+
+def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
+    """Integers in 0 .. base - 1, `digits` of them in each byte, as uint8 [ceil(n / digits)].
+
+    The first of a byte is its least significant digit. A value out of range is a ValueError.
+    """
+    if base < 2 or base**digits > 256:
+        raise ValueError(f"{digits} digits of base {base} do not fit into a byte")
+    values = values.reshape(-1)
+    if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < base:
+        raise ValueError(f"pack_digits takes 0 .. {base - 1}, got {int(values.max())}")
+    return _bits.pack_digits(values, base, digits)
+
+
+def unpack_digits(packed: Tensor, base: int, digits: int, count: int) -> Tensor:
+    """The inverse of `pack_digits`, as int32 [count]."""
+    if packed.dtype != torch.uint8 or packed.numel() != -(-count // digits):
+        raise ValueError(
+            f"{count} digits of base {base} take {-(-count // digits)} bytes of uint8, got "
+            f"{packed.numel()} of {packed.dtype}"
+        )
+    return _bits.unpack_digits(packed, base, digits, count)
 
 
 def pack_signs(x: Tensor) -> Tensor:

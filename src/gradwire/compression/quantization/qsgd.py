@@ -14,6 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire.compression.quantization._buckets import (
+    clamp_to,
+    from_buckets,
+    num_buckets,
+    round_at_random,
+    to_buckets,
+)
 from gradwire.core.codec import (
     Codec,
     Guarantee,
@@ -69,7 +76,7 @@ class QSGD(Codec):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         s = self.num_levels
         dtype = scale_dtype(x.dtype)
-        buckets = self._in_buckets(x.to(dtype))  # [num_buckets, bucket]
+        buckets = to_buckets(x.to(dtype), self.bucket)  # [num_buckets, bucket]
         if self.norm == "max":
             scale = buckets.abs().amax(dim=1) if x.numel() else buckets.new_zeros(0)
         else:
@@ -77,25 +84,13 @@ class QSGD(Codec):
         # An all-zero bucket divides by one instead of its norm. A norm rounded down to the
         # wire's dtype may lie below the largest element: clamp that to the top level.
         safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-        scaled = ((buckets / safe[:, None]).reshape(-1)[: x.numel()] * s).clamp(-s, s)
-        floor = scaled.floor()
-        # Round up with probability scaled - floor, resolved to 2^-16 of a step.
-        dither = (key.halfwords(x.numel(), x.device).to(dtype) + 0.5) * 2.0**-16
-        up = dither < scaled - floor
-        return {"scale": scale, "values": (floor + up + s).to(torch.int32)}, state
+        scaled = from_buckets(buckets / safe[:, None], x.numel()) * s
+        levels = round_at_random(scaled.clamp(-s, s), key) + s
+        return {"scale": scale, "values": levels.to(torch.int32)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         s = self.num_levels
         dtype = scale_dtype(spec.dtype)
-        num_buckets = -(-spec.numel // self.bucket)
-        scale = expect_scale(parts["scale"], num_buckets, dtype)
-        levels = self._in_buckets(parts["values"].to(dtype) - s)
-        x = (levels * (scale / s)[:, None]).reshape(-1)[: spec.numel]
-        largest = torch.finfo(spec.dtype).max
-        return x.clamp(-largest, largest).to(spec.dtype)
-
-    def _in_buckets(self, x: Tensor) -> Tensor:
-        """[d] as [num_buckets, bucket], the last one filled with zeros."""
-        num_buckets = -(-x.numel() // self.bucket)
-        padding = num_buckets * self.bucket - x.numel()
-        return torch.nn.functional.pad(x, (0, padding)).reshape(num_buckets, self.bucket)
+        scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
+        levels = to_buckets(parts["values"].to(dtype) - s, self.bucket)
+        return clamp_to(from_buckets(levels * (scale / s)[:, None], spec.numel), spec.dtype)

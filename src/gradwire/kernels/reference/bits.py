@@ -86,3 +86,16 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     bits = torch.zeros(num_bits, dtype=torch.uint8, device=positions.device)
     bits[positions] = 1
     return pack_uints(bits, 1)
+
+
+def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
+    """`digits` values of 0 .. base - 1 in each byte, the first one least significant."""
+    count = -(-values.numel() // digits)
+    padded = torch.nn.functional.pad(values.to(torch.int32), (0, count * digits - values.numel()))
+    weights = base ** torch.arange(digits, dtype=torch.int32, device=values.device)
+    return (padded.reshape(count, digits) * weights).sum(dim=1).to(torch.uint8)
+
+
+def unpack_digits(packed: Tensor, base: int, digits: int, count: int) -> Tensor:
+    weights = base ** torch.arange(digits, dtype=torch.int32, device=packed.device)
+    return (packed.to(torch.int32)[:, None] // weights % base).reshape(-1)[:count]
