@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
+FUZZ_SECONDS ?= 600
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench fuzz codecs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -25,6 +26,14 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/effects.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/kernels.py
+
+# Guided by coverage where atheris can be installed, blind otherwise.
+fuzz: $(VENV)/.installed-dev
+	-$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[fuzz]"
+	$(BIN)/python tests/fuzz/fuzz_decoders.py --seconds $(FUZZ_SECONDS)
+
+codecs: $(VENV)/.installed
+	$(BIN)/python experiments/make_codecs_page.py
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/gradwire/kernels/native/*.[ch])
 

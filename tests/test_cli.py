@@ -123,7 +123,7 @@ def test_every_listed_example_can_be_written(capsys):
         registry = KINDS[entry["dimension"]]
         written = registry.parse(entry["example"])
         assert registry.parse(repr(written)) == written
-        assert isinstance(written, registry[entry["name"]])
+        assert entry["name"] in repr(written)
 
 
 def test_per_node_networks_are_numbered_and_explained(capsys):

@@ -1,4 +1,4 @@
-"""The command line: `gradwire run`, `compare`, `list`, `demo`.
+"""The command line: `gradwire run`, `compare`, `codecs`, `list`, `demo`.
 
 Results go to standard output, progress to standard error: a bar on a terminal, plain lines
 otherwise. Every command prints machine-readable output with `--json`.
@@ -14,12 +14,14 @@ from typing import Annotated, Any, Union
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gradwire import data, kernels
 from gradwire.core.errors import DataError
 from gradwire.core.notation import Registry
+from gradwire.experiment.codecs import NUMEL, codecs_tables, measure
 from gradwire.experiment.compare import Outcome, combinations, compare, rows
 from gradwire.experiment.config import Config
 from gradwire.experiment.demo import demo_configs
@@ -275,6 +277,35 @@ class ListCommand:
         _out.print(f"kernels: {kernels.backend()}")
 
 
+@dataclass(frozen=True)
+class CodecsCommand:
+    """Bits, error and speed of every codec, on drawn vectors and on saved gradients."""
+
+    only: tuple[str, ...] = ()
+    """Measure these alone: names such as topk, or expressions such as "topk(0.1) >> fp16"."""
+    numel: int = NUMEL
+    """Length of the drawn vectors."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        with _errors.status("") as status:  # shows nothing where there is no terminal
+
+            def progress(method: str, done: int, total: int) -> None:
+                status.update(f"{done}/{total} {escape(method)}")
+                if not _errors.is_terminal and method:
+                    print(f"{done + 1}/{total} {method}", file=sys.stderr, flush=True)
+
+            measured = measure(self.only, self.numel, progress)
+        if self.json:
+            print(json.dumps(measured))
+            return
+        for table in codecs_tables(measured):
+            _out.print(table)
+        _out.print("/copy: time over a memcpy of the same vector; one thread, best of a few.")
+        _out.print(f"kernels: {kernels.backend()}")
+
+
 def _new_folder(kind: str) -> Path:
     return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -303,6 +334,7 @@ def _command(argv: list[str]) -> Any:
     commands = {
         "run": RunCommand(Config(**settings)),
         "compare": CompareCommand(Choices(**several)),
+        "codecs": CodecsCommand(),
         "list": ListCommand(),
         "demo": DemoCommand(),
     }

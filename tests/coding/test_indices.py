@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.coding.elias import encode_integers, integers_bytes
 from gradwire.coding.indices import decode_indices, encode_indices, index_entropy_bits
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
@@ -68,6 +69,35 @@ def test_a_rice_code_by_hand():
 
 def test_a_bitmap_by_hand():
     assert encode_indices(tensor([0, 1, 3, 8]), 10).tolist() == [0, 0b1011, 0b1]
+
+
+def test_gamma_codes_win_on_clustered_sets_by_hand():
+    """Twenty neighbours and a step of 12, thirty times: 27 bits in gamma, 32 in unary."""
+    indices = torch.cumsum(torch.tensor(([1] * 20 + [12]) * 30), 0) - 1
+    packed = encode_indices(indices, 960)
+    assert packed[0] == 33
+    assert packed.numel() == 1 + 30 * 24 // 8 + -(-30 * 3 // 8)
+    assert torch.equal(decode_indices(packed, 960, 630), indices)
+
+
+def test_delta_codes_win_where_gaps_are_of_every_size():
+    indices = torch.cumsum(torch.tensor([2**i for i in range(25) for _ in range(4)]), 0)
+    packed = encode_indices(indices, 2**40)
+    assert packed[0] == 34
+    assert torch.equal(decode_indices(packed, 2**40, len(indices)), indices)
+
+
+def test_the_shortest_mode_is_chosen():
+    for density in (0.001, 0.01, 0.1, 0.4):
+        for clustered in (False, True):
+            indices = random_set(20_000, round(20_000 * density))
+            if clustered:
+                indices = torch.unique(indices // 500 * 500 + indices % 37)
+            packed = encode_indices(indices, 20_000)
+            gaps = torch.diff(indices, prepend=indices.new_full((1,), -1))
+            others = [integers_bytes(gaps, code) for code in ("gamma", "delta")]
+            assert packed.numel() <= 1 + min(*others, 2500)
+            assert torch.equal(decode_indices(packed, 20_000, len(indices)), indices)
 
 
 def test_the_smallest_cases():
@@ -141,6 +171,16 @@ RICE = [3, 0b010001, 0b1000110]  # 5, 6, 20 of 64, as above
         ([1, 0], 100, 0, "1 bytes of quotients, expected 0"),
         ([2], 100, 0, "2 as index mode, expected 0 .. 1"),
         ([1], 0, 0, "Rice bytes"),
+        ([33], 100, 0, "33 as index mode"),
+        ([33, 1], 8, 1, "1 Elias bytes, expected at most 0"),
+        ([33, 0, 0], 100, 1, "fewer than 1 ones"),
+        ([33, 3], 100, 1, "2 ones in the unary part"),
+        ([33, 1, 0], 100, 1, "too many"),
+        ([33, 0b10000000, 0], 100, 1, "8 bits, at most 7"),
+        ([33, 0b1000000, 0x3F], 100, 1, "127 in an Elias code, expected at most 100"),
+        ([33, 0b1000000, 0xC0], 100, 1, "expected zeros after its first 6 bits"),
+        ([34, 0b1000000], 100, 1, "bits"),
+        ([35, 1], 100, 1, "35 as index mode"),
     ],
 )
 def test_bytes_that_nobody_encoded(packed, universe, count, message):
@@ -154,14 +194,30 @@ def test_an_index_beyond_the_universe():
         decode_indices(packed, 60, 3)
 
 
+def test_gaps_that_lead_beyond_the_universe():
+    body = encode_integers(tensor([90, 90]), "gamma")
+    packed = torch.cat([torch.tensor([33], dtype=torch.uint8), body])
+    with pytest.raises(WireError, match="179 as last index, expected at most 99"):
+        decode_indices(packed, 100, 2)
+    body = encode_integers(tensor([2**45] * 4), "delta")
+    packed = torch.cat([torch.tensor([34], dtype=torch.uint8), body])
+    with pytest.raises(WireError, match="as last index"):
+        decode_indices(packed, 2**46, 4)
+
+
 def test_the_wrong_kind_of_tensor():
     with pytest.raises(WireError, match=r"uint8 \[size\], got torch.int64 \[1\]"):
         decode_indices(torch.tensor([0]), 0, 0)
 
 
-@given(st.binary(max_size=40), st.integers(0, 300), st.integers(-1, 300))
-def test_random_bytes_give_a_wire_error_or_an_index_set(data, universe, count):
-    packed = torch.tensor(list(data), dtype=torch.uint8)
+@given(
+    st.binary(max_size=40),
+    st.integers(0, 300),
+    st.integers(-1, 300),
+    st.sampled_from((b"", b"\x21", b"\x22")),
+)
+def test_random_bytes_give_a_wire_error_or_an_index_set(data, universe, count, mode):
+    packed = torch.tensor(list(mode + data), dtype=torch.uint8)
     try:
         indices = decode_indices(packed, universe, count)
     except WireError:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compression.sparsification.randomk import RandomK
+from gradwire.core.codec import Algebra
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -104,3 +105,46 @@ def test_no_positions_travel(numel) -> None:
 def test_a_density_that_is_no_fraction_is_refused(density) -> None:
     with pytest.raises(ValueError, match="density is the fraction kept"):
         RandomK(density)
+
+
+def test_independent_ranks_keep_positions_of_their_own() -> None:
+    codec, x, key = RandomK(0.2, shared=False), torch.arange(1.0, 101.0), Key(1).at(3)
+    payloads = [codec.encode(x, None, key.private(rank))[0] for rank in range(4)]
+    assert len({tuple(payload.parts["values"].tolist()) for payload in payloads}) == 4
+    for rank, payload in enumerate(payloads):
+        found = codec.decode(payload, Spec.of(x), key.private(rank))
+        assert torch.equal(found[found != 0], payload.parts["values"])
+        assert torch.equal(found[found != 0], x[found != 0])
+        assert list(payload.parts) == ["values"]  # the receiver knows the sender's key
+
+
+def test_independent_payloads_do_not_add() -> None:
+    assert RandomK(0.2).algebra is Algebra.LINEAR
+    assert RandomK(0.2, shared=False).algebra is Algebra.OPAQUE
+
+
+def test_independent_errors_average_out() -> None:
+    x, num_ranks = Key(2).normal(1000), 16
+    errors = {}
+    for shared in (True, False):
+        codec = RandomK(0.1, unbiased=True, shared=shared)
+        mean = sum(decoded(codec, x, Key(1).private(r)) for r in range(num_ranks)) / num_ranks
+        errors[shared] = float((mean - x).square().sum() / x.square().sum())
+    assert errors[True] == pytest.approx(9, rel=0.3)
+    assert errors[False] == pytest.approx(9 / num_ranks, rel=0.3)
+
+
+def test_with_indices_no_key_is_needed() -> None:
+    codec, x = RandomK(0.01, shared=False, indices=True), Key(2).normal(10_000)
+    payload, _ = codec.encode(x, None, Key(1).private(3))
+    mine = codec.decode(payload, Spec.of(x), Key(1).private(3))
+    assert torch.equal(mine, codec.decode(payload, Spec.of(x), Key(99)))
+    without = decoded(RandomK(0.01, shared=False), x, Key(1).private(3))
+    assert torch.equal(mine, without)
+    # A position in each of k strata: log2(100) = 6.6 bits each at the least.
+    assert 8 * payload.nbytes / 100 <= 32 + 8.2 + 8 * 24 / 100
+
+
+def test_indices_that_everybody_knows_are_refused() -> None:
+    with pytest.raises(ValueError, match="shared=False, indices=True"):
+        RandomK(0.1, indices=True)

@@ -39,7 +39,8 @@ def test_the_kept_are_entries_and_none_of_the_rest_is_larger(numbers, density) -
     # Ties are harmless: whichever were taken, the magnitudes are the k largest.
     largest = x.abs().sort(descending=True).values[:k]
     assert torch.equal(payload.parts["values"].abs().sort(descending=True).values, largest)
-    assert float((x - found).square().sum()) <= (1 - k / len(numbers)) * float(x.square().sum())
+    energy, error = float(x.square().sum()), float((x - found).square().sum())
+    assert error * len(numbers) <= (len(numbers) - k) * energy
 
 
 def test_all_elements_equal_is_the_worst_case() -> None:
@@ -75,6 +76,15 @@ def test_the_bound_of_one_per_cent_in_bytes() -> None:
     payload, _ = TopK(0.01).encode(Key(3).normal(100_000), None, KEY)
     # Four bytes of value and about one of position: 5 of 400.
     assert payload.nbytes < 1000 * (4 + 1.05)
+
+
+def test_a_kept_element_costs_41_bits_off_the_wire() -> None:
+    """Its float32 and its position, all headers included; its entropy is 8.08 + 32."""
+    numel, k = 1_000_000, 10_000
+    payload, _ = TopK(0.01).encode(Key(3).normal(numel), None, KEY)
+    assert 8 * payload.nbytes <= 41 * k
+    index_bits = 8 * payload.nbytes - 32 * k
+    assert index_entropy_bits(numel, k) <= index_bits <= 1.05 * 8.08 * k
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan"), float("inf")])

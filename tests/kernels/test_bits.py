@@ -196,3 +196,22 @@ def test_the_default_device_does_not_matter():
 def test_wrong_arguments_say_what_was_given_and_expected(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.zeros(4, dtype=torch.uint8))
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 7, 8, 9, 41, 1000])
+@pytest.mark.parametrize(("base", "digits"), [(2, 8), (3, 5), (4, 4), (5, 3), (6, 3), (16, 2)])
+def test_native_digits_equal_reference(base, digits, count):
+    values = torch.randint(0, base, (count,), generator=torch.Generator().manual_seed(count))
+    packed = native_bits.pack_digits(values, base, digits)
+    assert torch.equal(packed, reference_bits.pack_digits(values, base, digits))
+    unpacked = native_bits.unpack_digits(packed, base, digits, count)
+    assert torch.equal(unpacked, reference_bits.unpack_digits(packed, base, digits, count))
+    assert unpacked.tolist() == values.tolist()
+
+
+@BACKENDS
+@pytest.mark.parametrize("value", [-1, 3])
+def test_digits_out_of_range_are_refused(bits, value):
+    with pytest.raises(ValueError, match=r"0 \.\. 2"):
+        bits.pack_digits(torch.tensor([0, 1, value]), 3, 5)

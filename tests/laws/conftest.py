@@ -1,6 +1,6 @@
 """The laws run over whatever is registered: a new file needs no new test here.
 
-A test that takes `codec`, `linear_codec` or `compression` is run for each of them.
+A test that takes `codec`, `linear_codec`, `reducer` or `compression` is run for each of them.
 """
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Algebra, Codec
 from gradwire.core.notation import notation_name
+from gradwire.core.reducer import Reducer
 
 CHAINS = (
     "topk(0.3) >> qsgd(bits=4)",
@@ -32,6 +33,7 @@ CODECS = [compression for compression in COMPRESSIONS if isinstance(compression,
 ARGUMENTS = {
     "compression": COMPRESSIONS,
     "codec": CODECS,
+    "reducer": [compression for compression in COMPRESSIONS if isinstance(compression, Reducer)],
     "linear_codec": [codec for codec in CODECS if codec.algebra is Algebra.LINEAR],
 }
 

@@ -1,14 +1,17 @@
-"""A sorted set of indices in the fewer bytes of a bitmap and a Golomb-Rice code of its gaps.
+"""A sorted set of indices in the fewest bytes of a bitmap and several codes of its gaps.
 
 The gaps of a random set are geometric, for which Golomb's run-length code (Golomb 1966,
-"Run-length encodings") is optimal; Rice's power-of-two parameters (Rice 1979) come within half
-a per cent at a density of 0.01. A gap is split into its low r bits and a quotient in unary,
+"Run-length encodings") is optimal; Rice's power-of-two parameters (Rice 1979) come within two per
+cent at a density of 0.01. A gap is split into its low r bits and a quotient in unary,
 q zeros and a one. All low parts come first, at fixed width, then all quotients as one bit
 stream (the layout of Elias-Fano), so that both directions are vector operations: the ones of
-the stream are at q_0, q_0 + 1 + q_1, ..., and differences give the quotients back.
+the stream are at q_0, q_0 + 1 + q_1, ..., and differences give the quotients back. The gaps of a
+clustered set are anything but geometric: Elias' gamma and delta codes (`coding/elias.py`) of the
+gaps plus one need no parameter and win there.
 
     byte 0    0: the bitmap, ceil(universe / 8) bytes, follows
               1 + r: ceil(count * r / 8) bytes of low parts, then the quotients, follow
+              33: the gaps plus one in the gamma code follow; 34: in the delta code
 
 Universe and count are known to the receiver and not sent.
 """
@@ -19,10 +22,20 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.coding._stream import Reader
+from gradwire.coding.elias import (
+    Code,
+    decode_integers,
+    encode_integers,
+    expect_zero_padding,
+    integers_bytes,
+)
 from gradwire.core.errors import WireError
 
 _BITMAP = 0
 _MAX_PARAMETER = 31  # low parts are unpacked as int32; mean gaps beyond 2^32 are rare
+_SAMPLE = 4096  # gaps by which Elias' codes are ruled out
+_ELIAS: dict[int, Code] = {33: "gamma", 34: "delta"}
 
 
 def index_entropy_bits(universe: int, count: int) -> float:
@@ -45,20 +58,31 @@ def encode_indices(indices: Tensor, universe: int) -> Tensor:
             f"encode_indices takes strictly increasing indices in 0 .. {universe - 1}, "
             f"got {len(indices)} from {int(indices.min())} to {int(indices.max())}"
         )
-    size_bytes, parameter = min(
-        (_rice_bytes(gaps, parameter), parameter) for parameter in _candidates(gaps)
-    )
-    if 1 + _ceil8(universe) <= size_bytes:
+    bitmap_bytes = 1 + _ceil8(universe)
+    sizes = [(_rice_bytes(gaps, parameter), 1 + parameter) for parameter in _candidates(gaps)]
+    shortest = min(bitmap_bytes, *(size_bytes for size_bytes, _ in sizes))
+    for mode, code in _ELIAS.items():
+        if _may_win(gaps, code, shortest):
+            sizes.append((1 + integers_bytes(gaps + 1, code), mode))
+    size_bytes, mode = min(sizes)
+    if bitmap_bytes <= size_bytes:
         return _with_mode(_BITMAP, kernels.pack_ones(indices, universe))
+    if mode in _ELIAS:
+        packed = _with_mode(mode, encode_integers(gaps + 1, _ELIAS[mode]))
+    else:
+        packed = _encode_rice(gaps, mode - 1)
+    assert packed.numel() == size_bytes
+    return packed
+
+
+def _encode_rice(gaps: Tensor, parameter: int) -> Tensor:
     quotients = gaps >> parameter
     ones = torch.cumsum(quotients + 1, 0) - 1
     num_bits = int(ones[-1]) + 1 if len(ones) else 0
     parts = [kernels.pack_ones(ones, num_bits)]
     if parameter:
         parts.insert(0, kernels.pack_uints(gaps - (quotients << parameter), parameter))
-    packed = _with_mode(1 + parameter, *parts)
-    assert packed.numel() == size_bytes
-    return packed
+    return _with_mode(1 + parameter, *parts)
 
 
 def decode_indices(packed: Tensor, universe: int, count: int) -> Tensor:
@@ -72,12 +96,14 @@ def decode_indices(packed: Tensor, universe: int, count: int) -> Tensor:
     mode, body = int(packed[0]), packed[1:]
     if mode == _BITMAP:
         return _decode_bitmap(body, universe, count)
+    if mode in _ELIAS and count:
+        return _decode_elias(body, _ELIAS[mode], universe, count)
     return _decode_rice(body, mode - 1, universe, count)
 
 
 def _decode_bitmap(body: Tensor, universe: int, count: int) -> Tensor:
     _expect(len(body) == _ceil8(universe), "bitmap bytes", len(body), _ceil8(universe))
-    _expect_zero_padding(body, universe)
+    expect_zero_padding(body, universe)
     indices = kernels.ones_positions(body, universe)
     _expect(len(indices) == count, "indices in the bitmap", len(indices), count)
     return indices
@@ -105,11 +131,29 @@ def _decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Ten
     _expect(total <= most, "as sum of quotients", total, f"at most {most}")
     gaps = (torch.diff(ones, prepend=ones.new_full((1,), -1)) - 1) << parameter
     if parameter:
-        _expect_zero_padding(low, count * parameter)
+        expect_zero_padding(low, count * parameter)
         gaps |= kernels.unpack_uints(low, parameter, count)
     indices = torch.cumsum(gaps + 1, 0) - 1
     last = int(indices[-1])
     _expect(last < universe, "as last index", last, f"at most {universe - 1}")
+    return indices
+
+
+def _decode_elias(body: Tensor, code: Code, universe: int, count: int) -> Tensor:
+    longest = _ceil8(universe) - 1  # as above
+    _expect(len(body) <= longest, "Elias bytes", len(body), f"at most {longest}")
+    reader = Reader(body)
+    steps = decode_integers(reader, count, universe, code)
+    reader.end()
+    # In floating point, since the sum of steps that nobody sends could overflow.
+    total = float(steps.sum(dtype=torch.float64))
+    _expect(total < 2**62, "as sum of gaps", total, f"at most {universe}")
+    indices = torch.cumsum(steps, 0) - 1
+    last = int(indices[-1])
+    _expect(last < universe, "as last index", last, f"at most {universe - 1}")
+    # Nobody sends it where Rice's code is as short; so a damaged mode cannot mean the same set.
+    rice = min(_rice_bytes(steps - 1, parameter) for parameter in _candidates(steps - 1)) - 1
+    _expect(len(body) < rice, "Elias bytes", len(body), f"fewer than the {rice} of Rice's code")
     return indices
 
 
@@ -120,6 +164,18 @@ def _candidates(gaps: Tensor) -> range:
     mean = max(int(gaps.sum()) // len(gaps), 1)
     middle = min(mean.bit_length() - 1, _MAX_PARAMETER)
     return range(max(middle - 1, 0), min(middle + 1, _MAX_PARAMETER) + 1)
+
+
+def _may_win(gaps: Tensor, code: Code, size_bytes: int) -> bool:
+    """Whether an Elias code may take less than `size_bytes`, by a sample of many gaps.
+
+    Its length takes longer to find than Rice's, and of random sets it is never the shortest.
+    """
+    if not len(gaps):
+        return False
+    sample = gaps[:: max(1, len(gaps) // _SAMPLE)]
+    estimate = integers_bytes(sample + 1, code) * len(gaps) / len(sample)
+    return estimate <= 1.1 * size_bytes
 
 
 def _largest_parameter(universe: int, count: int) -> int:
@@ -145,11 +201,3 @@ def _ceil8(num_bits: int) -> int:
 def _expect(condition: bool, what: str, given: object, expected: object) -> None:
     if not condition:
         raise WireError(f"an index part has {given} {what}, expected {expected}")
-
-
-def _expect_zero_padding(packed: Tensor, num_bits: int) -> None:
-    if num_bits % 8 and int(packed[-1]) >> num_bits % 8:
-        raise WireError(
-            f"an index part ends in byte {int(packed[-1])}, expected zeros after "
-            f"its first {num_bits % 8} bits"
-        )

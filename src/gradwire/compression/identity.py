@@ -1,4 +1,8 @@
-"""No compression: the tensor itself. The baseline that everything is measured against."""
+"""No compression: the tensor itself. The baseline that everything is measured against.
+
+Use it as the baseline, where the network is no bottleneck, and in `partition` for tensors too small
+to be worth compressing. To halve the traffic at next to no loss take `fp16` or `bf16`.
+"""
 
 from dataclasses import dataclass
 

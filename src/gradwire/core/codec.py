@@ -12,7 +12,7 @@ What one codec leaves as `values` another may encode instead: that is what `>>` 
 import enum
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.errors import NonFiniteError, WireError
+from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
@@ -59,11 +60,14 @@ class Guarantee:
 
     omega: float | None = None
     delta: float | None = None
+    grows: bool = False  # in neither class, and known to let errors grow that are fed back
 
     @property
     def contracts(self) -> bool:
         """Whether errors fed back die out, as far as theory tells; unknown counts as yes."""
-        return self.delta is not None or self.omega is None or self.omega < 1
+        if self.delta is not None:
+            return True
+        return not self.grows and (self.omega is None or self.omega < 1)
 
 
 class Compression(Expression, ABC):
@@ -101,6 +105,15 @@ class Codec(Compression):
         return False
 
     @property
+    def layered(self) -> bool:
+        """Whether it needs the tensors inside a bucket, `Spec.layout`.
+
+        Then `init` keeps them for `split`, `join` finds them in its spec, and no bucket is cut
+        into shards.
+        """
+        return False
+
+    @property
     def coder(self) -> "Codec | None":
         """The coder of symbols that follows if the notation names none; usually fixed width."""
         return None
@@ -125,6 +138,12 @@ class Codec(Compression):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         """The parts of a flat vector. `key` is the sender's; `key.shared()` is everybody's."""
 
+    def split_symbols(
+        self, symbols: Tensor, alphabet: int, state: State, key: Key
+    ) -> tuple[Parts, State]:
+        """`split` for a coder of symbols, which a chain tells the alphabet."""
+        return self.split(symbols, state, key)
+
     @abstractmethod
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         """The flat vector that the parts of `spec` describe. Trusts no part but `values`."""
@@ -135,7 +154,11 @@ class Codec(Compression):
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         if self.coder is not None:
-            return (self >> self.coder).encode(x, state, key)
+            # The state is this codec's own: coders of symbols have none.
+            chain = isinstance(self, Chain)
+            stages = (state or (None,) * len(_stages(self))) if chain else (state,)
+            payload, stages = (self >> self.coder).encode(x, (*stages, None), key)
+            return payload, stages[:-1] if chain else stages[0]
         spec = Spec.of(x)
         check_input(self, x)
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
@@ -166,6 +189,14 @@ class Codec(Compression):
         if self.leaves is not Kind.NOTHING:
             parts["values"] = self._checked_values(parts["values"], self.values_spec(flat, parts))
         return self.join(parts, flat, key).reshape(spec.shape)
+
+    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
+        """The mean of what payloads decode to, each with its sender's key, added in order.
+
+        Codecs with a fused kernel do all of it in one pass over memory.
+        """
+        decoded = (self.decode(payload, spec, key) for payload, key in zip(payloads, keys))
+        return mean_in_order(decoded, len(payloads))
 
     def unpack(self, buffer: Tensor, spec: Spec) -> Payload:
         """The payload in received bytes; `WireError` unless this codec made it for `spec`."""
@@ -288,6 +319,8 @@ class Chain(Codec):
             # Whoever guarantees anything leaves as many values as the spec alone decides.
             spec = previous.values_spec(spec.flat(), {})
             inner = stage.guarantee(spec)
+            if inner.grows:
+                return inner
             omega = delta = None
             if total.omega is not None and inner.omega is not None:
                 omega = (1 + total.omega) * (1 + inner.omega) - 1
@@ -302,9 +335,16 @@ class Chain(Codec):
         return total
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        states, wire, values = [], {}, x
+        wire: dict[str, Tensor] = {}
+        states, values = [], x
         for i, stage in enumerate(self.stages):
-            parts, new = stage.split(values, state[i] if state else None, key.child(i))
+            inner, own = key.child(i), state[i] if state else None
+            if stage.takes is Kind.SYMBOLS and i:
+                alphabet = self._specs(Spec.of(x), wire, i)[-1].alphabet
+                assert alphabet is not None
+                parts, new = stage.split_symbols(values, alphabet, own, inner)
+            else:
+                parts, new = stage.split(values, own, inner)
             states.append(new)
             wire.update({f"{i}.{name}": part for name, part in parts.items() if name != "values"})
             if "values" in parts:
@@ -327,13 +367,46 @@ class Chain(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return self._specs(spec, parts)[-1]
 
-    def _specs(self, spec: Spec, parts: Parts) -> list[Spec]:
-        """What goes into each stage, and what the last one leaves."""
+    def _specs(self, spec: Spec, parts: Parts, count: int | None = None) -> list[Spec]:
+        """What goes into each of the first `count` stages, and what the last of them leaves."""
         specs = [spec]
-        for i, stage in enumerate(self.stages):
+        for i, stage in enumerate(self.stages[:count]):
             if stage.leaves is not Kind.NOTHING:
                 specs.append(stage.values_spec(specs[-1], self._own(parts, i)))
         return specs
+
+    def statistic(self, x: Tensor) -> Tensor | None:
+        return self.stages[0].statistic(x)  # inner stages see values that are not there yet
+
+    def agreed(self, statistic: Tensor) -> Codec:
+        return Chain((self.stages[0].agreed(statistic), *self.stages[1:]))
+
+    def merge(self, a: Payload, b: Payload) -> Payload:
+        if self.algebra is not Algebra.MERGE:
+            return super().merge(a, b)
+        return self._outer(self._last.merge(self._inner(a), self._inner(b)))
+
+    def settle(self, merged: Payload, spec: Spec, size: int) -> Payload:
+        if self.algebra is not Algebra.MERGE:
+            return merged
+        specs = self._specs(spec.flat(), {}, len(self.stages) - 1)
+        return self._outer(self._last.settle(self._inner(merged), specs[-1], size))
+
+    @property
+    def _last(self) -> Codec:
+        assert all(stage.algebra is Algebra.LINEAR for stage in self.stages[:-1]), (
+            f"{self!r}: a stage that merges comes last"
+        )
+        return self.stages[-1]
+
+    def _inner(self, payload: Payload) -> Payload:
+        """The parts of the last stage. Those before it are LINEAR: they have none but values."""
+        return Payload.pack(self._own(payload.parts, len(self.stages) - 1), payload.context)
+
+    def _outer(self, payload: Payload) -> Payload:
+        last = len(self.stages) - 1
+        parts = {f"{last}.{name}": part for name, part in payload.parts.items()}
+        return Payload.pack(parts, payload.context)
 
     def _own(self, parts: Parts, stage: int) -> dict[str, Tensor]:
         prefix = f"{stage}."
@@ -368,3 +441,7 @@ class Chain(Codec):
     @property
     def selects(self) -> bool:
         return all(stage.selects for stage in self.stages)
+
+    @property
+    def layered(self) -> bool:
+        return self.stages[0].layered  # inner stages see values, not tensors

@@ -53,11 +53,14 @@ class Key:
         text = f"{len(str(name))}/{name}"
         return replace(self, purpose=zlib.crc32(text.encode(), self.purpose))
 
+    @property
+    def stream(self) -> tuple[int, int, int]:
+        """Three words of the Philox counter, for kernels that draw by themselves."""
+        return self.step, self.purpose, _SHARED if self.rank is None else self.rank
+
     def words(self, count: int, device: torch.device = _CPU) -> Tensor:
         """`count` independent 32-bit words, as int32."""
-        rank = _SHARED if self.rank is None else self.rank
-        stream = (self.step, self.purpose, rank)
-        return kernels.philox_words(self.seed, stream, count, device)
+        return kernels.philox_words(self.seed, self.stream, count, device)
 
     def halfwords(self, count: int, device: torch.device = _CPU) -> Tensor:
         """`count` independent 16-bit words in 0 .. 65535, as int32: one block serves eight."""

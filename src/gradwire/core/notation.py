@@ -3,7 +3,7 @@
 An `Expression` is a frozen dataclass whose `repr` is the text that makes it again:
 `parse(repr(x)) == x` is a law. The same strings serve Python, TOML files, the command line,
 logs and tables. Text is read by a walk over its syntax tree that knows calls, names, constants,
-tuples and `>>`; nothing is ever evaluated.
+tuples, tables `{"name": expression}` and `>>`; nothing is ever evaluated.
 
 The name of an algorithm is the name of its file. A `Registry` finds the classes of one kind in
 a package; there is no list to edit.
@@ -18,7 +18,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
@@ -42,7 +42,37 @@ def _written(value: object) -> str:
     if isinstance(value, tuple):
         inside = ", ".join(_written(item) for item in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, Table):
+        inside = ", ".join(f"{_written(key)}: {_written(item)}" for key, item in value.items())
+        return f"{{{inside}}}"
     return repr(value)
+
+
+class Table(Mapping[str, Any]):
+    """A dictionary that never changes, so that an expression may hold it: order counts."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        return tuple(self.items()) == tuple(other.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.items()))
+
+    def __repr__(self) -> str:
+        return _written(self)
 
 
 class Expression:
@@ -179,6 +209,15 @@ class _Reader:
                 return -value
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 return tuple(self.read(item) for item in items)
+            case ast.Dict(keys=keys, values=items):
+                table: dict[str, Any] = {}
+                for key, item in zip(keys, items):
+                    if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                        self.fail(f"the keys of {ast.unparse(node)} must be strings")
+                    if key.value in table:
+                        self.fail(f"{ast.unparse(node)} has {_written(key.value)} twice")
+                    table[key.value] = self.read(item)
+                return Table(table)
             case ast.Name(id=name):
                 return self.build(name, [], {})
             case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
@@ -274,6 +313,6 @@ def _fits(value: object, hint: Any) -> bool:
         elif option is int:
             if isinstance(value, int) and not isinstance(value, bool):
                 return True
-        elif isinstance(value, option):
+        elif isinstance(value, origin or option):
             return True
     return False

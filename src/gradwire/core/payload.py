@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.core.errors import WireError
 
 _MAGIC = 0x57
@@ -70,7 +71,10 @@ class Payload:
             table += _varint(tensor.numel())
         offsets, total = _layout([(t.element_size(), t.numel()) for t in tensors], len(table))
         device = tensors[0].device if tensors else torch.device("cpu")
-        buffer = torch.empty(total, dtype=torch.uint8, device=device)
+        if device.type == "cpu":
+            buffer = kernels.empty(total, torch.uint8)
+        else:
+            buffer = torch.empty(total, dtype=torch.uint8, device=device)
         data = min(offsets, default=total)
         header = bytearray([_MAGIC, _VERSION, len(tensors), 0, 0, 0, 0, 0]) + table
         header += bytes(data - len(header))

@@ -11,7 +11,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Algebra, Codec, Compression, State
-from gradwire.core.group import Group, mean_in_order
+from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -42,7 +42,18 @@ class Reducer(Compression):
 
     @abstractmethod
     def init(self, spec: Spec, size: int) -> State:
-        """The state before the first step, in a group of `size`."""
+        """The state before the first step, in a group of `size`.
+
+        `spec` is that of a flat bucket, with the tensors in it (`spec.layout`). A method that
+        works on those keeps them in its state: `mean` sees vectors only.
+        """
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuses a model whose tensors, by name, do not suit it; asks the reducers inside."""
+        for field in fields(self):  # type: ignore[arg-type]
+            inner = getattr(self, field.name)
+            if isinstance(inner, Reducer):
+                inner.check_names(names)
 
     @abstractmethod
     async def mean(
@@ -53,6 +64,18 @@ class Reducer(Compression):
         `key` is private to this rank; `key.shared()` is everybody's. With a `residual` (error
         feedback) it is x + residual that is sent, and what is lost of it comes back.
         """
+
+
+def corrected(x: Tensor, residual: Tensor | None) -> Tensor:
+    """x + residual, without its graph; 16-bit sums saturate, for infinity would stay for good."""
+    x = x.detach()
+    if residual is None:
+        return x
+    residual = residual.to(x.device)
+    if not is_half(x):
+        return x + residual
+    largest = torch.finfo(x.dtype).max
+    return (x.float() + residual.float()).clamp(-largest, largest).to(x.dtype)
 
 
 def lift(compression: Compression) -> Reducer:
@@ -83,7 +106,8 @@ class Lifted(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         # The scatter road adds its own state when it is first taken.
-        return {"codec": self.codec.init(spec), "scatter": None}
+        state = {"codec": self.codec.init(spec), "scatter": None}
+        return {**state, "tensors": spec.layout} if self.codec.layered else state
 
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
@@ -92,9 +116,10 @@ class Lifted(Reducer):
         statistic = codec.statistic(x)
         if statistic is not None:
             codec = codec.agreed(await group.max(statistic))
-        if codec.algebra is Algebra.OPAQUE and scatters(group.route, group.size, x.numel()):
+        opaque = codec.algebra is Algebra.OPAQUE
+        if opaque and not codec.layered and scatters(group.route, group.size, x.numel()):
             return await self._scatter(codec, x, state, key, group, residual)
-        node, spec = group.node, Spec.of(x)
+        node, spec = group.node, replace(Spec.of(x), tensors=state.get("tensors", ()))
         payload, lost, inner = await node.call(_encode, codec, x, residual, state["codec"], key)
         own = partial(codec.decode, payload, spec, key)
         state = {**state, "codec": inner}
@@ -180,8 +205,8 @@ def _decode_values(codec: Codec, spec: Spec, key: Key, values: Tensor) -> Tensor
 
 
 def _mean_of_decoded(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...]) -> Tensor:
-    decoded = (_decode(codec, spec, key.private(r), buffer) for r, buffer in enumerate(buffers))
-    return mean_in_order(decoded, len(buffers))
+    payloads = [codec.unpack(buffer, spec) for buffer in buffers]
+    return codec.decode_mean(payloads, spec, [key.private(rank) for rank in range(len(buffers))])
 
 
 def _encode(

@@ -55,6 +55,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_fit(self.synchronization, self.architecture)
+        self.reducer.check_names([tensor.name for tensor in self.task.layout.tensors])
 
     def buckets(self) -> list[Bucket]:
         return self.scheduling.buckets(self._tensors())
@@ -66,13 +67,24 @@ class Plan:
     def _tensors(self) -> list[Bucket]:
         return [Bucket(t.name, t.start, t.stop) for t in self.task.layout.tensors]
 
+    def spec(self, bucket: Bucket, dtype: torch.dtype) -> Spec:
+        """What a reducer is told about a bucket: its size, and the tensors that lie in it."""
+        tensors = []
+        for name, start, stop, shape in self.task.layout.tensors:
+            first, last = max(start, bucket.start), min(stop, bucket.stop)
+            if first < last:
+                whole = (first, last) == (start, stop)  # a piece of a matrix is a vector
+                placed = (first - bucket.start, last - bucket.start)
+                tensors.append((name, *placed, shape if whole else (last - first,)))
+        return Spec((bucket.numel,), dtype, tensors=tuple(tensors))
+
     def initial_replicas(self) -> list[Replica]:
         """One per worker: the same model, and the same tensors, until they go separate ways."""
         params = self.task.initial_params()
         buffers = self.task.initial_buffers()
         optimizer = self.optimizer.init(params)
         memory = self.synchronization.memory(params)
-        specs = [Spec((bucket.numel,), params.dtype) for bucket in self.buckets()]
+        specs = [self.spec(bucket, params.dtype) for bucket in self.buckets()]
         return [
             Replica(
                 params,

@@ -5,6 +5,10 @@ p <- g + e;   send C(p);   e <- p - C(p).
 Here g is the gradient and the optimizer comes after; in Alg. 2 it is the learning rate times the
 gradient, which is the same for a constant rate.
 So the updates applied so far plus the residuals held equal the sum of all gradients.
+
+Use it around every biased codec: `ef(topk(0.01))`, `ef(sign)`, `ef(drive(unbiased=False))`. Leave
+it out around unbiased ones of large variance (`terngrad`, `wangni`, `atomo`, `qsgd(1)`), whose
+residual may grow; it holds one more vector of the gradient's size per worker.
 """
 
 import warnings
@@ -39,10 +43,11 @@ class EF(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         if isinstance(self.inner, Codec) and not self.inner.guarantee(spec).contracts:
+            omega = self.inner.guarantee(spec).omega
+            variance = "is no contraction" if omega is None else f"has omega = {omega:.3g}"
             warnings.warn(
-                f"{self!r}: {self.inner!r} is unbiased with omega = "
-                f"{self.inner.guarantee(spec).omega:.3g}. Error feedback is sure to settle only "
-                "for contractions (omega < 1); if it diverges, drop ef(...).",
+                f"{self!r}: {self.inner!r} {variance}. Error feedback is sure to settle only for "
+                "contractions and unbiased codecs with omega < 1; if it diverges, drop ef(...).",
                 GradwireWarning,
                 stacklevel=2,
             )

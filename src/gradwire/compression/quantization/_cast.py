@@ -5,8 +5,10 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State
+from gradwire import kernels
+from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, check_input
 from gradwire.core.key import Key
+from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 
@@ -28,6 +30,14 @@ class Cast(Codec):
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         return {"values": _saturated(x, self.target)}, state
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        if self.target.itemsize != 2 or not kernels.fuses(x):
+            return super().encode(x, state, key)
+        values = kernels.empty(x.numel(), self.target)
+        if not kernels.narrow(x.detach(), values):
+            check_input(self, x)
+        return Payload.pack({"values": values}, self.context(Spec.of(x))), state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return _saturated(parts["values"], spec.dtype)

@@ -1,4 +1,4 @@
-"""Random-k with a shared seed: every rank draws the same positions, so none travel.
+"""Random-k: elements at random positions, which all ranks draw alike, so none travel.
 
 A contraction with delta = k/d, or unbiased with omega = d/k - 1 when scaled (Stich et al. 2018,
 Lemma A.1; Konecny et al. 2016). Equal positions make it linear: payloads add.
@@ -6,6 +6,15 @@ Lemma A.1; Konecny et al. 2016). Equal positions make it linear: payloads add.
 We draw one position from each of k equal strata instead of a uniform k-subset. Every element is
 still kept with probability k/d, which is all that both bounds use; it takes k draws instead of d,
 and the positions come out sorted.
+
+With `shared=False` every rank draws positions of its own, from its private key. The errors of n
+ranks are then independent, so their mean has 1/n of the variance, but payloads no longer add. A
+receiver knows the sender's key, so positions still need not travel; `indices=True` sends them to
+those who do not.
+
+Use it as `ef(randomk(0.01))`, or `unbiased=True` at larger densities without `ef(...)`, where
+selection must cost nothing or payloads must add in an all-reduce. At the same density `topk` keeps
+far more of a gradient, the more the heavier its tails.
 """
 
 from dataclasses import dataclass
@@ -13,26 +22,51 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.sparsification._selection import check_density, num_kept, scatter
-from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State
+from gradwire.coding.indices import decode_indices, encode_indices
+from gradwire.compression.sparsification._selection import (
+    check_density,
+    num_kept,
+    scatter,
+    strata,
+)
+from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, expect
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
 class RandomK(Codec):
-    """Keep elements at random positions that all ranks agree on without sending them."""
+    """Keep elements at random positions, by default the same on all ranks: none is sent."""
 
     density: float  # fraction kept
     unbiased: bool = False  # scale by 1/density: no bias, but no contraction either
+    shared: bool = True  # all ranks keep the same positions, so payloads add
+    indices: bool = False  # send the positions too, for receivers without the sender's key
 
     paper = "Stich et al. 2018, Sparsified SGD with memory"
-    examples = ("randomk(0.01)", "randomk(0.3)", "randomk(0.1, unbiased=True)")
-
-    algebra = Algebra.LINEAR
+    examples = (
+        "randomk(0.01)",
+        "randomk(0.3)",
+        "randomk(0.1, unbiased=True)",
+        "randomk(0.3, shared=False)",
+        "randomk(0.1, unbiased=True, shared=False, indices=True)",
+    )
 
     def __post_init__(self) -> None:
         check_density("randomk", self.density)
+        if self.indices and self.shared:
+            raise ValueError(
+                "randomk: indices=True sends positions that with shared=True everybody knows. "
+                "Write shared=False, indices=True, or leave indices out."
+            )
+
+    @property
+    def algebra(self) -> Algebra:
+        return Algebra.LINEAR if self.shared else Algebra.OPAQUE
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("indices", "values") if self.indices else ("values",)
 
     @property
     def selects(self) -> bool:
@@ -51,16 +85,19 @@ class RandomK(Codec):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         indices, sizes = self._positions(x.numel(), key, x.device)
         values = x[indices]
-        return {"values": values * sizes.to(x.dtype) if self.unbiased else values}, state
+        parts = {"values": values * sizes.to(x.dtype) if self.unbiased else values}
+        if self.indices:
+            parts["indices"] = encode_indices(indices, x.numel())
+        return parts, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        indices, _ = self._positions(spec.numel, key, parts["values"].device)
-        return scatter(parts["values"], indices, spec)
+        values = parts["values"]
+        if self.indices:
+            packed = expect(parts["indices"], "indices", parts["indices"].numel(), torch.uint8)
+            return scatter(values, decode_indices(packed, spec.numel, values.numel()), spec)
+        return scatter(values, self._positions(spec.numel, key, values.device)[0], spec)
 
     def _positions(self, numel: int, key: Key, device: torch.device) -> tuple[Tensor, Tensor]:
         """One position in each stratum, and the strata's sizes: int64 [k] both."""
         k = num_kept(self.density, numel)
-        edges = torch.arange(k + 1, dtype=torch.int64, device=device) * numel // max(1, k)
-        sizes = edges.diff()
-        words = key.shared().words(k, device).to(torch.int64) & 0xFFFFFFFF
-        return edges[:-1] + (words * sizes >> 32), sizes
+        return strata(k, numel, key.shared() if self.shared else key, device)

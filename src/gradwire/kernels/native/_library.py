@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-_VERSION = 1  # GW_VERSION in native.h
+_VERSION = 2  # GW_VERSION in native.h
 
 _P, _I32, _I64, _U32, _U64 = (
     ctypes.c_void_p,
@@ -29,6 +29,26 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_count_ones": (_I64, (_P, _I64)),
     "gw_ones_positions": (None, (_P, _I64, _I64, _P)),
     "gw_pack_ones": (_I32, (_P, _I64, _I64, _P)),
+    "gw_pack_digits": (_I32, (_P, _I64, _I32, _I32, _P)),
+    "gw_unpack_digits": (None, (_P, _I64, _I32, _I32, _P)),
+    "gw_encode_signs": (_I32, (_P, _P, _I64, _I64, _P, _P, _P, _P)),
+    "gw_mean_signs": (None, (_P, _P, _I64, _I64, _I64, _P)),
+    "gw_encode_levels": (
+        _I32,
+        (_P, _P, _I64, _I64, _I32, _I32, _U64, _U32, _U32, _U32, _P, _P, _P),
+    ),
+    "gw_decode_levels": (_I32, (_P, _P, _I64, _I64, _I32, _I32, _P)),
+    "gw_select_above": (_I64, (_P, _P, _I64, _U32, _I64, _P, _P, _P)),
+    "gw_select_largest": (None, (_P, _P, _I64, _I64, _I64, _P, _P, _P)),
+    "gw_strata_positions": (None, (_I64, _I64, _U64, _U32, _U32, _U32, _P)),
+    "gw_strata_gather": (None, (_P, _I64, _I64, _U64, _U32, _U32, _U32, _I32, _P)),
+    "gw_cast_bf16": (_I32, (_P, _I64, _P)),
+    "gw_cast_fp16": (_I32, (_P, _I64, _P)),
+    "gw_rans_encode": (_I64, (_P, _I64, _P, _I32, _I32, _I32, _P, _P)),
+    "gw_rans_decode": (_I32, (_P, _I64, _P, _P, _I32, _I32, _I32, _I64, _P)),
+    "gw_hadamard": (None, (_P, _I32, _I64, _I64, ctypes.c_double, _P, _P, _P)),
+    "gw_rotated_signs": (None, (_P, _I64, _I64, ctypes.c_double, _P, _P, _P, _P, _P, _P)),
+    "gw_unrotated_signs": (None, (_P, _P, _I64, _I64, ctypes.c_double, _P, _P)),
 }
 
 
@@ -76,3 +96,8 @@ def dense(x: Tensor) -> Tensor:
     """`x` as C may read it: contiguous, and aligned (`torch.frombuffer` promises neither)."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % x.element_size() else x
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """Where a tensor begins, or null."""
+    return None if x is None else x.data_ptr()

@@ -285,3 +285,48 @@ int32_t gw_pack_ones(const int64_t *positions, int64_t count, int64_t num_bits, 
     }
     return 0;
 }
+
+/* `digits` values of 0 .. base - 1 in each byte, the first one least significant, or back.
+   gw_pack_digits returns 0, or 1 if a value is out of range. */
+GW_INLINE uint64_t horner(const int32_t *values, int64_t bytes, int32_t base, int digits,
+                          uint8_t *packed) {
+    uint32_t seen = 0;
+    for (int64_t b = 0; b < bytes; b++) {
+        uint32_t total = 0;
+        for (int d = digits - 1; d >= 0; d--) {
+            const uint32_t value = (uint32_t)values[b * digits + d];
+            seen |= value >= (uint32_t)base;
+            total = total * (uint32_t)base + value;
+        }
+        packed[b] = (uint8_t)total;
+    }
+    return seen;
+}
+
+GW_CLONES int32_t gw_pack_digits(const int32_t *values, int64_t count, int32_t base,
+                                 int32_t digits, uint8_t *packed) {
+    const int64_t whole = count / digits;
+    uint64_t seen;
+    if (digits == 5) seen = horner(values, whole, base, 5, packed);
+    else if (digits == 3) seen = horner(values, whole, base, 3, packed);
+    else seen = horner(values, whole, base, digits, packed);
+    if (whole * digits < count) {
+        int32_t last[8] = {0};
+        memcpy(last, values + whole * digits, (size_t)(count - whole * digits) * sizeof *last);
+        seen |= horner(last, 1, base, digits, packed + whole);
+    }
+    return seen != 0;
+}
+
+void gw_unpack_digits(const uint8_t *packed, int64_t count, int32_t base, int32_t digits,
+                      int32_t *values) {
+    int32_t table[256][8]; /* the digits of every byte */
+    for (int byte = 0; byte < 256; byte++)
+        for (int d = 0, rest = byte; d < digits; d++, rest /= base) table[byte][d] = rest % base;
+    int64_t byte = 0;
+    /* Whole rows are copied while they fit; the next byte's overwrite what is too much. */
+    for (; byte * digits + 8 <= count; byte++)
+        memcpy(values + byte * digits, table[packed[byte]], sizeof table[0]);
+    for (int64_t at = byte * digits; at < count; at++)
+        values[at] = table[packed[at / digits]][at % digits];
+}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import dense, load
-from gradwire.kernels.reference.bits import bad_position, out_of_range
+from gradwire.kernels.reference.bits import bad_digit, bad_position, out_of_range
 
 _CPU = torch.device("cpu")
 
@@ -78,3 +78,18 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     if load().gw_pack_ones(positions.data_ptr(), positions.numel(), num_bits, packed.data_ptr()):
         raise bad_position(positions, num_bits)
     return packed
+
+
+def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
+    values = dense(values.to(torch.int32))
+    packed = torch.empty(-(-values.numel() // digits), dtype=torch.uint8, device=_CPU)
+    if load().gw_pack_digits(values.data_ptr(), values.numel(), base, digits, packed.data_ptr()):
+        raise bad_digit(values, base)
+    return packed
+
+
+def unpack_digits(packed: Tensor, base: int, digits: int, count: int) -> Tensor:
+    packed = dense(packed)
+    values = torch.empty(count, dtype=torch.int32, device=_CPU)
+    load().gw_unpack_digits(packed.data_ptr(), count, base, digits, values.data_ptr())
+    return values

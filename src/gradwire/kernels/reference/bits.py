@@ -30,6 +30,13 @@ def bad_position(positions: Tensor, num_bits: int) -> ValueError:
     )
 
 
+def bad_digit(values: Tensor, base: int) -> ValueError:
+    low, high = int(values.min()), int(values.max())
+    return ValueError(
+        f"pack_digits takes values in 0 .. {base - 1}, got values from {low} to {high}"
+    )
+
+
 def _word(width: int) -> torch.dtype:
     """The smallest type in which a value, shifted within a byte's reach, stays positive."""
     return torch.int32 if width <= 24 else torch.int64
@@ -90,6 +97,8 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
 
 def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
     """`digits` values of 0 .. base - 1 in each byte, the first one least significant."""
+    if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < base:
+        raise bad_digit(values, base)
     count = -(-values.numel() // digits)
     padded = torch.nn.functional.pad(values.to(torch.int32), (0, count * digits - values.numel()))
     weights = base ** torch.arange(digits, dtype=torch.int32, device=values.device)

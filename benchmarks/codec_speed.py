@@ -1,0 +1,156 @@
+"""How many copies of the tensor does each codec cost?
+
+25 million float32 (100 MB), one thread. A row is the best time of several over the best time of
+memcpy of the same tensor, in one run: `kernel` is the C kernel into a buffer that exists, `codec`
+the whole of encode_feedback, encode or decode_mean as a reducer calls it (payload packed and
+checksummed, memory from the pool), `torch` the composition of torch operations that the codec falls
+back to (GRADWIRE_KERNELS=reference), measured once. `--quick` leaves `torch` out. Compare `torch`
+with `codec`: both make a payload, `kernel` does not.
+
+Answer (ranges over four runs on a machine with other work, load 3 on 2 cores): one to three copies,
+kernels within the goals but for ef + qsgd, 3.7 to 4.5 where 3.5 was asked for (3.4 alone into kept
+buffers). The sampled threshold meets its goal from a sample of 0.1%, not of 1% (3.4). The payload
+adds a copy and a checksum: 0.5 copies to qsgd, 2 to fp16. Against `torch` the codecs are 37 times
+as fast or more, but sampledk 6 to 12, randomk 2 to 3 and fp16 2 to 8. AMD EPYC with AVX-512,
+gcc 12, torch 2.13, memcpy 22 to 28 GB/s.
+"""
+
+import argparse
+import ctypes
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from gradwire import kernels
+from gradwire.compression import COMPRESSION
+from gradwire.compression.sparsification._selection import sampled_threshold
+from gradwire.core.key import Key
+from gradwire.core.spec import Spec
+
+NUMEL = 25_000_000
+KEY = Key(seed=1).private(0)
+
+
+def best_s(operation: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        operation()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="leave the torch operations out")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    x, residual = KEY.normal(NUMEL), 0.3 * KEY.child("residual").normal(NUMEL)
+    out, copy, half = torch.zeros(NUMEL), torch.zeros(NUMEL), torch.zeros(NUMEL).half()
+    k, spec = NUMEL // 100, Spec.of(x)
+    parse = COMPRESSION.parse
+    sign, buckets, qsgd = parse("sign"), parse("sign(bucket=4096)"), parse("qsgd(bits=4)")
+    topk, sampledk, randomk = (
+        parse("topk(0.01)"),
+        parse("sampledk(0.01, sample_ratio=0.001)"),
+        parse("randomk(0.01)"),
+    )
+    payload = sign.encode(x, None, KEY)[0]
+    packed, scale = payload.parts["values"], payload.parts["scale"]
+    levels = (7, 512, 4, KEY.seed, KEY.stream)
+
+    def threshold() -> object:
+        bound = float(sampled_threshold(x, 0.01, 0.001, KEY, residual))
+        return kernels.select_above(x, residual, bound, 2 * k, out)
+
+    Operation = Callable[[], object]
+    rows: dict[str, tuple[float, Operation, Operation]] = {
+        "ef + sign + pack + residual": (
+            2.5,
+            lambda: kernels.encode_signs(x, residual, NUMEL, out),
+            lambda: sign.encode_feedback(x, residual, None, KEY),
+        ),
+        "ef + sign(bucket=4096) + pack + residual": (
+            2.5,
+            lambda: kernels.encode_signs(x, residual, 4096, out),
+            lambda: buckets.encode_feedback(x, residual, None, KEY),
+        ),
+        "decode and average 4 sign payloads": (
+            2.0,
+            lambda: kernels.mean_signs([packed] * 4, [scale] * 4, NUMEL, NUMEL, out),
+            lambda: sign.decode_mean([payload] * 4, spec, [KEY] * 4),
+        ),
+        "qsgd 4 bit, stochastic, packed": (
+            3.0,
+            lambda: kernels.encode_levels(x, None, *levels),
+            lambda: qsgd.encode(x, None, KEY),
+        ),
+        "ef + qsgd 4 bit + residual": (
+            3.5,
+            lambda: kernels.encode_levels(x, residual, *levels, out),
+            lambda: qsgd.encode_feedback(x, residual, None, KEY),
+        ),
+        "ef + sampled-threshold top-k 1% + residual": (
+            3.0,
+            threshold,
+            lambda: sampledk.encode_feedback(x, residual, None, KEY),
+        ),
+        "ef + exact top-k 1% + residual": (
+            8.0,
+            lambda: kernels.select_largest(x, residual, k, out),
+            lambda: topk.encode_feedback(x, residual, None, KEY),
+        ),
+        "randomk 1%, shared seed": (
+            1.0,
+            lambda: kernels.strata_values(x, k, KEY.seed, KEY.stream),
+            lambda: randomk.encode(x, None, KEY),
+        ),
+        "fp16 cast into a buffer": (
+            1.5,
+            lambda: kernels.narrow(x, half),
+            lambda: parse("fp16").encode(x, None, KEY),
+        ),
+    }
+    piece = 2**20  # the transform has no `out`; results of this size stay in malloc's hands
+    flips = kernels.pack_signs(x[:piece])
+
+    def rotate() -> None:
+        for start in range(0, NUMEL - NUMEL % 4096, piece):
+            rows = x[start : start + piece]
+            rows = rows[: len(rows) - len(rows) % 4096].reshape(-1, 4096)
+            kernels.pack_signs(kernels.hadamard(rows, flips[: rows.numel() // 8]))
+
+    rows["rotation (fast Hadamard, 4096) + 1 bit"] = (
+        8.0,
+        rotate,
+        lambda: parse("drive").encode(x, None, KEY),
+    )
+
+    def memcpy() -> None:
+        ctypes.memmove(copy.data_ptr(), x.data_ptr(), 4 * NUMEL)
+
+    memcpy_s = float("inf")
+    best = {name: [float("inf")] * 3 for name in rows}
+    for _ in range(arguments.rounds):  # memcpy and everything else take turns
+        for name, (_, kernel, codec) in rows.items():
+            memcpy_s = min(memcpy_s, best_s(memcpy, 2))
+            for column, operation in enumerate((kernel, codec)):
+                best[name][column] = min(best[name][column], best_s(operation, 3))
+    if not arguments.quick:
+        os.environ["GRADWIRE_KERNELS"] = "reference"
+        for name, (_, _, codec) in rows.items():
+            best[name][2] = best_s(codec, 1)
+    print(f"memcpy of {4e-6 * NUMEL:.0f} MB: {memcpy_s * 1e3:.1f} ms", flush=True)
+    print(
+        f"{'time / memcpy of the same tensor':44}{'goal':>6}{'kernel':>8}{'codec':>8}{'torch':>8}"
+    )
+    for name, (goal, _, _) in rows.items():
+        kernel_s, codec_s, torch_s = (f"{value / memcpy_s:8.2f}" for value in best[name])
+        print(f"{name:44}{goal:6.1f}{kernel_s}{codec_s}{torch_s}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What coders of symbols share: one stream of bytes, numbers in front, fixed width as a way out.
+
+    byte 0    0: the symbols at fixed width follow, because no code of them is shorter
+              1: a coder's own stream follows
+
+A vector whose symbols are known beforehand, because there are none or the alphabet has only one,
+takes no byte at all. The receiver knows the number of symbols and the alphabet.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.core.errors import WireError
+from gradwire.core.symbols import pack_symbols, packed_bytes, symbol_bits, unpack_symbols
+
+_STORED, _CODED = 0, 1
+_MAX_TABLE_BITS = 12
+
+
+class Reader:
+    """Takes a received stream apart from its front; what is missing is a WireError."""
+
+    def __init__(self, packed: Tensor) -> None:
+        self.rest = packed
+
+    def take(self, num_bytes: int, what: str) -> Tensor:
+        if num_bytes > self.rest.numel():
+            raise WireError(f"{self.rest.numel()} bytes are left for {num_bytes} bytes of {what}")
+        taken, self.rest = self.rest[:num_bytes], self.rest[num_bytes:]
+        return taken
+
+    def number(self, largest: int, what: str) -> int:
+        """A number in 0 .. largest, in as many bytes as `largest` needs."""
+        value = int.from_bytes(bytes(self.take(number_bytes(largest), what).tolist()), "little")
+        if value > largest:
+            raise WireError(f"{value} as {what}, expected 0 .. {largest}")
+        return value
+
+    def end(self) -> None:
+        if self.rest.numel():
+            raise WireError(f"{self.rest.numel()} bytes too many behind a stream of symbols")
+
+
+def number_bytes(largest: int) -> int:
+    return -(-largest.bit_length() // 8)
+
+
+def number(value: int, largest: int, like: Tensor) -> Tensor:
+    """A number in 0 .. largest as `Reader.number` reads it, on the device of `like`."""
+    assert 0 <= value <= largest
+    raw = list(value.to_bytes(number_bytes(largest), "little"))
+    return torch.tensor(raw, dtype=torch.uint8, device=like.device)
+
+
+def write(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Tensor | None]) -> Tensor:
+    """The shorter of `code(symbols)`, if there is such a code, and the symbols at fixed width."""
+    if symbols.numel() == 0 or alphabet == 1:
+        return torch.empty(0, dtype=torch.uint8, device=symbols.device)
+    coded = code(symbols)
+    if coded is None or coded.numel() >= packed_bytes(symbols.numel(), alphabet):
+        return torch.cat([number(_STORED, 1, symbols), pack_symbols(symbols, alphabet)])
+    return torch.cat([number(_CODED, 1, symbols), coded])
+
+
+def read(packed: Tensor, count: int, alphabet: int, decode: Callable[[Reader], Tensor]) -> Tensor:
+    """The inverse of `write`, as int32 [count]; `decode` reads the coder's own stream."""
+    if packed.dtype != torch.uint8 or packed.dim() != 1:
+        raise WireError(f"coded symbols are uint8 [size], got {packed.dtype} {list(packed.shape)}")
+    reader = Reader(packed)
+    if count == 0 or alphabet == 1:
+        reader.end()
+        return torch.zeros(count, dtype=torch.int32, device=packed.device)
+    size = packed_bytes(count, alphabet)
+    if packed.numel() > 1 + size:
+        raise WireError(f"{packed.numel()} bytes of {count} symbols, expected at most {1 + size}")
+    if reader.number(1, "mode") == _STORED:
+        symbols = unpack_symbols(reader.take(size, "symbols"), count, alphabet)
+    else:
+        symbols = decode(reader)
+    reader.end()
+    return symbols.to(torch.int32)
+
+
+def most_frequent(symbols: Tensor) -> int:
+    """The most frequent symbol, of several the smallest."""
+    counts = torch.bincount(symbols)
+    return int(torch.nonzero(counts == counts.max())[0])
+
+
+def low_width(alphabet: int) -> int:
+    """How many low bits of a symbol a coder with a table of frequencies leaves as they are.
+
+    Beyond 4096 entries a table costs more than it tells, and low bits of that many levels are
+    as good as uniform.
+    """
+    return max(0, symbol_bits(alphabet) - _MAX_TABLE_BITS)
+
+
+def table_size(alphabet: int) -> int:
+    """How many different symbols are left without the low bits."""
+    return ((alphabet - 1) >> low_width(alphabet)) + 1
+
+
+def split_low(symbols: Tensor, alphabet: int) -> tuple[Tensor, Tensor]:
+    """Symbols without their low bits, and those at fixed width as uint8."""
+    width = low_width(alphabet)
+    if not width:
+        return symbols, torch.empty(0, dtype=torch.uint8, device=symbols.device)
+    low = symbols & ((1 << width) - 1)
+    return symbols >> width, kernels.pack_uints(low, width)
+
+
+def take_low(reader: Reader, count: int, alphabet: int) -> Tensor | None:
+    """The low bits that `split_low` took from `count` symbols, None if there are none."""
+    width = low_width(alphabet)
+    if not width:
+        return None
+    packed = reader.take(-(-count * width // 8), "low bits")
+    return kernels.unpack_uints(packed, width, count)
+
+
+def join_low(high: Tensor, low: Tensor | None, alphabet: int) -> Tensor:
+    """The inverse of `split_low`; a symbol beyond the alphabet is a WireError."""
+    if low is None:
+        return high
+    symbols = high << low_width(alphabet) | low
+    if int(symbols.max()) >= alphabet:
+        raise WireError(f"symbol {int(symbols.max())}, expected 0 .. {alphabet - 1}")
+    return symbols

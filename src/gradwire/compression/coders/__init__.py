@@ -1,0 +1,1 @@
+"""Lossless coders of symbols: what may follow a quantiser."""

@@ -1,0 +1,1 @@
+"""Send factors of a matrix instead of the matrix."""

@@ -1,0 +1,184 @@
+"""Spectral ATOMO: singular triples kept at random, without bias (Wang et al. 2018).
+
+A matrix M = sum of s_i u_i v_i^T keeps each triple with probability p_i, as s_i / p_i u_i v_i^T.
+The expectation is M, and the variance sum of s_i^2 (1 / p_i - 1) is least, for `rank` triples on
+average, with
+
+    p_i = min(1, rank * s_i / sum of s_j),
+
+where the budget that capped triples leave goes to the others in the same way (Wang et al. 2018,
+Alg. 1 and Theorem 2). Since equal probabilities rank / r are a choice too, where r = min(n, m),
+the variance is at most omega |M|^2 with omega = r / rank - 1.
+
+On the wire a triple is two vectors, s_i / p_i u_i and v_i: the scale needs no number of its own.
+How many there are varies and travels for each matrix. Matrices are those of the tensors in the
+bucket, [n, ...] read as [n, m]; vectors, and matrices that `rank` triples would not shrink, travel
+as they are. A vector about whose tensors nothing is known is laid out as the squarest matrix,
+filled up with zeros: still unbiased, but without the low rank that makes a layer's gradient
+compress well. Buckets are gathered whole: shards would cut the matrices.
+
+Use it without `ef(...)` where an unbiased low-rank estimate is wanted, for layers whose singular
+values fall off fast. One triple of each matrix has a large variance and every step takes a
+decomposition of each matrix; where feedback is allowed take `ef(powersgd(2))`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.lowrank._matrix import Stack, matrix_shape, stacks
+from gradwire.compression.quantization._buckets import clamp_to
+from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.spec import Placed, Spec, runs
+
+
+@dataclass(frozen=True, repr=False)
+class Atomo(Codec):
+    """Keep singular triples of each layer's matrix at random, large ones more often, unbiased."""
+
+    rank: int  # triples kept of each matrix, on average
+
+    paper = "Wang et al. 2018, ATOMO: Communication-efficient learning via atomic sparsification"
+    examples = ("atomo(1)", "atomo(3)")
+
+    leaves = Kind.NOTHING
+    parts = ("counts", "factors", "plain")
+    layered = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"atomo: rank must be at least 1, got {self.rank}. Try 3.")
+
+    def init(self, spec: Spec) -> State:
+        return spec.layout
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        plan = _plan(spec.flat().layout, self.rank)
+        return Guarantee(
+            omega=max((min(s.n, s.m) / self.rank - 1 for s in plan.matrices), default=0.0)
+        )
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        plan = _plan(_covering(state, x.numel()), self.rank)
+        padded = plan.padded(x)
+        counts, factors = [], []
+        for number, stack in enumerate(plan.matrices):
+            u, s, vh = torch.linalg.svd(stack.of(padded), full_matrices=False)
+            p = _probabilities(s.double(), self.rank)
+            draws = key.child(number).uniform64(p.numel(), x.device).view(p.shape)
+            kept = draws < p  # [num_matrices, r]
+            scales = (s.double() / p)[kept].to(s.dtype)
+            counts.append(kept.sum(dim=1))
+            factors += [(u.mT[kept] * scales[:, None]).reshape(-1), vh[kept].reshape(-1)]
+        wire = scale_dtype(x.dtype)
+        empty = x.new_empty(0)
+        parts = {
+            "counts": torch.cat([empty, *counts]).to(torch.int32),
+            "factors": clamp_to(torch.cat([empty.to(wire), *factors]), wire),
+            "plain": torch.cat([empty, *(x[start:stop] for start, stop in plan.plain)]),
+        }
+        return parts, state
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        plan = _plan(_covering(spec.tensors, spec.numel), self.rank)
+        num_matrices = [len(stack.starts) for stack in plan.matrices]
+        counts = expect(parts["counts"], "counts", sum(num_matrices), torch.int32).long()
+        plain = expect(parts["plain"], "plain", plan.num_plain, spec.dtype)
+        factors = parts["factors"]
+        by_stack = counts.split(num_matrices)
+        sizes = []
+        for stack, own in zip(plan.matrices, by_stack):
+            if bool(((own < 0) | (own > min(stack.n, stack.m))).any()):
+                raise WireError(
+                    f"counts: expected 0 .. {min(stack.n, stack.m)} triples of a matrix "
+                    f"{stack.n} x {stack.m}"
+                )
+            total = int(own.sum())
+            sizes += [total * stack.n, total * stack.m]
+        expect(factors, "factors", sum(sizes), scale_dtype(spec.dtype))
+        if not bool(torch.isfinite(factors).all()):
+            raise WireError("factors: NaN or infinity")
+        out = plain.new_zeros(plan.numel)
+        pieces = factors.split(sizes)
+        for i, (stack, own) in enumerate(zip(plan.matrices, by_stack)):
+            left = _by_matrix(pieces[2 * i].view(-1, stack.n), own)
+            right = _by_matrix(pieces[2 * i + 1].view(-1, stack.m), own)
+            stack.put(clamp_to(torch.bmm(left.mT, right), spec.dtype), out)
+        position = 0
+        for start, stop in plan.plain:
+            out[start:stop] = plain[position : position + stop - start]
+            position += stop - start
+        return out[: spec.numel]
+
+
+class _Plan(NamedTuple):
+    """What becomes of a vector; both sides make the same."""
+
+    matrices: tuple[Stack, ...]
+    plain: tuple[tuple[int, int], ...]  # (start, stop) of what is not compressed
+    numel: int  # with the zeros that fill up a square
+
+    @property
+    def num_plain(self) -> int:
+        return sum(stop - start for start, stop in self.plain)
+
+    def padded(self, x: Tensor) -> Tensor:
+        missing = self.numel - x.numel()
+        return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+@lru_cache(maxsize=1024)
+def _plan(tensors: tuple[Placed, ...], rank: int) -> _Plan:
+    numel = tensors[-1][2]
+    if len(tensors) == 1 and not tensors[0][0] and matrix_shape(tensors[0][3]) is None and numel:
+        n = isqrt(numel - 1) + 1
+        tensors = (("", 0, n * -(-numel // n), (n, -(-numel // n))),)
+        if not _shrinks(tensors[0][3], rank):
+            return _Plan((), ((0, numel),), numel)
+    compressed: list[Placed] = []
+    plain: list[Placed] = []
+    for tensor in tensors:
+        (compressed if _shrinks(tensor[3], rank) else plain).append(tensor)
+    return _Plan(stacks(compressed), runs(plain), tensors[-1][2])
+
+
+def _shrinks(shape: Sequence[int], rank: int) -> bool:
+    matrix = matrix_shape(shape)
+    return matrix is not None and rank * sum(matrix) < matrix[0] * matrix[1]
+
+
+def _covering(tensors: tuple[Placed, ...] | None, numel: int) -> tuple[Placed, ...]:
+    """The tensors of a vector of this length; an inner stage of a chain knows none."""
+    if tensors and tensors[-1][2] == numel:
+        return tensors
+    return (("", 0, numel, (numel,)),)
+
+
+def _probabilities(singular: Tensor, rank: int) -> Tensor:
+    """[num_matrices, r]: how often to keep each triple; singular values come in falling order."""
+    tails = singular.flip(-1).cumsum(-1).flip(-1)  # of this and all smaller ones
+    capped = torch.arange(singular.shape[-1], device=singular.device)
+    left = (rank - capped).clamp(min=0)  # of the budget, if all larger ones are kept for certain
+    # Number t is capped if it is due more than 1 after those before it were.
+    certain = (left * singular >= tails).cummin(-1).values & (singular > 0)
+    num_certain = certain.sum(dim=-1, keepdim=True)
+    tail = tails.gather(-1, num_certain.clamp(max=singular.shape[-1] - 1))
+    tail = tail.clamp(min=torch.finfo(tail.dtype).tiny)
+    share = (rank - num_certain).clamp(min=0) * singular / tail
+    return torch.where(certain, 1.0, share.clamp(max=1.0))
+
+
+def _by_matrix(rows: Tensor, counts: Tensor) -> Tensor:
+    """[total, width], `counts` rows for each matrix, as [num_matrices, most, width] with zeros."""
+    most = int(counts.max())
+    slots = torch.arange(most, device=rows.device) < counts[:, None]
+    out = rows.new_zeros(len(counts), most, rows.shape[1])
+    out[slots] = rows
+    return out

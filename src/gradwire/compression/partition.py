@@ -1,0 +1,194 @@
+"""Per-layer rules: each tensor is compressed by the first rule that matches its name.
+
+    partition({"bias|bn": "fp16", "*": "topk(0.01)"}, min_size=256)
+
+A rule's key is a list of patterns separated by `|`. A pattern with `*`, `?` or `[` is a glob for
+the whole name, any other is looked for anywhere in it; "*" alone is the rest and comes last. The
+tensors of one rule are compressed together, as one vector: top-k takes the largest elements of
+all of them. Tensors of fewer than `min_size` elements travel as they are.
+
+Treating layers differently is common practice: biases and normalisation are few and matter (Lin
+et al. 2018, Deep gradient compression; Vogels et al. 2019, sec. 3).
+
+Use it where tensors want different treatment: large matrices compressed hard, biases and
+normalisation hardly or not at all. Put `ef(...)` around the whole or into single rules, not both;
+if one codec suits all tensors, write that codec alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.compression import COMPRESSION
+from gradwire.compression.identity import Identity
+from gradwire.core.codec import State
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.notation import Table
+from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.spec import Placed, Spec, runs
+
+_REST = "*"
+
+
+@dataclass(frozen=True, repr=False)
+class Partition(Reducer):
+    """Compress each tensor by the first rule that matches its name."""
+
+    rules: Mapping[str, Any]  # patterns to a compression, or the text of one
+    min_size: int = 0  # tensors of fewer elements travel as they are
+
+    paper = "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth"
+    examples = (
+        'partition({"bias|bn": "fp16", "*": "topk(0.01)"})',
+        'partition({"*": ef(topk(0.1) >> qsgd(bits=4))}, min_size=256)',
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, Mapping) or not self.rules:
+            raise ValueError(
+                f"partition takes a table of rules, got {self.rules!r}. "
+                'Write partition({"bias": "fp16", "*": "topk(0.01)"}).'
+            )
+        table = {}
+        for patterns, compression in self.rules.items():
+            if not isinstance(patterns, str) or not all(patterns.split("|")):
+                raise ValueError(
+                    f"partition: {patterns!r} has an empty pattern. "
+                    'Separate parts of names by |, like "bias|bn", or write "*" for the rest.'
+                )
+            if _REST in table:
+                raise ValueError(
+                    f'partition: {patterns!r} comes after "*", which takes all that is left. '
+                    'Put "*" last.'
+                )
+            table[patterns] = COMPRESSION.parse(compression)
+        if self.min_size < 0:
+            raise ValueError(f"partition: min_size must not be negative, got {self.min_size}")
+        object.__setattr__(self, "rules", Table(table))
+
+    def check_names(self, names: Sequence[str]) -> None:
+        taken: dict[str, list[str]] = {patterns: [] for patterns in self.rules}
+        for name in names:
+            taken[self._rule(name)].append(name)
+        for patterns, own in taken.items():
+            if not own and patterns != _REST:
+                earlier = [name for name in names if _matches(name, patterns)]
+                why = (
+                    f"all it would match ({', '.join(earlier[:3])}) is taken by rules before it"
+                    if earlier
+                    else f"the tensors are {_listed(names)}"
+                )
+                raise ValueError(
+                    f"{self!r}: the rule {patterns!r} matches no tensor; {why}. Remove or mend it."
+                )
+            if own and isinstance(self.rules[patterns], Reducer):
+                self.rules[patterns].check_names(own)
+
+    def init(self, spec: Spec, size: int) -> State:
+        pieces = _pieces(self, spec.layout)
+        states = [
+            piece.reducer.init(Spec((piece.numel,), spec.dtype, tensors=piece.tensors), size)
+            for piece in pieces
+        ]
+        return {"tensors": spec.layout, "rules": tuple(states)}
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        node, spec = group.node, Spec.of(x)
+        pieces = _pieces(self, state["tensors"])
+        flat = x.detach().reshape(-1)
+        kept = None if residual is None else residual.reshape(-1)
+        done: list[Reduced] = []
+        for piece, inner in zip(pieces, state["rules"]):
+            own_key = key.child(piece.patterns)
+            part, rest = piece.of(flat), None if kept is None else piece.of(kept)
+            done.append(await piece.reducer.mean(part, inner, own_key, group, rest))
+        lost = [reduced.residual for reduced in done if reduced.residual is not None]
+        return Reduced(
+            await node.share(_assembled, pieces, spec, tuple(reduced.mean for reduced in done)),
+            partial(_own, pieces, spec, done),
+            {**state, "rules": tuple(reduced.state for reduced in done)},
+            None if kept is None else await node.call(_assembled, pieces, spec, lost),
+        )
+
+    def _rule(self, name: str) -> str:
+        for patterns in self.rules:
+            if _matches(name, patterns):
+                return patterns
+        raise ValueError(
+            f"{self!r} has no rule for {name or 'a vector without names'!r}. "
+            'Add "*" for all that is left, e.g. {..., "*": "identity"}.'
+        )
+
+
+class _Piece(NamedTuple):
+    """What one rule takes of a bucket."""
+
+    patterns: str
+    reducer: Reducer
+    runs: tuple[tuple[int, int], ...]  # (start, stop) in the bucket
+    tensors: tuple[Placed, ...]  # placed in the piece
+
+    @property
+    def numel(self) -> int:
+        return sum(stop - start for start, stop in self.runs)
+
+    def of(self, x: Tensor) -> Tensor:
+        parts = [x[start:stop] for start, stop in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(rules: Partition, tensors: tuple[Placed, ...]) -> tuple[_Piece, ...]:
+    """The pieces of a bucket, in the order of the rules; small tensors come first."""
+    taken: dict[str, list[Placed]] = {"": [], **{patterns: [] for patterns in rules.rules}}
+    for tensor in tensors:
+        patterns = rules._rule(tensor[0])
+        taken["" if tensor[2] - tensor[1] < rules.min_size else patterns].append(tensor)
+    reducers = {"": lift(Identity()), **{key: lift(rule) for key, rule in rules.rules.items()}}
+    return tuple(
+        _Piece(patterns, reducers[patterns], runs(own), _moved(own))
+        for patterns, own in taken.items()
+        if own
+    )
+
+
+def _moved(tensors: Sequence[Placed]) -> tuple[Placed, ...]:
+    """The tensors one after the other."""
+    moved, position = [], 0
+    for name, start, stop, shape in tensors:
+        moved.append((name, position, position + stop - start, shape))
+        position += stop - start
+    return tuple(moved)
+
+
+def _assembled(pieces: Sequence[_Piece], spec: Spec, parts: Sequence[Tensor]) -> Tensor:
+    out = parts[0].new_empty(spec.numel)
+    for piece, part in zip(pieces, parts):
+        position = 0
+        for start, stop in piece.runs:
+            out[start:stop] = part[position : position + stop - start]
+            position += stop - start
+    return out.reshape(spec.shape)
+
+
+def _own(pieces: Sequence[_Piece], spec: Spec, done: Sequence[Reduced]) -> Tensor:
+    return _assembled(pieces, spec, [reduced.own() for reduced in done])
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(
+        fnmatchcase(name, pattern) if any(sign in pattern for sign in "*?[") else pattern in name
+        for pattern in patterns.split("|")
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

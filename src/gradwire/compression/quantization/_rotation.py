@@ -1,0 +1,119 @@
+"""Random rotations that cost no byte.
+
+R = H D / sqrt(m): random signs D (from the shared key, so nothing travels), then the Hadamard
+transform H. Every coordinate of R x is a sum of the elements under random signs, near a Gaussian
+of variance |x|^2 / m, whatever x is (Ailon and Chazelle 2009; Suresh et al. 2017, sec. 3).
+
+A vector is cut into rows of m elements, m a power of two: `block`, or the largest one that fits
+into a shorter vector. What is left over is not padded, since padding would have to travel: the
+last m elements are rotated first, across the border, and then all whole rows. So R is orthonormal
+on exactly d coordinates. The coordinates of one row, or left over at the end, form a group.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.core.codec import scale_dtype
+from gradwire.core.key import Key
+
+_SMALLEST, _LARGEST = 8, 2**16
+
+
+def check_block(name: str, block: int) -> None:
+    if not _SMALLEST <= block <= _LARGEST or block & (block - 1):
+        raise ValueError(
+            f"{name}: block is the elements rotated together, a power of two in "
+            f"{_SMALLEST} .. {_LARGEST}; got {block}"
+        )
+
+
+def row_length(numel: int, block: int) -> int:
+    """m: the elements of one row, and of every group but the last."""
+    return min(block, 1 << max(0, numel.bit_length() - 1))
+
+
+def saturated(x: Tensor) -> Tensor:
+    """x for `rotate`, in float32 or float64, clamped where sums or squares might overflow.
+
+    That is from 2^-40 of the range of float32 on (3e26), or 2^400.
+    """
+    x = x.to(scale_dtype(x.dtype))
+    limit = min(torch.finfo(x.dtype).max * 2.0**-40, 2.0**400)
+    if x.numel():
+        low, high = x.aminmax()
+        if max(-float(low), float(high)) > limit:
+            return x.clamp(-limit, limit)
+    return x
+
+
+def mixed_rows(x: Tensor, key: Key, block: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """What `rotate` does first: rows [., m] with the signs they are to be given, and the rest.
+
+    The left-over coordinates [rest] are rotated already. x is `saturated`.
+    """
+    numel, m = x.numel(), row_length(x.numel(), block)
+    rows, rest = divmod(numel, m)
+    flips = row_flips(numel, key, block, x.device)
+    if not rest:
+        return [(x.reshape(rows, m), flips)], x[:0]
+    cut = (rows - 1) * m  # where the row begins that the left-over elements mix with
+    across = kernels.hadamard(x[-m:].reshape(1, m), before=_flips(key, "end", m, x.device))
+    last = torch.cat([x[cut : cut + rest].reshape(1, rest), across[:, : m - rest]], dim=1)
+    whole = x[:cut].reshape(rows - 1, m)
+    return [(whole, flips[: cut // 8]), (last, flips[cut // 8 :])], across[0, m - rest :]
+
+
+def unmix(x: Tensor, key: Key, block: int) -> Tensor:
+    """What `unrotate` does last, in place: x holds the rows, rotated back already, and the rest."""
+    m = row_length(x.numel(), block)
+    if x.numel() % m:
+        last = x[-m:].reshape(1, m)
+        kernels.hadamard(last, after=_flips(key, "end", m, x.device), out=last)
+    return x
+
+
+def rotate(x: Tensor, key: Key, block: int) -> Tensor:
+    """R x, [d]; x is `saturated`."""
+    pieces, end = mixed_rows(x, key, block)
+    y = torch.empty_like(x)
+    start = 0
+    for rows, flips in pieces:
+        out = y[start : start + rows.numel()].reshape(rows.shape)
+        kernels.hadamard(rows, before=flips, out=out)
+        start += rows.numel()
+    y[start:] = end
+    return y
+
+
+def unrotate(y: Tensor, key: Key, block: int) -> Tensor:
+    """R^T y, [d]; what decides the size of y is clamped to `bound(y.dtype)`."""
+    m, x = row_length(y.numel(), block), torch.empty_like(y)
+    rows = y.numel() // m
+    flips = row_flips(y.numel(), key, block, y.device)
+    whole, out = (each[: rows * m].reshape(rows, m) for each in (y, x))
+    kernels.hadamard(whole, after=flips, out=out)
+    x[rows * m :] = y[rows * m :]
+    return unmix(x, key, block)
+
+
+def row_flips(numel: int, key: Key, block: int, device: torch.device) -> Tensor:
+    """Packed signs of all whole rows."""
+    m = row_length(numel, block)
+    return _flips(key, "rows", numel // m * m, device)
+
+
+def bound(dtype: torch.dtype) -> float:
+    """No honest scale is larger, and rotations back from below it cannot overflow."""
+    return torch.finfo(dtype).max * 2.0**-18
+
+
+def _flips(key: Key, name: str, count: int, device: torch.device) -> Tensor:
+    """`count` packed random bits that every rank draws alike."""
+    words = key.shared().child(f"rotation of {name}").words(-(-count // 32), device)
+    return words.view(torch.uint8)[: -(-count // 8)]
+
+
+def safe_divisor(divisor: Tensor) -> Tensor:
+    """One in place of zero: what is divided is zero too."""
+    return torch.where(divisor > 0, divisor, torch.ones_like(divisor))

@@ -1,0 +1,35 @@
+"""What block-scaled quantisers share: the scale of each bucket, and elements relative to it."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def bucket_scale(buckets: Tensor, norm: Literal["max", "l2"] = "max") -> Tensor:
+    """The largest magnitude or the Euclidean norm of each row of [num_buckets, bucket]."""
+    if norm == "max":
+        return buckets.abs().amax(dim=1)
+    # Squares of float32 may overflow where the norm does not; a norm beyond the range saturates.
+    norms = torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64)
+    return norms.clamp(max=torch.finfo(buckets.dtype).max).to(buckets.dtype)
+
+
+def relative_to(buckets: Tensor, scale: Tensor) -> Tensor:
+    """Each row over its scale, within -1 .. 1; rows of zeros stay zero."""
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    # A norm rounded down may lie below the largest element.
+    return (buckets / safe[:, None]).clamp(-1, 1)
+
+
+def check_bucket(name: str, field: str, bucket: int) -> None:
+    if bucket < 1:
+        raise ValueError(
+            f"{name}: {field} is the elements that share a scale, at least 1; got {bucket}"
+        )
+
+
+def bucket_sizes(numel: int, bucket: int, device: torch.device) -> Tensor:
+    """How many elements each bucket holds, int64: the last one may hold fewer."""
+    starts = torch.arange(0, numel, bucket, device=device)
+    return (numel - starts).clamp(max=bucket)

@@ -1,0 +1,79 @@
+/* float32 to 16 bits, saturating, as reference/halves.py. */
+#include "stream.h"
+
+enum { BLOCK = 512 };
+
+GW_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* To nearest, ties to even; what would round to infinity becomes the largest number. Returns 1
+   if something is not finite, else 0. */
+GW_CLONES int32_t gw_cast_bf16(const float *x, int64_t count, uint16_t *out) {
+    const int past_caches = count * 2 >= STREAM_BYTES;
+    uint16_t staged[BLOCK];
+    uint32_t highest = 0;
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, count - at);
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t u;
+            memcpy(&u, x + at + i, 4);
+            const uint32_t sign = u & 0x80000000u, size = u & 0x7FFFFFFFu;
+            highest = size > highest ? size : highest;
+            uint32_t rounded = (size + 0x7FFFu + (size >> 16 & 1)) >> 16;
+            rounded = rounded > 0x7F7Fu ? 0x7F7Fu : rounded;
+            staged[i] = (uint16_t)(rounded | sign >> 16);
+        }
+        put(out + at, staged, n * 2, past_caches);
+    }
+    put_done();
+    return highest >= 0x7F800000u;
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+__attribute__((target("avx2,f16c"))) static int32_t cast_f16c(const float *x, int64_t count,
+                                                               uint16_t *out) {
+    const int past_caches = count * 2 >= STREAM_BYTES;
+    const __m256 largest = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
+    float p[BLOCK];
+    uint16_t staged[BLOCK];
+    __m256i highest = _mm256_setzero_si256();
+    const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, count - at);
+        const float *from = x + at;
+        if (n < BLOCK) {
+            memset(p, 0, sizeof p);
+            memcpy(p, from, (size_t)n * sizeof *p);
+            from = p;
+        }
+        for (int i = 0; i < BLOCK; i += 8) {
+            const __m256 v = _mm256_loadu_ps(from + i);
+            highest = _mm256_max_epu32(highest,
+                                       _mm256_and_si256(_mm256_castps_si256(v), magnitude));
+            /* Clamping first or last is the same: no number beyond the range rounds into it. */
+            const __m256 clamped = _mm256_min_ps(_mm256_max_ps(v, least), largest);
+            _mm_storeu_si128((__m128i *)(staged + i),
+                             _mm256_cvtps_ph(clamped, _MM_FROUND_TO_NEAREST_INT));
+        }
+        put(out + at, staged, n * 2, past_caches);
+    }
+    put_done();
+    uint32_t lanes[8];
+    memcpy(lanes, &highest, sizeof lanes);
+    uint32_t top = 0;
+    for (int i = 0; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top >= 0x7F800000u;
+}
+#endif
+
+/* As gw_cast_bf16; -1 if this processor cannot. */
+int32_t gw_cast_fp16(const float *x, int64_t count, uint16_t *out) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+        return cast_f16c(x, count, out);
+#else
+    (void)x, (void)count, (void)out;
+#endif
+    return -1;
+}

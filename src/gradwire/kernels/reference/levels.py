@@ -1,0 +1,59 @@
+"""Rounding at random to whole levels of a bucket's maximum: feedback, packing, new residual.
+
+Element i is rounded up if (h_i + 1/2) / 2^16 lies below the fraction to be rounded, where h_i is
+half number i of a Philox stream: low and high half of each word.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradwire.kernels.reference.bits import pack_uints, unpack_uints
+from gradwire.kernels.reference.philox import philox_words
+
+
+def encode_levels(
+    x: Tensor,
+    residual: Tensor | None,
+    num_levels: int,
+    bucket: int,
+    width: int,
+    seed: int,
+    stream: tuple[int, int, int],
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    p = x if residual is None else x + residual
+    count, s = p.numel(), num_levels
+    num_buckets = -(-count // bucket)
+    buckets = F.pad(p, (0, num_buckets * bucket - count)).reshape(num_buckets, bucket)
+    scale = buckets.abs().amax(dim=1) if count else buckets.new_zeros(0)
+    if not bool(torch.isfinite(scale).all()):
+        return scale, pack_uints(torch.zeros(count, dtype=torch.int32), width)
+    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scaled = ((buckets / safe[:, None]).reshape(-1)[:count] * s).clamp(-s, s)
+    words = philox_words(seed, stream, (count + 1) // 2, p.device)
+    halves = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], dim=1).reshape(-1)[:count]
+    floor = scaled.floor()
+    up = (halves.to(torch.float32) + 0.5) * 2.0**-16 < scaled - floor
+    packed = pack_uints((floor + up + s).to(torch.int32), width)
+    if out is not None:
+        heard, _ = decode_levels(packed, scale, num_levels, bucket, width, count, None)
+        torch.sub(p, heard, out=out)
+    return scale, packed
+
+
+def decode_levels(
+    packed: Tensor,
+    scale: Tensor,
+    num_levels: int,
+    bucket: int,
+    width: int,
+    count: int,
+    out: Tensor | None,
+) -> tuple[Tensor, int]:
+    symbols = unpack_uints(packed, width, count)
+    levels = symbols.to(torch.float32) - num_levels
+    step = (scale / num_levels).repeat_interleave(bucket)[:count]
+    largest = torch.finfo(torch.float32).max
+    heard = torch.clamp(levels * step, -largest, largest, out=out)
+    return heard, int(symbols.max()) if count else 0

@@ -1,0 +1,68 @@
+"""Signs scaled by mean magnitudes: feedback, packing and the new residual.
+
+Magnitudes are added in float64 along a fixed tree: blocks of 256 are folded in halves down to one
+number, then the numbers of a bucket, filled up with zeros to a power of two. The order of torch's
+own sum depends on the processor; this one gives the same bits everywhere.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradwire.kernels.reference.bits import pack_signs, unpack_signs
+
+_BLOCK = 256
+
+
+def mean_magnitudes(x: Tensor, bucket: int) -> Tensor:
+    """The mean of |x| over each bucket, float64 [num_buckets]."""
+    count = x.numel()
+    if not count:
+        return x.new_zeros(0, dtype=torch.float64)
+    bucket = min(bucket, count)
+    num_buckets = -(-count // bucket)
+    width = -(-bucket // _BLOCK)  # blocks of one bucket
+    folded = F.pad(x.abs().to(torch.float64), (0, num_buckets * bucket - count))
+    folded = F.pad(folded.reshape(num_buckets, bucket), (0, width * _BLOCK - bucket))
+    sums = _fold(folded.reshape(-1, _BLOCK)).reshape(num_buckets, width)
+    sums = _fold(F.pad(sums, (0, (1 << (width - 1).bit_length()) - width)))
+    sizes = torch.full((num_buckets,), bucket, dtype=torch.float64, device=x.device)
+    sizes[-1] = count - (num_buckets - 1) * bucket
+    return sums / sizes
+
+
+def _fold(rows: Tensor) -> Tensor:
+    """Adds the halves of rows of 2^k elements until one is left: [rows]."""
+    while rows.shape[1] > 1:
+        rows = rows[:, : rows.shape[1] // 2] + rows[:, rows.shape[1] // 2 :]
+    return rows[:, 0]
+
+
+def encode_signs(
+    x: Tensor, residual: Tensor | None, bucket: int, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    p = x if residual is None else x + residual
+    scale = mean_magnitudes(p, bucket).to(torch.float32)
+    packed = pack_signs(p)
+    if out is not None:
+        torch.sub(p, mean_signs([packed], [scale], p.numel(), bucket, None), out=out)
+    return scale, packed
+
+
+def mean_signs(
+    packed: Sequence[Tensor],
+    scale: Sequence[Tensor],
+    count: int,
+    bucket: int,
+    out: Tensor | None,
+) -> Tensor:
+    terms = [
+        unpack_signs(bits, count, torch.float32) * each.repeat_interleave(bucket)[:count]
+        for bits, each in zip(packed, scale)
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return torch.div(total, len(terms), out=out)

@@ -1,0 +1,117 @@
+"""Wangni et al. 2018: probabilities proportional to magnitudes, cut off at one."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.coding.indices import index_entropy_bits
+from gradwire.compression.sparsification.wangni import Wangni
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.spec import Spec
+
+
+def many(codec: Wangni, x: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """[num_keys, d]"""
+    out = []
+    for step in range(num_keys):
+        key = Key(2).at(step)
+        payload, _ = codec.encode(x, None, key)
+        out.append(codec.decode(payload, Spec.of(x), key))
+    return torch.stack(out)
+
+
+def probabilities(codec: Wangni, x: torch.Tensor) -> torch.Tensor:
+    return (x.abs() / codec.scale(x.abs())).nan_to_num(0.0).clamp(max=1)  # 0/0: scale 0 keeps all
+
+
+def test_a_case_by_hand() -> None:
+    # k = 2. In proportion to magnitude 8 would have 2 * 8 / 12 > 1, so it is certain and the
+    # others share one: 1/4 each, sent as 4 times what they are.
+    x = torch.tensor([1.0, -8.0, 1.0, -1.0, 1.0])
+    assert probabilities(Wangni(0.4), x).tolist() == [0.25, 1.0, 0.25, 0.25, 0.25]
+    found = many(Wangni(0.4), x, 1500)
+    assert (found[:, 1] == -8.0).all()
+    for i, value in ((0, 4.0), (2, 4.0), (3, -4.0), (4, 4.0)):
+        assert set(found[:, i].tolist()) == {0.0, value}
+        share = float((found[:, i] != 0).double().mean())
+        assert abs(share - 0.25) < 6 * math.sqrt(0.25 * 0.75 / 1500)
+
+
+@given(
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=60),
+    st.floats(0.01, 1.0),
+)
+def test_probabilities_add_up_to_k_or_keep_all(numbers, density) -> None:
+    x = torch.tensor(numbers, dtype=torch.float64)
+    k = min(len(numbers), max(1, round(density * len(numbers))))
+    if not x.any():
+        return
+    p = probabilities(Wangni(density), x)
+    assert float(p.sum()) == pytest.approx(min(k, int(x.count_nonzero())), rel=1e-6)
+    # Proportional to magnitude wherever below one.
+    ratio = (p / x.abs())[(p < 1) & (x != 0)]
+    assert torch.allclose(ratio, ratio[:1].expand_as(ratio), rtol=1e-9)
+
+
+def test_it_is_unbiased_with_the_least_variance_and_the_expected_number() -> None:
+    x, num_keys, k = Key(6).normal(100).double() ** 3, 1500, 20
+    codec = Wangni(0.2)
+    p = probabilities(codec, x)
+    assert 0 < int((p == 1).sum()) < k
+    found = many(codec, x, num_keys)
+    variance = x.square() * (1 / p - 1)
+    assert ((found.mean(dim=0) - x).abs() <= 6 * (variance / num_keys).sqrt() + 1e-9).all()
+    total = float((found - x).square().sum(dim=1).mean())
+    assert total == pytest.approx(float(variance.sum()), rel=0.05)
+    # Uniform probabilities are one of the choices it is the best of.
+    assert float(variance.sum()) < (100 / k - 1) * float(x.square().sum())
+    counts = found.count_nonzero(dim=1).double()
+    slack = 6 * math.sqrt(float((p * (1 - p)).sum()) / num_keys)
+    assert abs(float(counts.mean()) - k) < slack
+
+
+def test_no_other_probabilities_of_the_same_sum_have_less_variance() -> None:
+    x = Key(7).normal(50).double()
+    p = probabilities(Wangni(0.3), x)
+    least = float((x.square() / p).sum())
+    for step in range(50):
+        other = (p * (1 + 0.3 * Key(8).at(step).normal(50).double())).clamp(1e-3, 1)
+        other = other * min(1.0, float(p.sum() / other.sum()))
+        assert float((x.square() / other).sum()) >= least
+
+
+def test_only_certain_elements_carry_a_value() -> None:
+    x = Key(3).normal(100_000)  # so flat that at 1% none is certain
+    payload, _ = Wangni(0.01).encode(x, None, Key(0))
+    count = int(Wangni(0.01).decode(payload, Spec.of(x), Key(0)).count_nonzero())
+    assert payload.parts["values"].numel() == 0
+    least = (index_entropy_bits(100_000, count) + count) / 8
+    assert least <= payload.nbytes <= 1.05 * least + 40
+    x[:100] *= 1e4
+    payload, _ = Wangni(0.01).encode(x, None, Key(0))
+    assert payload.parts["values"].numel() >= 90
+
+
+def test_a_few_large_elements_do_not_swallow_the_small() -> None:
+    x = torch.full((1000,), 1e-20)
+    x[:3] = 1e10
+    assert probabilities(Wangni(0.1), x)[3:].tolist() == pytest.approx([97 / 997] * 997)
+
+
+def test_signs_of_another_number_are_refused() -> None:
+    x = Key(3).normal(1000)
+    payload, _ = Wangni(0.1).encode(x, None, Key(0))
+    with pytest.raises(WireError, match="signs"):
+        Wangni(0.1).decode(
+            payload.replace(signs=torch.zeros(99, dtype=torch.uint8)), Spec.of(x), Key(0)
+        )
+
+
+@pytest.mark.parametrize("density", [0.0, 1.1, float("nan")])
+def test_a_density_that_is_no_fraction_is_refused(density) -> None:
+    with pytest.raises(ValueError, match="wangni: density is the fraction kept"):
+        Wangni(density)
