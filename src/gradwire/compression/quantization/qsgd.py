@@ -91,10 +91,12 @@ class QSGD(Codec):
             scale = buckets.abs().amax(dim=1) if x.numel() else buckets.new_zeros(0)
         else:
             scale = torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64).to(dtype)
-        # An all-zero bucket divides by one instead of its norm. A norm rounded down to the
-        # wire's dtype may lie below the largest element: clamp that to the top level.
-        safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-        scaled = from_buckets(buckets / safe[:, None], x.numel()) * s
+        # A tiny norm is sent as 2^-100 (2^-996), so that its reciprocal stays finite. One rounded
+        # down to the wire's dtype may lie below the largest element: clamp that to the top level.
+        least = torch.finfo(dtype).tiny * 2.0**26
+        scale = torch.where(scale > 0, scale.clamp(min=least), scale)
+        factor = torch.where(scale > 0, s / scale, torch.zeros_like(scale))
+        scaled = from_buckets(buckets * factor[:, None], x.numel())
         levels = round_at_random(scaled.clamp(-s, s), key) + s
         return {"scale": scale, "values": levels.to(torch.int32)}, state
 

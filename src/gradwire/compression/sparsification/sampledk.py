@@ -40,7 +40,7 @@ class SampledK(Selection):
     """Keep at most the k largest elements, above a threshold estimated from a sample."""
 
     density: float  # fraction kept, at most
-    sample_ratio: float = 0.01  # fraction of the elements that the threshold is estimated from
+    sample_ratio: float = 0.001  # fraction of the elements that the threshold is estimated from
 
     paper = "Lin et al. 2018, Deep gradient compression"
     examples = ("sampledk(0.01)", "sampledk(0.3)", "sampledk(0.1, sample_ratio=0.25)")

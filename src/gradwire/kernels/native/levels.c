@@ -43,10 +43,10 @@ GW_INLINE uint32_t largest(const float *p, int64_t count, uint32_t top) {
 
 GW_INLINE void quantise(const float *p, const uint16_t *random, int64_t count, float scale,
                         float s, uint8_t *levels, float *lost) {
-    const float safe = scale > 0 ? scale : 1.0f, step = scale / s;
+    const float factor = scale > 0 ? s / scale : 0.0f, step = scale / s;
     const int32_t offset = (int32_t)s;
     for (int64_t i = 0; i < count; i++) {
-        float v = p[i] / safe * s;
+        float v = p[i] * factor;
         v = v > s ? s : v;
         v = v < -s ? -s : v;
         int32_t level = (int32_t)v;
@@ -85,6 +85,7 @@ GW_CLONES int32_t gw_encode_levels(const float *x, const float *residual, int64_
         }
         float norm;
         memcpy(&norm, &top, 4);
+        if (norm > 0 && norm < 0x1p-100f) norm = 0x1p-100f; /* its reciprocal stays finite */
         scale[start / bucket] = norm;
         highest = top > highest ? top : highest;
         if (highest >= 0x7F800000u) return 1;

@@ -29,8 +29,10 @@ def encode_levels(
     scale = buckets.abs().amax(dim=1) if count else buckets.new_zeros(0)
     if not bool(torch.isfinite(scale).all()):
         return scale, pack_uints(torch.zeros(count, dtype=torch.int32), width)
-    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-    scaled = ((buckets / safe[:, None]).reshape(-1)[:count] * s).clamp(-s, s)
+    # A norm below 2^-100 is sent as that, so that its reciprocal stays finite.
+    scale = torch.where(scale > 0, scale.clamp(min=2.0**-100), scale)
+    factor = torch.where(scale > 0, s / scale, torch.zeros_like(scale))
+    scaled = (buckets * factor[:, None]).reshape(-1)[:count].clamp(-s, s)
     words = philox_words(seed, stream, (count + 1) // 2, p.device)
     halves = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], dim=1).reshape(-1)[:count]
     floor = scaled.floor()
