@@ -11,9 +11,9 @@ from gradwire.compression.quantization.qsgd import QSGD
 from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
+from gradwire.core.chain import Chain
 from gradwire.core.codec import (
     Algebra,
-    Chain,
     Codec,
     Guarantee,
     Kind,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Algebra, Chain, Codec, Guarantee
+from gradwire.core.chain import Chain
+from gradwire.core.codec import Algebra, Codec, Guarantee
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.reducer import lift

@@ -1,0 +1,199 @@
+"""Chains: `a >> b` lets b encode what a leaves as `values`.
+
+A chain is a codec. What it is, and what it guarantees, follows from its stages; a pair that makes
+no sense is refused with the reason.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.core.codec import Algebra, Codec, Guarantee, Kind, Parts, State
+from gradwire.core.key import Key
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Spec
+
+
+def chain(first: Codec, second: Codec) -> Codec:
+    """The stages of both in a row."""
+    return Chain((*_stages(first), *_stages(second)))
+
+
+def encode_with(
+    coder: Codec, codec: Codec, x: Tensor, state: State, key: Key
+) -> tuple[Payload, State]:
+    """What `codec >> coder` makes of x; the state stays that of `codec`, as coders have none."""
+    chained = isinstance(codec, Chain)
+    states = (state or (None,) * len(_stages(codec))) if chained else (state,)
+    payload, states = chain(codec, coder).encode(x, (*states, None), key)
+    return payload, states[:-1] if chained else states[0]
+
+
+def _stages(codec: Codec) -> tuple[Codec, ...]:
+    return codec.stages if isinstance(codec, Chain) else (codec,)
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Codec):
+    """Codecs in a row, each encoding the values of the one before."""
+
+    stages: tuple[Codec, ...]
+
+    def __post_init__(self) -> None:
+        for first, second in zip(self.stages, self.stages[1:]):
+            if first.leaves is Kind.NOTHING:
+                raise ValueError(
+                    f"{first!r} >> {second!r}: {first!r} leaves nothing to encode, so it must "
+                    f"come last. Write {second!r} >> {first!r}."
+                )
+            if first.leaves is not second.takes:
+                raise ValueError(
+                    f"{first!r} >> {second!r}: {first!r} leaves {first.leaves.value}, "
+                    f"{second!r} encodes {second.takes.value}. "
+                    + (f"Try {second!r} >> {first!r}." if second.leaves is first.takes else "")
+                )
+
+    def __repr__(self) -> str:
+        return " >> ".join(repr(stage) for stage in self.stages)
+
+    def init(self, spec: Spec) -> State:
+        # Inner stages see vectors whose length the data may decide; those that keep a state
+        # per element cannot stand there, so only the first one is told the tensor's spec.
+        inner = Spec((0,), spec.dtype)
+        return tuple(s.init(spec if i == 0 else inner) for i, s in enumerate(self.stages))
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        total = self.stages[0].guarantee(spec)
+        selects = self.stages[0].selects
+        for previous, stage in zip(self.stages, self.stages[1:]):
+            if total == Guarantee() or previous.leaves is Kind.SYMBOLS:
+                break  # nothing to combine with; coders of symbols are lossless
+            # Whoever guarantees anything leaves as many values as the spec alone decides.
+            spec = previous.values_spec(spec.flat(), {})
+            inner = stage.guarantee(spec)
+            if inner.grows:
+                return inner
+            omega = delta = None
+            if total.omega is not None and inner.omega is not None:
+                omega = (1 + total.omega) * (1 + inner.omega) - 1
+            if selects and total.delta is not None:
+                # |x|^2 - |v|^2 is lost by selecting v, (1 - inner) |v|^2 by coding it.
+                if inner.delta is not None:
+                    delta = total.delta * inner.delta
+                elif inner.omega is not None and inner.omega < 1:
+                    delta = total.delta * (1 - inner.omega)
+            total = Guarantee(omega, delta)
+            selects = selects and stage.selects
+        return total
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        wire: dict[str, Tensor] = {}
+        states, values = [], x
+        for i, stage in enumerate(self.stages):
+            inner, own = key.child(i), state[i] if state else None
+            if stage.takes is Kind.SYMBOLS and i:
+                alphabet = self._specs(Spec.of(x), wire, i)[-1].alphabet
+                assert alphabet is not None
+                parts, new = stage.split_symbols(values, alphabet, own, inner)
+            else:
+                parts, new = stage.split(values, own, inner)
+            states.append(new)
+            wire.update({f"{i}.{name}": part for name, part in parts.items() if name != "values"})
+            if "values" in parts:
+                values = parts["values"]
+        if self.leaves is not Kind.NOTHING:
+            wire["values"] = values
+        return wire, tuple(states)
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        specs = self._specs(spec, parts)
+        values = parts.get("values")
+        for i, stage in reversed(list(enumerate(self.stages))):
+            own = self._own(parts, i)
+            if values is not None:
+                own["values"] = values
+            values = stage.join(own, specs[i], key.child(i))
+        assert values is not None
+        return values
+
+    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
+        return self._specs(spec, parts)[-1]
+
+    def _specs(self, spec: Spec, parts: Parts, count: int | None = None) -> list[Spec]:
+        """What goes into each of the first `count` stages, and what the last of them leaves."""
+        specs = [spec]
+        for i, stage in enumerate(self.stages[:count]):
+            if stage.leaves is not Kind.NOTHING:
+                specs.append(stage.values_spec(specs[-1], self._own(parts, i)))
+        return specs
+
+    def statistic(self, x: Tensor) -> Tensor | None:
+        return self.stages[0].statistic(x)  # inner stages see values that are not there yet
+
+    def agreed(self, statistic: Tensor) -> Codec:
+        return Chain((self.stages[0].agreed(statistic), *self.stages[1:]))
+
+    def merge(self, a: Payload, b: Payload) -> Payload:
+        if self.algebra is not Algebra.MERGE:
+            return super().merge(a, b)
+        return self._outer(self._last.merge(self._inner(a), self._inner(b)))
+
+    def settle(self, merged: Payload, spec: Spec, size: int) -> Payload:
+        if self.algebra is not Algebra.MERGE:
+            return merged
+        specs = self._specs(spec.flat(), {}, len(self.stages) - 1)
+        return self._outer(self._last.settle(self._inner(merged), specs[-1], size))
+
+    @property
+    def _last(self) -> Codec:
+        assert all(stage.algebra is Algebra.LINEAR for stage in self.stages[:-1]), (
+            f"{self!r}: a stage that merges comes last"
+        )
+        return self.stages[-1]
+
+    def _inner(self, payload: Payload) -> Payload:
+        """The parts of the last stage. Those before it are LINEAR: they have none but values."""
+        return Payload.pack(self._own(payload.parts, len(self.stages) - 1), payload.context)
+
+    def _outer(self, payload: Payload) -> Payload:
+        last = len(self.stages) - 1
+        parts = {f"{last}.{name}": part for name, part in payload.parts.items()}
+        return Payload.pack(parts, payload.context)
+
+    def _own(self, parts: Parts, stage: int) -> dict[str, Tensor]:
+        prefix = f"{stage}."
+        return {n.removeprefix(prefix): p for n, p in parts.items() if n.startswith(prefix)}
+
+    @property
+    def algebra(self) -> Algebra:
+        return min(stage.algebra for stage in self.stages)
+
+    @property
+    def coder(self) -> Codec | None:
+        return self.stages[-1].coder
+
+    @property
+    def takes(self) -> Kind:
+        return self.stages[0].takes
+
+    @property
+    def leaves(self) -> Kind:
+        return self.stages[-1].leaves
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        names = [
+            f"{i}.{name}"
+            for i, stage in enumerate(self.stages)
+            for name in stage.parts
+            if name != "values"
+        ]
+        return (*names, "values") if self.leaves is not Kind.NOTHING else tuple(names)
+
+    @property
+    def selects(self) -> bool:
+        return all(stage.selects for stage in self.stages)
+
+    @property
+    def layered(self) -> bool:
+        return self.stages[0].layered  # inner stages see values, not tensors
