@@ -6,9 +6,9 @@ nothing is computed, so this is the simulator's own cost. Two patterns:
 - ring: every rank sends to its right neighbour and waits for its left one, over and over;
 - all-to-all: every rank sends to all others, then receives from all others, over and over.
 
-Answer: 480,000 to 680,000 on one core, hardly fewer with 32 nodes than with 4 (undisturbed: ring
-640,000 and 670,000, all-to-all 680,000 and 600,000).
-2-core AMD EPYC virtual machine, Python 3.11; commit 5420d72.
+Answer: 580,000 to 630,000 on one core, hardly fewer with 32 nodes than with 4 (ring 604,000 and
+627,000, all-to-all 635,000 and 579,000).
+2-core AMD EPYC virtual machine, Python 3.11; commit 837ec9f.
 """
 
 import gc

@@ -127,10 +127,9 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 
-# Answer: on a CPU 5 to 7 times when the call is repeated (1.7 .. 2.3 ms against 11), and 3 to 4
-#     times when the loop runs between any two calls (--calls 1 --blocks 60), which hands the memory
-#     of the results back to the system: touching fresh pages then costs as much as the arithmetic.
-#     On a GPU 20.3 times compiled (13.9 ms against 284; 17.6 times with own parameters) and 7.8
-#     times not compiled; compiling takes 44 s, once.
-# Hardware: two cores of an AMD EPYC, shared, torch 2.13; one NVIDIA H200, torch 2.11, CUDA 13.
-# Commit: 5420d72.
+# Answer: on a CPU 6.5 times with one parameter vector (1.6 ms against 10.5) and 5.8 with own ones when
+#     the call is repeated; 3 to 4 times (at 141ad87) when the loop runs between any two calls
+#     (--calls 1 --blocks 60), which hands the memory of the results back to the system. On a GPU
+#     17.6 times compiled (16.7 ms against 294), 9.0 not compiled; compiling takes 57 s, once.
+# Hardware: two cores of an AMD EPYC, torch 2.13; one NVIDIA H200, torch 2.11, CUDA 13.
+# Commit: 837ec9f.
