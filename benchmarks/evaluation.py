@@ -127,7 +127,7 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 
-# Answer: on a CPU 6.5 times with one parameter vector (1.6 ms against 10.5) and 5.8 with own ones when
+# Answer: on a CPU 6.5 times with one parameter vector (1.6 ms against 10.5), 5.8 with own, when
 #     the call is repeated; 3 to 4 times (at 141ad87) when the loop runs between any two calls
 #     (--calls 1 --blocks 60), which hands the memory of the results back to the system. On a GPU
 #     17.6 times compiled (16.7 ms against 294), 9.0 not compiled; compiling takes 57 s, once.
