@@ -19,7 +19,8 @@ setup(
             sources=sorted(path.as_posix() for path in native.glob("*.c")),
             depends=sorted(path.as_posix() for path in native.glob("*.h")),
             # Same bits as the torch reference: no fused multiply-add, no reordering.
-            extra_compile_args=["-O3", "-std=c11", "-ffp-contract=off"],
+            extra_compile_args=["-O3", "-std=c11", "-ffp-contract=off", "-pthread"],
+            extra_link_args=["-pthread"],
             py_limited_api=limited,
             optional=True,
         )

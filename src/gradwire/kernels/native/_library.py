@@ -9,9 +9,10 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-_VERSION = 2  # GW_VERSION in native.h
+_VERSION = 3  # GW_VERSION in native.h
 
 _P, _I32, _I64, _U32, _U64 = (
     ctypes.c_void_p,
@@ -21,6 +22,7 @@ _P, _I32, _I64, _U32, _U64 = (
     ctypes.c_uint64,
 )
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "gw_use_threads": (None, (_I32,)),
     "gw_philox_words": (None, (_U64, _U32, _U32, _U32, _U32, _P, _I64)),
     "gw_pack_uints": (_I32, (_P, _I32, _I64, _I32, _P)),
     "gw_unpack_uints": (None, (_P, _I64, _I32, _P)),
@@ -90,6 +92,13 @@ def load() -> ctypes.CDLL:
     if isinstance(found, LibraryError):
         raise found
     return found
+
+
+def parallel() -> ctypes.CDLL:
+    """The library, for a kernel that may run on as many threads as torch's operations do."""
+    library = load()
+    library.gw_use_threads(torch.get_num_threads())
+    return library
 
 
 def dense(x: Tensor) -> Tensor:

@@ -1,0 +1,77 @@
+"""What several operations check of their arguments before a backend sees them."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels._dispatch import cpu_backend
+
+
+def fuses(*tensors: Tensor | None) -> bool:
+    """Whether the fused kernels below run in C on these: float32 on the CPU, library loaded.
+
+    They are there for speed alone; for everything else codecs compose torch operations.
+    """
+    return cpu_backend() == "native" and all(
+        x is None or (x.dtype == torch.float32 and x.device.type == "cpu") for x in tensors
+    )
+
+
+def flat(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.reshape(-1)
+
+
+def check_fused(operation: str, x: Tensor, residual: Tensor | None, out: Tensor | None) -> None:
+    for tensor in (x, residual):
+        if tensor is not None and (
+            tensor.dtype != torch.float32
+            or tensor.numel() != x.numel()
+            or tensor.device != x.device
+        ):
+            raise ValueError(
+                f"{operation} takes float32 of equal length on one device, got {x.numel()} x "
+                f"{x.dtype} and {tensor.numel()} x {tensor.dtype}"
+            )
+    check_out(operation, out, x.numel())
+    if (
+        out is not None
+        and out.numel()
+        and out.data_ptr()
+        in (
+            x.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+        )
+    ):
+        raise ValueError(f"{operation} cannot write its result over an input")
+
+
+def check_out(operation: str, out: Tensor | None, numel: int) -> None:
+    if out is not None and (
+        out.dtype != torch.float32 or out.shape != (numel,) or not out.is_contiguous()
+    ):
+        raise ValueError(
+            f"{operation} needs a contiguous float32 [{numel}] for its result, got {out.dtype} "
+            f"{list(out.shape)}"
+        )
+
+
+def check_scale(operation: str, scale: Tensor, count: int, bucket: int) -> None:
+    if scale.dtype != torch.float32 or scale.numel() != -(-count // bucket):
+        raise ValueError(
+            f"{operation} takes {-(-count // bucket)} scales of float32, got {scale.numel()} of "
+            f"{scale.dtype}"
+        )
+
+
+def check_count(operation: str, name: str, count: int) -> None:
+    if count < 0:
+        raise ValueError(f"{operation} needs {name} >= 0, got {count}")
+
+
+def check_packed(operation: str, packed: Tensor, num_bits: int) -> None:
+    if packed.dtype != torch.uint8:
+        raise ValueError(f"{operation} takes packed bits as uint8, got {packed.dtype}")
+    expected = -(-num_bits // 8)
+    if packed.numel() != expected:
+        raise ValueError(
+            f"{operation} expects {expected} bytes for {num_bits} bits, got {packed.numel()}"
+        )

@@ -1,0 +1,18 @@
+"""float32 to 16 bits."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels._dispatch import pick
+from gradwire.kernels.native import halves as native
+from gradwire.kernels.reference import halves as reference
+
+
+def narrow(x: Tensor, out: Tensor) -> bool:
+    """Rounds float32 into `out`, float16 or bfloat16, saturating; whether x was finite."""
+    if x.dtype != torch.float32 or out.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"narrow takes float32 to a 16-bit float, got {x.dtype} to {out.dtype}")
+    if out.numel() != x.numel() or not out.is_contiguous() or out.device != x.device:
+        raise ValueError(f"narrow needs {x.numel()} contiguous elements for its result")
+    run = pick(x.device, native.narrow, reference.narrow)
+    return run(x.reshape(-1), out.view(-1))

@@ -1,0 +1,58 @@
+"""Rounding at random to whole levels of a bucket's maximum."""
+
+from torch import Tensor
+
+from gradwire.kernels._checks import check_fused, check_out, check_packed, check_scale, flat
+from gradwire.kernels._dispatch import pick
+from gradwire.kernels.native import levels as native
+from gradwire.kernels.reference import levels as reference
+
+
+def encode_levels(
+    x: Tensor,
+    residual: Tensor | None,
+    num_levels: int,
+    bucket: int,
+    width: int,
+    seed: int,
+    stream: tuple[int, int, int],
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Maxima [num_buckets] and packed levels of x + residual, rounded at random; float32.
+
+    Level s + l means l / s times the maximum of the bucket, for -s <= l <= s = `num_levels`. `out`
+    gets what is lost, as in `encode_signs`. The random bits are a Philox stream, 16 for each
+    element. A scale is infinite or NaN if an element is.
+    """
+    check_fused("encode_levels", x, residual, out)
+    _check_levels("encode_levels", num_levels, bucket, width)
+    run = pick(x.device, native.encode_levels, reference.encode_levels)
+    return run(x.reshape(-1), flat(residual), num_levels, bucket, width, seed, stream, out)
+
+
+def decode_levels(
+    packed: Tensor,
+    scale: Tensor,
+    num_levels: int,
+    bucket: int,
+    width: int,
+    count: int,
+    out: Tensor | None = None,
+) -> tuple[Tensor, int]:
+    """What `encode_levels` encoded, but for what was lost: float32 [count]; the highest symbol.
+
+    Symbols above 2 * num_levels are none that `encode_levels` makes; the caller must look.
+    """
+    _check_levels("decode_levels", num_levels, bucket, width)
+    check_packed("decode_levels", packed, count * width)
+    check_scale("decode_levels", scale, count, bucket)
+    check_out("decode_levels", out, count)
+    run = pick(packed.device, native.decode_levels, reference.decode_levels)
+    return run(packed, scale, num_levels, bucket, width, count, out)
+
+
+def _check_levels(operation: str, num_levels: int, bucket: int, width: int) -> None:
+    if not 1 <= num_levels < 128 or not 2 * num_levels < 1 << width <= 256:
+        raise ValueError(f"{operation}: {num_levels} levels at {width} bits; at most 8 bits")
+    if bucket < 1 or bucket % 8:
+        raise ValueError(f"{operation} takes buckets of a multiple of 8, got {bucket}")

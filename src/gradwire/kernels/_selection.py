@@ -1,0 +1,42 @@
+"""Elements of large magnitude."""
+
+from torch import Tensor
+
+from gradwire.kernels._checks import check_fused, flat, fuses
+from gradwire.kernels.native import selection as native
+from gradwire.kernels.reference import selection as reference
+
+
+def select_largest(
+    x: Tensor, residual: Tensor | None, count: int, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Ascending positions (int64) and values of the `count` largest magnitudes of x + residual.
+
+    Of equal ones the first. `out` gets the others, with zeros where elements were taken; it must
+    not be one of the inputs. NaN is larger than any number.
+    """
+    if not 0 <= count <= x.numel():
+        raise ValueError(f"select_largest: {count} of {x.numel()} elements")
+    if not fuses(x, residual, out):
+        return reference.select_largest(x.reshape(-1), flat(residual), count, out)
+    check_fused("select_largest", x, residual, out)
+    return native.select_largest(x.reshape(-1), flat(residual), count, out)
+
+
+def select_above(
+    x: Tensor,
+    residual: Tensor | None,
+    threshold: float,
+    capacity: int = 4096,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Ascending positions and values of magnitudes of x + residual of at least `threshold`.
+
+    As `select_largest`. If more than `capacity` are found it takes a second pass.
+    """
+    if not threshold >= 0:
+        raise ValueError(f"select_above takes a threshold of at least 0, got {threshold}")
+    if not fuses(x, residual, out):
+        return reference.select_above(x.reshape(-1), flat(residual), threshold, capacity, out)
+    check_fused("select_above", x, residual, out)
+    return native.select_above(x.reshape(-1), flat(residual), threshold, max(0, capacity), out)
