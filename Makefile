@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 600
 
-.PHONY: demo test test-all lint bench fuzz codecs clean
+.PHONY: demo test test-all lint bench fuzz sanitize codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -32,8 +32,31 @@ fuzz: $(VENV)/.installed-dev
 	-$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[fuzz]"
 	$(BIN)/python tests/fuzz/fuzz_decoders.py --seconds $(FUZZ_SECONDS)
 
+# The tests of the kernels and of what is built on them, with the C library under AddressSanitizer
+# and UndefinedBehaviorSanitizer: a copy of the sources, so that the installed library stays.
+# Memory that Python and torch keep until the end is no leak of ours.
+SANITIZED := build/sanitize
+sanitize: $(VENV)/.installed-dev
+	rm -rf $(SANITIZED)
+	mkdir -p $(SANITIZED)
+	cp -r src $(SANITIZED)
+	rm -f $(SANITIZED)/src/gradwire/kernels/native/*.so
+	$(CC) -shared -fPIC -g -O1 -fno-omit-frame-pointer -std=c11 -ffp-contract=off -pthread \
+	    -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	    -o $(SANITIZED)/src/gradwire/kernels/native/_native.abi3.so \
+	    src/gradwire/kernels/native/*.c
+	PYTHONPATH=$(SANITIZED)/src GRADWIRE_KERNELS=native \
+	    LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -p no:cacheprovider -m "not slow" \
+	    tests/kernels tests/coding tests/fuzz
+
 codecs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py
+
+# Figures and tables of docs/polar.md, from the committed results.
+rd: $(VENV)/.installed
+	$(BIN)/python experiments/make_rd_figure.py --write
+	$(BIN)/python experiments/rate_distortion.py --write
 
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/gradwire/kernels/native/*.[ch])
 

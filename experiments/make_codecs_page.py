@@ -11,14 +11,13 @@ Answer: docs/codecs.md.
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+import kept
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Algebra, Codec, Compression
 from gradwire.core.notation import notation_name
@@ -26,8 +25,8 @@ from gradwire.core.spec import Spec
 from gradwire.experiment.codecs import REAL, formatted, formatted_reducer, measure
 from gradwire.experiment.gradients import saved_facts
 
-ROOT = Path(__file__).resolve().parents[1]
-KEPT, PAGE = ROOT / "experiments" / "codecs.json", ROOT / "docs" / "codecs.md"
+KEPT = kept.ROOT / "experiments" / "codecs.json"
+PAGE = kept.ROOT / "docs" / "codecs.md"
 FAMILIES = {  # the folders of compression/, as headings; others follow under their own name
     "": "Plain and general",
     "quantization": "Quantisers",
@@ -79,35 +78,13 @@ def main() -> None:
     torch.set_num_threads(1)
     if sys.argv[1:] != ["--write"]:
         measured = measure(progress=_progress)
-        measured["commit"] = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
-        ).stdout.strip()
-        KEPT.write_text(_compact(measured))
+        measured["commit"] = kept.commit()
+        KEPT.write_text(kept.compact(measured))
     PAGE.write_text(page(json.loads(KEPT.read_text())))
 
 
 def _progress(method: str, done: int, total: int) -> None:
     print(f"{done}/{total} {method}", file=sys.stderr, flush=True)
-
-
-def _compact(measured: dict[str, Any]) -> str:
-    """One line per row, four digits."""
-    lines = []
-    for name, value in measured.items():
-        value = _rounded(value)
-        text = json.dumps(value)
-        if isinstance(value, list):
-            text = "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "\n ]"
-        lines.append(f" {json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
 def page(measured: dict[str, Any]) -> str:

@@ -1,16 +1,17 @@
-"""The command line: `gradwire run`, `compare`, `codecs`, `list`, `demo`.
+"""The command line: `gradwire run`, `compare`, `codecs`, `rd`, `list`, `demo`.
 
 Results go to standard output, progress to standard error: a bar on a terminal, plain lines
 otherwise. Every command prints machine-readable output with `--json`.
 """
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 from rich.console import Console
@@ -19,12 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gradwire import data, kernels
+from gradwire.coding.polar.construction import Construction
 from gradwire.core.errors import DataError
 from gradwire.core.notation import Registry
 from gradwire.experiment.codecs import NUMEL, codecs_tables, measure
 from gradwire.experiment.compare import Outcome, combinations, compare, rows
 from gradwire.experiment.config import Config
 from gradwire.experiment.demo import demo_configs
+from gradwire.experiment.rd import LENGTHS, RATES, rd_figure, rd_tables
+from gradwire.experiment.rd import measure as measure_rd
 from gradwire.experiment.record import Row
 from gradwire.experiment.report import (
     comparison_figure,
@@ -289,13 +293,7 @@ class CodecsCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
-        with _errors.status("") as status:  # shows nothing where there is no terminal
-
-            def progress(method: str, done: int, total: int) -> None:
-                status.update(f"{done}/{total} {escape(method)}")
-                if not _errors.is_terminal and method:
-                    print(f"{done + 1}/{total} {method}", file=sys.stderr, flush=True)
-
+        with _progress() as progress:
             measured = measure(self.only, self.numel, progress)
         if self.json:
             print(json.dumps(measured))
@@ -304,6 +302,72 @@ class CodecsCommand:
             _out.print(table)
         _out.print("/copy: time over a memcpy of the same vector; one thread, best of a few.")
         _out.print(f"kernels: {kernels.backend()}")
+
+
+@dataclass(frozen=True)
+class RDCommand:
+    """Rate and distortion of polar codes on random bits, next to Shannon's bound.
+
+    Every combination of the values given is measured; lists go with hard decisions only.
+    """
+
+    n: tuple[int, ...] = LENGTHS
+    """Block lengths, powers of two."""
+    rate: tuple[float, ...] = RATES
+    """Bits sent per bit."""
+    blocks: int | None = None
+    """Blocks per code; by default as many as make two million bits."""
+    decision: tuple[Literal["hard", "randomized"], ...] = ("hard", "randomized")
+    """How a bit is decided: the likelier value, or drawn as likely as it is."""
+    construction: tuple[Construction, ...] = ("monte_carlo",)
+    """How the free positions of a code are found."""
+    list_size: tuple[int, ...] = (1,)
+    """Codewords that the search keeps in mind: 1, 8, ... Its time grows with them."""
+    seed: int = 0
+    """Of the random bits."""
+    figure: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Draw the figure into this file: .png, .pdf or .svg."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        if self.figure is not None and self.figure.suffix not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"--figure takes a .png, .pdf or .svg file, got {self.figure}")
+        with _progress() as progress:
+            measured = measure_rd(
+                self.n,
+                self.rate,
+                self.blocks,
+                self.decision,
+                self.construction,
+                self.list_size,
+                self.seed,
+                progress,
+            )
+        if self.figure is not None:
+            rd_figure(measured, self.figure)
+        if self.json:
+            print(json.dumps(measured))
+            return
+        _out.print("Share of random bits that arrive wrong, R bits sent for each; Shannon's bound.")
+        for table in rd_tables(measured):
+            _out.print(table)
+        _out.print("0.12475(5): the standard error, in units of the last digit.")
+        if self.figure is not None:
+            _out.print(f"Figure: {self.figure}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback that says on standard error what is measured."""
+    with _errors.status("") as status:  # shows nothing where there is no terminal
+
+        def progress(what: str, done: int, total: int) -> None:
+            status.update(f"{done}/{total} {escape(what)}")
+            if not _errors.is_terminal and what:
+                print(f"{done + 1}/{total} {what}", file=sys.stderr, flush=True)
+
+        yield progress
 
 
 def _new_folder(kind: str) -> Path:
@@ -335,6 +399,7 @@ def _command(argv: list[str]) -> Any:
         "run": RunCommand(Config(**settings)),
         "compare": CompareCommand(Choices(**several)),
         "codecs": CodecsCommand(),
+        "rd": RDCommand(),
         "list": ListCommand(),
         "demo": DemoCommand(),
     }

@@ -7,6 +7,7 @@ from gradwire.compression.quantization.fp16 import FP16
 from gradwire.compression.sparsification.adacomp import AdaComp
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.key import Key
+from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 
 KEY = Key(0)
@@ -81,3 +82,9 @@ def test_signs_are_no_real_numbers() -> None:
 def test_a_bin_without_elements_is_refused(size) -> None:
     with pytest.raises(ValueError, match="adacomp: bin must be at least 1"):
         AdaComp(size)
+
+
+def test_without_feedback_it_is_refused(reduce) -> None:
+    assert AdaComp().needs_feedback
+    with pytest.raises(ValueError, match=r"write ef\("):
+        reduce(lift(AdaComp()), [[torch.ones(10)]])

@@ -6,7 +6,7 @@ import torch
 import gradwire
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
-from gradwire.compression.lowrank.atomo import Atomo, _probabilities
+from gradwire.compression.lowrank.atomo import Atomo, _decomposed, _probabilities
 from gradwire.core.codec import Guarantee
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
@@ -143,3 +143,24 @@ def test_crafted_bytes_are_refused(change, message) -> None:
 def test_a_rank_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="rank must be at least 1"):
         COMPRESSION.parse("atomo(0)")
+
+
+def test_the_sign_of_a_pair_is_that_of_its_largest_entry() -> None:
+    matrices = Key(3).normal(4 * 20 * 12).view(4, 20, 12)
+    u, s, vh = _decomposed(matrices)
+    largest = u.gather(-2, u.abs().argmax(dim=-2, keepdim=True))
+    assert (largest > 0).all()
+    assert torch.allclose((u * s[:, None].float()) @ vh, matrices, atol=1e-5)
+    # -M has the same u and the opposite v, whatever the library made of either.
+    turned = _decomposed(-matrices)
+    assert torch.allclose(turned[0], u, atol=1e-5)
+    assert torch.allclose(turned[2], -vh, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e37, 2e38])
+def test_large_elements_leave_no_infinite_residual(size) -> None:
+    x = Key(3).normal(64 * 64).clamp(-1.5, 1.5).view(64, 64) * size
+    codec, spec = Atomo(3), Spec.of(x)
+    payload, lost, _ = codec.encode_feedback(x, torch.zeros_like(x), codec.init(spec), Key(1))
+    assert torch.isfinite(codec.decode(payload, spec, Key(1))).all()
+    assert torch.isfinite(lost).all()

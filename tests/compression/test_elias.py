@@ -21,13 +21,12 @@ CODES = ("gamma", "delta")
 
 
 def test_gamma_by_hand() -> None:
-    # 1 = "1", 5 = "00 1 01", 2 = "0 1 0", 6 = "00 1 10": unary parts, then low bits by length.
+    # 1 = "1", 5 = "00 1 01", 2 = "0 1 0", 6 = "00 1 10": unary parts, then low bits.
     unary = int("1 001 01 001".replace(" ", "")[::-1], 2)  # the first bit is the lowest
     assert encode_integers(torch.tensor([1, 5, 2, 6]), "gamma").tolist() == [
         unary & 0xFF,
         unary >> 8,
-        0,  # of 2, one bit
-        0b10_01,  # of 5 and 6, two bits each
+        0b10_0_01,  # of 6, 2 and 5, the first one lowest
     ]
 
 
@@ -66,7 +65,7 @@ def test_symbols_by_hand() -> None:
     unary = "1" + "01" + "01" + "1" * 4 + "001" + "1" * 56  # first bit first
     stream = list(int(unary[::-1], 2).to_bytes(9, "little"))
     packed = encode_elias(symbols, 16, "gamma")
-    assert packed.tolist() == [1, 4, *stream, 0b10, 0b01]  # low bits of 2 and 3, then of 5
+    assert packed.tolist() == [1, 4, *stream, 0b01_1_0]  # low bits of 5, 3 and 2
     assert torch.equal(decode_elias(packed, 64, 16, "gamma"), symbols.int())
 
 
@@ -90,7 +89,7 @@ def test_a_symbol_beyond_the_alphabet_is_refused(code) -> None:
 def test_padding_must_be_zero() -> None:
     packed = encode_elias(torch.tensor([4] * 61 + [3, 5, 6]), 16, "gamma")
     packed[-1] |= 0x80
-    with pytest.raises(WireError, match="expected zeros after its first 2 bits"):
+    with pytest.raises(WireError, match="expected zeros after its first 4 bits"):
         decode_elias(packed, 64, 16, "gamma")
 
 

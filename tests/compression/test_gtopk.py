@@ -11,7 +11,7 @@ from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.sparsification.gtopk import GTopK
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.errors import WireError
+from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -145,3 +145,13 @@ def test_damaged_messages_are_refused() -> None:
 def test_a_density_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="gtopk: density"):
         COMPRESSION.parse("gtopk(1.5)")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(reduce, bad) -> None:
+    x = torch.ones(40, 40)
+    x[3, 3] = bad
+    with pytest.raises(NonFiniteError):
+        reduce(GTopK(0.1), [[x]])
+    with pytest.raises(NonFiniteError):
+        reduce(EF(GTopK(0.1)), [[x]])

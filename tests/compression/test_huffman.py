@@ -1,57 +1,16 @@
-"""Huffman 1952: lengths against his own algorithm, canonical codewords by hand, bad tables."""
+"""Huffman 1952: a message by hand, redundancy, bad tables. Codewords: tests/kernels."""
 
-import heapq
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gradwire.coding.elias import encode_integers
-from gradwire.coding.huffman import code_lengths, codewords, decode_huffman, encode_huffman
+from gradwire.coding.huffman import decode_huffman, encode_huffman
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
-
-
-def huffman_cost(counts: list[int]) -> int:
-    """Bits of the best prefix code: merge the two lightest until one is left."""
-    heap = [count for count in counts if count]
-    heapq.heapify(heap)
-    cost = 0
-    while len(heap) > 1:
-        merged = heapq.heappop(heap) + heapq.heappop(heap)
-        cost += merged
-        heapq.heappush(heap, merged)
-    return cost
-
-
-@given(
-    st.lists(st.integers(0, 300), min_size=2, max_size=60).filter(lambda c: sum(map(bool, c)) > 1)
-)
-def test_lengths_are_as_short_as_huffmans(counts) -> None:
-    lengths = code_lengths(counts)
-    assert sum(n * length for n, length in zip(counts, lengths)) == huffman_cost(counts)
-    assert sum(2.0**-length for length in lengths if length) == 1
-    assert [length > 0 for length in lengths] == [count > 0 for count in counts]
-
-
-def test_lengths_are_limited_to_15_bits() -> None:
-    fibonacci = [1, 1]
-    while len(fibonacci) < 40:
-        fibonacci.append(fibonacci[-1] + fibonacci[-2])
-    lengths = code_lengths(fibonacci)  # Huffman's own would have 39 bits
-    assert max(lengths) == 15
-    assert sum(2.0**-length for length in lengths) == 1
-    cost = sum(n * length for n, length in zip(fibonacci, lengths))
-    assert cost <= 1.001 * huffman_cost(fibonacci)
-
-
-def test_codewords_by_hand() -> None:
-    # Lengths 2 1 3 3: the shortest first, then in order of symbols: 10, 0, 110, 111.
-    assert codewords(torch.tensor([2, 1, 3, 3])).tolist() == [0b10, 0b0, 0b110, 0b111]
 
 
 def test_a_message_by_hand() -> None:

@@ -15,7 +15,7 @@ from gradwire.architecture.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.lowrank.powersgd import PowerSGD
-from gradwire.core.errors import GradwireWarning
+from gradwire.core.errors import GradwireWarning, NonFiniteError
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
 
@@ -260,3 +260,13 @@ def test_torchs_hook_gives_the_same_gradients(reduce, tmp_path, size, low_rank) 
             exact = torch.stack([r["local"][2 + step] for r in records]).mean(dim=0)
             differs |= not torch.allclose(theirs, exact, rtol=1e-3, atol=1e-3)
     assert differs  # it did compress
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(reduce, bad) -> None:
+    x = torch.ones(40, 40)
+    x[3, 3] = bad
+    with pytest.raises(NonFiniteError):
+        reduce(PowerSGD(1), [[x]])
+    with pytest.raises(NonFiniteError):
+        reduce(EF(PowerSGD(1)), [[x]])

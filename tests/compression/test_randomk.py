@@ -148,3 +148,13 @@ def test_with_indices_no_key_is_needed() -> None:
 def test_indices_that_everybody_knows_are_refused() -> None:
     with pytest.raises(ValueError, match="shared=False, indices=True"):
         RandomK(0.1, indices=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
+def test_what_scaling_takes_beyond_the_range_saturates(dtype) -> None:
+    largest = torch.finfo(dtype).max
+    x = torch.full((100,), -largest / 3, dtype=dtype)
+    codec = RandomK(0.1, unbiased=True)
+    payload, _ = codec.encode(x, None, Key(0))
+    decoded = codec.decode(payload, Spec.of(x), Key(0))
+    assert sorted(set(decoded.tolist())) == [-largest, 0]

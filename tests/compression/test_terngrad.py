@@ -10,9 +10,10 @@ from torch import Tensor
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.architecture.ring import Ring
 from gradwire.compression import COMPRESSION
+from gradwire.compression.feedback.ef import EF
 from gradwire.compression.quantization.terngrad import TernGrad
 from gradwire.core.codec import Codec, Kind, Parts, State
-from gradwire.core.errors import WireError
+from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.reducer import Reduced, lift
@@ -120,12 +121,30 @@ def test_shared_every_worker_sends_multiples_of_the_largest_scale(architecture, 
             assert torch.allclose(steps, steps.round(), atol=1e-5)
 
 
+def test_under_feedback_the_scale_is_that_of_what_is_sent() -> None:
+    codec, x = TernGrad(0.0, share=True), torch.ones(40)
+
+    async def program(node: Node) -> Reduced:
+        state = EF(codec).init(Spec.of(x), 2)
+        state["residual"] = torch.full((40,), 3.0)
+        return await EF(codec).mean(x, state, KEY.private(node.rank), Ring().group(node, "x"))
+
+    for reduced in VirtualEngine(Network.uniform(2)).run([program] * 2):
+        assert reduced.mean.tolist() == [4.0] * 40  # every element is the largest: nothing is lost
+        assert reduced.state["residual"].tolist() == [0.0] * 40
+
+
+def test_nan_is_refused_before_anything_is_shared() -> None:
+    with pytest.raises(NonFiniteError, match="terngrad"):
+        averaged(TernGrad(share=True), [torch.tensor([1.0, float("nan")])] * 2, Ring())
+
+
 def test_an_agreed_scale_does_not_travel() -> None:
     codec = TernGrad(0.0, share=True).agreed(torch.tensor([2.0]))
     assert codec == TernGrad(0.0, share=True, scale=2.0)
     payload, _ = codec.encode(torch.ones(50), None, KEY)
     assert list(payload.parts) == ["values"]
-    assert codec.statistic(torch.ones(50)) is None
+    assert not codec.shares
     assert COMPRESSION.parse(repr(codec)) == codec
 
 
@@ -162,8 +181,6 @@ def test_the_first_stage_of_a_chain_shares_its_scale() -> None:
     expected = averaged(plain, tensors, Ring())
     for reduced, other in zip(averaged(coded, tensors, Ring()), expected):
         assert reduced.own().unique().tolist() == other.own().unique().tolist()
-    # Inner stages would have to agree on values that are not there yet: they keep their own.
-    assert (COMPRESSION.parse("fp16") >> plain).statistic(torch.ones(3)) is None
 
 
 def test_large_elements_neither_overflow_nor_turn_into_nan() -> None:

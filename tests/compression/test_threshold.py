@@ -46,7 +46,7 @@ def test_one_bit_and_a_position_per_element_sent() -> None:
 def test_the_count_takes_as_few_bytes_as_the_length_of_the_tensor(numel) -> None:
     payload, _ = Threshold(1.0).encode(torch.zeros(numel), None, KEY)
     count_bytes = -(-numel.bit_length() // 8)
-    assert payload.parts["indices"].numel() == count_bytes + 1  # and the mode of the empty set
+    assert payload.parts["indices"].numel() == count_bytes  # no position takes no byte
 
 
 @pytest.mark.parametrize("count", [4, 6, 255])

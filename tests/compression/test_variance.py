@@ -8,6 +8,7 @@ import torch
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.compression.sparsification.variance import Variance
 from gradwire.core.key import Key
+from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 
 KEY = Key(0)
@@ -104,3 +105,9 @@ def test_an_alpha_that_is_none_is_refused(alpha) -> None:
 def test_a_zeta_that_is_no_decay_is_refused(zeta) -> None:
     with pytest.raises(ValueError, match="variance: zeta is a decay"):
         Variance(1.5, zeta)
+
+
+def test_without_feedback_it_is_refused(reduce) -> None:
+    assert Variance(1.5).needs_feedback
+    with pytest.raises(ValueError, match=r"write ef\("):
+        reduce(lift(Variance(1.5)), [[torch.ones(10)]])

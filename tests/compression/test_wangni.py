@@ -7,10 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.architecture.allreduce import AllReduce
 from gradwire.coding.indices import index_entropy_bits
-from gradwire.compression.sparsification.wangni import Wangni
+from gradwire.compression import COMPRESSION
+from gradwire.compression.sparsification.wangni import Wangni, _sorted_scale
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
+from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 
 
@@ -115,3 +118,41 @@ def test_signs_of_another_number_are_refused() -> None:
 def test_a_density_that_is_no_fraction_is_refused(density) -> None:
     with pytest.raises(ValueError, match="wangni: density is the fraction kept"):
         Wangni(density)
+
+
+@pytest.mark.parametrize(
+    ("numel", "density", "omega"), [(1000, 0.01, 99), (7, 0.3, 2.5), (9, 1, 0)]
+)
+def test_the_variance_is_at_most_that_of_equal_probabilities(numel, density, omega) -> None:
+    guarantee = Wangni(density).guarantee(Spec((numel,), torch.float32))
+    assert guarantee.omega == pytest.approx(omega)
+    assert guarantee.contracts == (omega < 1)
+
+
+@pytest.mark.parametrize("text", ["wangni(0.05)", "wangni(0.05) >> fp16"])
+def test_owners_of_shards_do_not_feed_their_error_back(reduce, text) -> None:
+    # Fed back, the error of a codec of omega = 19 grows by that factor in each step.
+    x, steps = Key(9).normal(600), 30
+    codec = COMPRESSION.parse(text)
+    results, _ = reduce(lift(codec), [[x] * steps] * 3, None, AllReduce("scatter"))
+    mean = torch.stack([result.mean for result in results[0]]).double().mean(dim=0)
+    # Two encodings, each with a variance below 19 |x|^2, over all steps.
+    assert float((mean - x).norm() / x.norm()) < 3 * (20 * 20 / steps) ** 0.5
+
+
+@pytest.mark.parametrize("density", [0.02, 0.3, 0.9])
+@pytest.mark.parametrize("base", [1.0, 1.2, 3.0])
+def test_rounds_and_sorting_find_the_same_scale(density, base) -> None:
+    # With base 3 every round finds one more element: it takes sorting.
+    x = base ** -torch.arange(60, dtype=torch.float64)
+    k = max(1, round(density * 60))
+    assert float(Wangni(density).scale(x)) == pytest.approx(_sorted_scale(x, k), rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e30, 1e38])
+def test_the_ends_of_the_range(scale) -> None:
+    x = (Key(1).normal(300).clamp(-2, 2) * scale).float()
+    found = many(Wangni(0.1), x, 300)
+    assert torch.isfinite(found).all()
+    shrinkage = float((found.double().mean(dim=0) @ x.double()) / x.double().square().sum())
+    assert abs(shrinkage - 1) < 6 * (9 / 300 / 30) ** 0.5 + 0.1

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire.compression import COMPRESSION
 from gradwire.compression.identity import Identity
 from gradwire.compression.quantization.bf16 import BF16
 from gradwire.compression.quantization.fp16 import FP16
@@ -115,12 +116,75 @@ def test_a_coder_of_symbols_ends_a_chain() -> None:
         (QSGD(7), QSGD(7), "encodes real numbers"),
         (TopK(0.1) >> Sign(), FP16(), "sign leaves symbols"),
         (TopK(0.1), Bytes(), "encodes symbols of a finite alphabet"),
-        (Sign(), TopK(0.1), "Try topk"),
+        (Sign(), TopK(0.1), r"Write topk\(0.1\) >> sign"),
     ],
 )
 def test_a_pair_that_makes_no_sense_is_refused_with_the_reason(first, second, reason) -> None:
     with pytest.raises(ValueError, match=reason):
         first >> second
+
+
+def test_a_suggestion_is_made_only_if_it_would_be_accepted() -> None:
+    for text in ("rans >> elias", "threelc >> rans", "signvote >> rans", "golomb >> topk(0.1)"):
+        first, second = (COMPRESSION.parse(part) for part in text.split(" >> "))
+        with pytest.raises(ValueError, match=">>") as caught:
+            first >> second
+        assert "Write" not in str(caught.value)
+
+
+def test_what_all_ranks_share_cannot_come_later() -> None:
+    with pytest.raises(ValueError, match="can only come first"):
+        COMPRESSION.parse("topk(0.1) >> terngrad(share=True)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk(0.1) >> randomk(0.1, unbiased=True)",
+        "topk(0.1) >> srq(1)",
+        "fp16 >> randomk(0.1, unbiased=True)",
+        "randomk(0.1) >> qsgd(1)",
+        "aji(0.1) >> terngrad",
+        "topk(0.1) >> wangni(0.1)",
+        "sampledk(0.1) >> signvote",
+    ],
+)
+def test_a_chain_with_a_stage_that_lets_errors_grow_does_not_pass_for_a_contraction(text) -> None:
+    codec = COMPRESSION.parse(text)
+    assert not codec.guarantee(Spec((4096,), torch.float32)).contracts
+
+
+@pytest.mark.parametrize(
+    "text", ["topk(0.1) >> fp16", "topk(0.1) >> qsgd(bits=8) >> rans", "sign >> rans"]
+)
+def test_a_chain_of_contractions_still_contracts(text) -> None:
+    assert COMPRESSION.parse(text).guarantee(Spec((4096,), torch.float32)).delta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk(0.1) >> fp16",
+        "topk(0.1) >> qsgd(bits=4)",
+        "topk(0.1) >> qsgd(bits=4) >> rans",
+        "topk(0.2) >> topk(0.5) >> sign",
+        "randomk(0.1) >> natural",
+        "sampledk(0.1) >> fp16",
+        "qsgd(bits=4) >> rans",
+        "sign >> rans",
+        "fp16 >> topk(0.1)",
+    ],
+)
+def test_feedback_in_one_pass_is_feedback(text, dtype) -> None:
+    codec = COMPRESSION.parse(text)
+    x, residual = Key(1).normal(1003).to(dtype), Key(2).normal(1003).to(dtype)
+    spec = Spec.of(x)
+    payload, lost, _ = codec.encode_feedback(x, residual, codec.init(spec), KEY)
+    expected, _ = codec.encode(x + residual, codec.init(spec), KEY)
+    assert torch.equal(payload.buffer, expected.buffer)
+    heard = codec.decode(payload, spec, KEY)
+    assert torch.allclose(lost, x + residual - heard, atol=2e-3 if dtype == torch.float16 else 1e-6)
 
 
 def test_only_codecs_chain() -> None:

@@ -387,10 +387,11 @@ def test_what_is_neither_text_nor_of_the_kind_is_refused(value) -> None:
     [
         ("sign >> topk(0.1)", "sign leaves symbols of a finite alphabet"),
         ("sign >> topk(0.1)", "topk(0.1) encodes real numbers"),
-        ("sign >> topk(0.1)", "Try topk(0.1) >> sign"),
+        ("sign >> topk(0.1)", "Write topk(0.1) >> sign"),
         ("qsgd(7) >> sign", "qsgd(7) leaves symbols"),
-        ("ef(topk(0.1)) >> fp16", "cannot be joined by >>"),
-        ("topk(0.1) >> ef(fp16)", "cannot be joined by >>"),
+        ("ef(topk(0.1)) >> fp16", "Write ef(topk(0.1) >> fp16)"),
+        ("topk(0.1) >> ef(fp16)", "ef(fp16) is a way of averaging, not a codec"),
+        ("gtopk(0.1) >> qsgd(7)", "gtopk(0.1) is a way of averaging and leaves no values"),
     ],
 )
 def test_a_chain_that_makes_no_sense_is_refused_with_the_reason(text, reason) -> None:

@@ -174,7 +174,7 @@ def test_the_command_prints_json_or_tables_and_progress_apart(capsys) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--only", "topkk"], "Did you mean topk"), (["--numel", "0"], "numel must be at least 1")],
+    [(["--only", "topkk"], "Did you mean topk"), (["--numel", "0"], "numel must lie in 1")],
 )
 def test_mistakes_are_told(arguments, message, capsys) -> None:
     with pytest.raises(SystemExit):

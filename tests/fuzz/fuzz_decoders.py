@@ -1,4 +1,4 @@
-"""Can bytes from the network hurt a decoder? Fuzzes every registered codec and some chains.
+"""Can bytes from the network hurt a decoder? Fuzzes every registered codec, chains, and merges.
 
     make fuzz FUZZ_SECONDS=600
     python tests/fuzz/fuzz_decoders.py runs/fuzz-crash-1234...      # one input again
@@ -37,6 +37,9 @@ with atheris.instrument_imports(["gradwire"]) if atheris and _ALONE else context
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from gradwire.compression import COMPRESSION
+    from gradwire.compression.sparsification._selection import scatter
+    from gradwire.compression.sparsification.gtopk import _Tree
+    from gradwire.compression.sparsification.topk import TopK
     from gradwire.core.codec import Algebra, Codec
     from gradwire.core.errors import WireError
     from gradwire.core.key import Key
@@ -60,6 +63,7 @@ SPECS = (
     Spec((5, 7), torch.float64),
     Spec((67,), torch.float16),
     Spec((2, 300), torch.bfloat16),
+    Spec((4500,), torch.float32),  # Huffman's code has three chunks, with an index of their lengths
 )
 DTYPES = (
     torch.uint8,
@@ -76,6 +80,22 @@ FOUND = Path("runs")  # where inputs that fail are kept
 KEY = Key(seed=4).private(0)
 MAX_BYTES = 4096  # of an input
 HEADROOM_BYTES = 1 << 30  # what the process may map beyond what it has after importing torch
+
+
+class Merges(TopK):
+    """The messages of gtopk: what one node reads of another, merged with an honest one, read."""
+
+    def __repr__(self) -> str:
+        return f"messages of gtopk({self.density})"
+
+    def context(self, spec: Spec) -> int:
+        return TopK(self.density).context(spec.flat())
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
+        tree = _Tree(TopK(self.density), spec.flat())
+        own = tree.select(KEY.normal(spec.numel).to(spec.dtype)).buffer
+        indices, values = tree.read(tree.merge(tree.merge(payload.buffer, own), payload.buffer))
+        return scatter(values, indices, spec.flat()).reshape(spec.shape)
 
 
 class _Bounded(TorchDispatchMode):
@@ -124,6 +144,7 @@ class Fuzzer:
         texts = [t for cls in COMPRESSION for t in (cls.examples or (notation_name(cls),))]
         expressions = [COMPRESSION.parse(text) for text in (*texts, *CHAINS)]
         self.codecs = [c for c in expressions if isinstance(c, Codec)]
+        self.codecs += [Merges(0.1), Merges(1.0)]
         if names:
             self.codecs = [c for c in self.codecs if any(name in repr(c) for name in names)]
         self._honest: dict[tuple[int, int], Payload] = {}

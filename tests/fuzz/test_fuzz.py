@@ -50,6 +50,13 @@ def test_no_decoder_falls_for_some_random_inputs(fuzz) -> None:
     assert fuzz.run_blind(fuzz.Fuzzer().one, seconds=600, count=400, seed=1) == 400
 
 
+def test_messages_that_merge_and_codes_of_several_chunks_are_among_them(fuzz) -> None:
+    fuzzer = fuzz.Fuzzer(["gtopk", "huffman"])
+    assert {repr(codec).split("(")[0] for codec in fuzzer.codecs} >= {"messages of gtopk"}
+    assert max(spec.numel for spec in fuzz.SPECS) > 2 * 2048
+    assert fuzz.run_blind(fuzzer.one, seconds=600, count=400, seed=7) == 400
+
+
 @pytest.mark.parametrize("mistake", ["size", "index", "length"])
 def test_a_trusting_decoder_is_found_out(fuzz, mistake, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(fuzz, "FOUND", tmp_path)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.architecture.ring import Ring
+from gradwire.core.codec import Kind
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
@@ -126,3 +127,20 @@ def test_a_state_is_not_changed_in_place(reducer) -> None:
 def test_one_worker_sends_nothing(reducer) -> None:
     _, engine = averaged(reducer, 1, (12, 10))
     assert engine.ledger.total_bytes == 0
+
+
+def test_the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec) -> None:
+    """Of the same gradients in every step the error stays what it was, or shrinks."""
+    if codec.needs_feedback or codec.takes is Kind.SYMBOLS:
+        pytest.skip("not a way of averaging on its own")
+
+    def same(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return gradient(rank, 0, shape, dtype)
+
+    results, _ = averaged(
+        lift(codec), 3, (600,), range(30), inputs=same, architecture=AllReduce("scatter")
+    )
+    exact = torch.stack([same(rank, 0, (600,), torch.float32) for rank in range(3)]).mean(0)
+    errors = [float((result.mean - exact).norm()) for result in results[0]]
+    # Errors that are fed back may add up for a few steps before they settle.
+    assert max(errors[-5:]) <= 6 * max(*errors[:5], float(exact.norm()))

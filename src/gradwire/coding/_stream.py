@@ -8,6 +8,7 @@ takes no byte at all. The receiver knows the number of symbols and the alphabet.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from gradwire.core.symbols import pack_symbols, packed_bytes, symbol_bits, unpac
 
 _STORED, _CODED = 0, 1
 _MAX_TABLE_BITS = 12
+
+# The bytes in front of a coder's stream, and what follows them; None where fixed width is shorter.
+Coded = tuple[bytes, list[Tensor]] | None
 
 
 class Reader:
@@ -48,25 +52,35 @@ def number_bytes(largest: int) -> int:
     return -(-largest.bit_length() // 8)
 
 
-def number(value: int, largest: int, like: Tensor) -> Tensor:
-    """A number in 0 .. largest as `Reader.number` reads it, on the device of `like`."""
+def number(value: int, largest: int) -> bytes:
+    """A number in 0 .. largest as `Reader.number` reads it."""
     assert 0 <= value <= largest
-    raw = list(value.to_bytes(number_bytes(largest), "little"))
-    return torch.tensor(raw, dtype=torch.uint8, device=like.device)
+    return value.to_bytes(number_bytes(largest), "little")
 
 
-def write(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Tensor | None]) -> Tensor:
+def joined(head: bytes, parts: list[Tensor], device: torch.device) -> Tensor:
+    """Bytes and the parts behind them in one uint8."""
+    front = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return torch.cat([front.to(device), *(part.to(device) for part in parts)])
+
+
+def write(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Coded]) -> Tensor:
     """The shorter of `code(symbols)`, if there is such a code, and the symbols at fixed width."""
     if symbols.numel() == 0 or alphabet == 1:
         return torch.empty(0, dtype=torch.uint8, device=symbols.device)
     coded = code(symbols)
-    if coded is None or coded.numel() >= packed_bytes(symbols.numel(), alphabet):
-        return torch.cat([number(_STORED, 1, symbols), pack_symbols(symbols, alphabet)])
-    return torch.cat([number(_CODED, 1, symbols), coded])
+    if coded is not None:
+        head, parts = coded
+        if len(head) + sum(map(Tensor.numel, parts)) < packed_bytes(symbols.numel(), alphabet):
+            return joined(bytes([_CODED]) + head, parts, symbols.device)
+    return joined(bytes([_STORED]), [pack_symbols(symbols, alphabet)], symbols.device)
 
 
 def read(packed: Tensor, count: int, alphabet: int, decode: Callable[[Reader], Tensor]) -> Tensor:
-    """The inverse of `write`, as int32 [count]; `decode` reads the coder's own stream."""
+    """The inverse of `write`, as int32 [count]; `decode` reads the coder's own stream.
+
+    What a kernel refuses with a ValueError is a WireError here.
+    """
     if packed.dtype != torch.uint8 or packed.dim() != 1:
         raise WireError(f"coded symbols are uint8 [size], got {packed.dtype} {list(packed.shape)}")
     reader = Reader(packed)
@@ -79,15 +93,24 @@ def read(packed: Tensor, count: int, alphabet: int, decode: Callable[[Reader], T
     if reader.number(1, "mode") == _STORED:
         symbols = unpack_symbols(reader.take(size, "symbols"), count, alphabet)
     else:
-        symbols = decode(reader)
+        symbols = checked(decode, reader)
     reader.end()
     return symbols.to(torch.int32)
 
 
-def most_frequent(symbols: Tensor) -> int:
+def checked(decode: Callable[..., Any], *arguments: Any) -> Any:
+    """What a kernel makes of received bytes; what it refuses is a WireError."""
+    try:
+        return decode(*arguments)
+    except WireError:
+        raise
+    except ValueError as error:
+        raise WireError(str(error)) from None
+
+
+def most_frequent(counts: Tensor) -> int:
     """The most frequent symbol, of several the smallest."""
-    counts = torch.bincount(symbols)
-    return int(torch.nonzero(counts == counts.max())[0])
+    return int(counts.cpu().numpy().argmax())
 
 
 def low_width(alphabet: int) -> int:
@@ -104,13 +127,13 @@ def table_size(alphabet: int) -> int:
     return ((alphabet - 1) >> low_width(alphabet)) + 1
 
 
-def split_low(symbols: Tensor, alphabet: int) -> tuple[Tensor, Tensor]:
-    """Symbols without their low bits, and those at fixed width as uint8."""
+def split_low(symbols: Tensor, alphabet: int) -> tuple[Tensor, list[Tensor]]:
+    """Symbols without their low bits, and those, if there are any, at fixed width as uint8."""
     width = low_width(alphabet)
     if not width:
-        return symbols, torch.empty(0, dtype=torch.uint8, device=symbols.device)
+        return symbols, []
     low = symbols & ((1 << width) - 1)
-    return symbols >> width, kernels.pack_uints(low, width)
+    return symbols >> width, [kernels.pack_uints(low, width)]
 
 
 def take_low(reader: Reader, count: int, alphabet: int) -> Tensor | None:

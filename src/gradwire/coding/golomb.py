@@ -12,7 +12,8 @@ smallest), so a quantiser need not put its zero first.
 import torch
 from torch import Tensor
 
-from gradwire.coding._stream import Reader, most_frequent, number, read, write
+from gradwire import kernels
+from gradwire.coding._stream import Coded, Reader, most_frequent, number, read, write
 from gradwire.coding.indices import decode_indices, encode_indices
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
@@ -27,17 +28,18 @@ def decode_golomb(packed: Tensor, count: int, alphabet: int) -> Tensor:
     return read(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
 
 
-def _encode(symbols: Tensor, alphabet: int) -> Tensor:
-    modal = most_frequent(symbols)
-    positions = torch.nonzero(symbols != modal).reshape(-1)
-    others = symbols[positions].to(torch.int32)
-    parts = [
-        number(modal, alphabet - 1, symbols),
-        number(others.numel(), symbols.numel() - 1, symbols),
-    ]
+def _encode(symbols: Tensor, alphabet: int) -> Coded:
+    count = symbols.numel()
+    counts = kernels.count_symbols(symbols, alphabet)
+    modal = most_frequent(counts)
+    num_others = count - int(counts[modal])
+    if alphabet > 2 and packed_bytes(num_others, alphabet - 1) >= packed_bytes(count, alphabet):
+        return None
+    positions, others = kernels.find_others(symbols, modal, num_others)
+    parts = [encode_indices(positions, count)]
     if alphabet > 2:
-        parts.append(pack_symbols(others - (others > modal).to(torch.int32), alphabet - 1))
-    return torch.cat([*parts, encode_indices(positions, symbols.numel())])
+        parts.insert(0, pack_symbols(others, alphabet - 1))
+    return number(modal, alphabet - 1) + number(num_others, count - 1), parts
 
 
 def _decode(reader: Reader, count: int, alphabet: int) -> Tensor:

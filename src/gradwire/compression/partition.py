@@ -8,7 +8,7 @@ tensors of one rule are compressed together, as one vector: top-k takes the larg
 all of them. Tensors of fewer than `min_size` elements travel as they are.
 
 Treating layers differently is common practice: biases and normalisation are few and matter (Lin
-et al. 2018, Deep gradient compression; Vogels et al. 2019, sec. 3).
+et al. 2018, Deep gradient compression; Vogels et al. 2019).
 
 Use it where tensors want different treatment: large matrices compressed hard, biases and
 normalisation hardly or not at all. Put `ef(...)` around the whole or into single rules, not both;
@@ -91,7 +91,7 @@ class Partition(Reducer):
                 self.rules[patterns].check_names(own)
 
     def init(self, spec: Spec, size: int) -> State:
-        pieces = _pieces(self, spec.layout)
+        pieces = _cut(self, spec.layout).pieces
         states = [
             piece.reducer.init(Spec((piece.numel,), spec.dtype, tensors=piece.tensors), size)
             for piece in pieces
@@ -102,20 +102,19 @@ class Partition(Reducer):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         node, spec = group.node, Spec.of(x)
-        pieces = _pieces(self, state["tensors"])
-        flat = x.detach().reshape(-1)
-        kept = None if residual is None else residual.reshape(-1)
+        cut = _cut(self, state["tensors"])
+        parts = cut.parts(x.detach().reshape(-1))
+        kept = [None] * len(parts) if residual is None else cut.parts(residual.reshape(-1))
         done: list[Reduced] = []
-        for piece, inner in zip(pieces, state["rules"]):
+        for piece, inner, part, rest in zip(cut.pieces, state["rules"], parts, kept):
             own_key = key.child(piece.patterns)
-            part, rest = piece.of(flat), None if kept is None else piece.of(kept)
             done.append(await piece.reducer.mean(part, inner, own_key, group, rest))
         lost = [reduced.residual for reduced in done if reduced.residual is not None]
         return Reduced(
-            await node.share(_assembled, pieces, spec, tuple(reduced.mean for reduced in done)),
-            partial(_own, pieces, spec, done),
+            await node.share(_assembled, cut, spec, tuple(reduced.mean for reduced in done)),
+            partial(_own, cut, spec, done),
             {**state, "rules": tuple(reduced.state for reduced in done)},
-            None if kept is None else await node.call(_assembled, pieces, spec, lost),
+            None if residual is None else await node.call(_assembled, cut, spec, lost),
         )
 
     def _rule(self, name: str) -> str:
@@ -140,12 +139,45 @@ class _Piece(NamedTuple):
     def numel(self) -> int:
         return sum(stop - start for start, stop in self.runs)
 
-    def of(self, x: Tensor) -> Tensor:
-        parts = [x[start:stop] for start, stop in self.runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+class _Cut(NamedTuple):
+    """A bucket cut into runs, by one `split`, that one `cat` puts together again."""
+
+    pieces: tuple[_Piece, ...]
+    sizes: tuple[int, ...]  # of all runs, in the order of the bucket
+    places: tuple[tuple[int, ...], ...]  # of each piece: which runs are its own
+    order: tuple[int, ...]  # where to find each run if those of the first piece come first, ...
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """What each piece has of a vector."""
+        runs = x.split(self.sizes)
+        return [_joined(runs, own) for own in self.places]
+
+    def assembled(self, parts: Sequence[Tensor], spec: Spec) -> Tensor:
+        """The inverse."""
+        sizes = ([self.sizes[run] for run in own] for own in self.places)
+        runs = [run for part, own in zip(parts, sizes) for run in part.split(own)]
+        return _joined(runs, self.order).reshape(spec.shape)
+
+
+def _joined(runs: Sequence[Tensor], which: Sequence[int]) -> Tensor:
+    return runs[which[0]] if len(which) == 1 else torch.cat([runs[run] for run in which])
 
 
 @lru_cache(maxsize=1024)
+def _cut(rules: Partition, tensors: tuple[Placed, ...]) -> _Cut:
+    pieces = _pieces(rules, tensors)
+    ranges = sorted(own for piece in pieces for own in piece.runs)
+    places = tuple(tuple(ranges.index(own) for own in piece.runs) for piece in pieces)
+    found = [run for own in places for run in own]
+    return _Cut(
+        pieces,
+        tuple(stop - start for start, stop in ranges),
+        places,
+        tuple(sorted(range(len(found)), key=found.__getitem__)),
+    )
+
+
 def _pieces(rules: Partition, tensors: tuple[Placed, ...]) -> tuple[_Piece, ...]:
     """The pieces of a bucket, in the order of the rules; small tensors come first."""
     taken: dict[str, list[Placed]] = {"": [], **{patterns: [] for patterns in rules.rules}}
@@ -169,18 +201,12 @@ def _moved(tensors: Sequence[Placed]) -> tuple[Placed, ...]:
     return tuple(moved)
 
 
-def _assembled(pieces: Sequence[_Piece], spec: Spec, parts: Sequence[Tensor]) -> Tensor:
-    out = parts[0].new_empty(spec.numel)
-    for piece, part in zip(pieces, parts):
-        position = 0
-        for start, stop in piece.runs:
-            out[start:stop] = part[position : position + stop - start]
-            position += stop - start
-    return out.reshape(spec.shape)
+def _assembled(cut: _Cut, spec: Spec, parts: Sequence[Tensor]) -> Tensor:
+    return cut.assembled(parts, spec)
 
 
-def _own(pieces: Sequence[_Piece], spec: Spec, done: Sequence[Reduced]) -> Tensor:
-    return _assembled(pieces, spec, [reduced.own() for reduced in done])
+def _own(cut: _Cut, spec: Spec, done: Sequence[Reduced]) -> Tensor:
+    return cut.assembled([reduced.own() for reduced in done], spec)
 
 
 def _matches(name: str, patterns: str) -> bool:

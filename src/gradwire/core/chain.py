@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.core.codec import Algebra, Codec, Guarantee, Kind, Parts, State
+from gradwire.core.codec import LOSSLESS, Algebra, Codec, Guarantee, Kind, Parts, State
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -16,7 +16,10 @@ from gradwire.core.spec import Spec
 
 def chain(first: Codec, second: Codec) -> Codec:
     """The stages of both in a row."""
-    return Chain((*_stages(first), *_stages(second)))
+    stages = [*_stages(first)]
+    for stage in _stages(second):
+        stages.append(stage.following(stages[-1]))
+    return Chain(tuple(stages))
 
 
 def encode_with(
@@ -27,6 +30,21 @@ def encode_with(
     states = (state or (None,) * len(_stages(codec))) if chained else (state,)
     payload, states = chain(codec, coder).encode(x, (*states, None), key)
     return payload, states[:-1] if chained else states[0]
+
+
+def _turned(first: Codec, second: Codec) -> str:
+    """The other way round as a suggestion, if it makes sense."""
+    if second.leaves is not first.takes or second.takes is not Kind.REAL:
+        return ""
+    return f" Write {second!r} >> {first!r}."
+
+
+def _values_spec(stage: Codec, spec: Spec) -> Spec:
+    """What a stage leaves, or as many values as there are elements if the data decide."""
+    try:
+        return stage.values_spec(spec.flat(), {})
+    except KeyError:
+        return spec.flat()
 
 
 def _stages(codec: Codec) -> tuple[Codec, ...]:
@@ -44,13 +62,17 @@ class Chain(Codec):
             if first.leaves is Kind.NOTHING:
                 raise ValueError(
                     f"{first!r} >> {second!r}: {first!r} leaves nothing to encode, so it must "
-                    f"come last. Write {second!r} >> {first!r}."
+                    f"come last.{_turned(first, second)}"
                 )
             if first.leaves is not second.takes:
                 raise ValueError(
                     f"{first!r} >> {second!r}: {first!r} leaves {first.leaves.value}, "
-                    f"{second!r} encodes {second.takes.value}. "
-                    + (f"Try {second!r} >> {first!r}." if second.leaves is first.takes else "")
+                    f"{second!r} encodes {second.takes.value}.{_turned(first, second)}"
+                )
+            if second.shares:
+                raise ValueError(
+                    f"{first!r} >> {second!r}: what all ranks share must be known before anything "
+                    f"is encoded, so {second!r} can only come first"
                 )
 
     def __repr__(self) -> str:
@@ -64,15 +86,13 @@ class Chain(Codec):
 
     def guarantee(self, spec: Spec) -> Guarantee:
         total = self.stages[0].guarantee(spec)
-        selects = self.stages[0].selects
+        selects, settles = self.stages[0].selects, total.contracts
         for previous, stage in zip(self.stages, self.stages[1:]):
-            if total == Guarantee() or previous.leaves is Kind.SYMBOLS:
-                break  # nothing to combine with; coders of symbols are lossless
-            # Whoever guarantees anything leaves as many values as the spec alone decides.
-            spec = previous.values_spec(spec.flat(), {})
+            spec = _values_spec(previous, spec)
             inner = stage.guarantee(spec)
-            if inner.grows:
-                return inner
+            if inner == LOSSLESS:
+                continue
+            settles = settles and inner.contracts
             omega = delta = None
             if total.omega is not None and inner.omega is not None:
                 omega = (1 + total.omega) * (1 + inner.omega) - 1
@@ -82,33 +102,68 @@ class Chain(Codec):
                     delta = total.delta * inner.delta
                 elif inner.omega is not None and inner.omega < 1:
                     delta = total.delta * (1 - inner.omega)
-            total = Guarantee(omega, delta)
+            # In no class, and one stage alone would let errors grow: so may all of them.
+            total = Guarantee(omega, delta, grows=omega is delta is None and not settles)
             selects = selects and stage.selects
         return total
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        states = state or (None,) * len(self.stages)
+        parts, own = self.stages[0].split(x, states[0], key.child(0))
+        return self._follow(parts, (own, *states[1:]), Spec.of(x), key)
+
+    def _follow(
+        self, parts: Parts, states: tuple[State, ...], spec: Spec, key: Key
+    ) -> tuple[dict[str, Tensor], State]:
+        """What the other stages make of the first one's parts; `states` holds its new state."""
         wire: dict[str, Tensor] = {}
-        states, values = [], x
+        after, values = [states[0]], parts.get("values")
         for i, stage in enumerate(self.stages):
-            inner, own = key.child(i), state[i] if state else None
-            if stage.takes is Kind.SYMBOLS and i:
-                alphabet = self._specs(Spec.of(x), wire, i)[-1].alphabet
-                assert alphabet is not None
-                parts, new = stage.split_symbols(values, alphabet, own, inner)
-            else:
-                parts, new = stage.split(values, own, inner)
-            states.append(new)
+            if i:
+                assert values is not None
+                if stage.takes is Kind.SYMBOLS:
+                    alphabet = self._specs(spec, wire, i)[-1].alphabet
+                    assert alphabet is not None
+                    parts, new = stage.split_symbols(values, alphabet, states[i], key.child(i))
+                else:
+                    parts, new = stage.split(values, states[i], key.child(i))
+                after.append(new)
             wire.update({f"{i}.{name}": part for name, part in parts.items() if name != "values"})
-            if "values" in parts:
-                values = parts["values"]
-        if self.leaves is not Kind.NOTHING:
+            values = parts.get("values")
+        if values is not None:
             wire["values"] = values
-        return wire, tuple(states)
+        return wire, tuple(after)
+
+    def encode_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        """One pass over the vector where the first stage has one; the others see little of it.
+
+        That is so if the first stage selects, since then only what was selected can get lost
+        further on, or if all that follow are lossless.
+        """
+        first, rest = self.stages[0], self.stages[1:]
+        spec = Spec.of(x).flat()
+        lossless = all(stage.guarantee(spec) == LOSSLESS for stage in rest)
+        if self.coder is not None or not (first.selects or lossless):
+            return super().encode_feedback(x, residual, state, key)
+        states = state or (None,) * len(self.stages)
+        flat, kept = (each.detach().reshape(-1) for each in (x, residual))
+        parts, lost, own = first.split_feedback(flat, kept, states[0], key.child(0))
+        wire, state = self._follow(parts, (own, *states[1:]), spec, key)
+        if not lossless:
+            missed = parts["values"] - self._values(wire, spec, key, 1)
+            lost = first.add_values(lost, parts, missed, spec, key.child(0))
+        return self._packed(wire, Spec.of(x)), lost.reshape(x.shape), state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        return self._values(parts, spec, key, 0)
+
+    def _values(self, parts: Parts, spec: Spec, key: Key, first: int) -> Tensor:
+        """What went into stage `first`, as far as the parts tell."""
         specs = self._specs(spec, parts)
         values = parts.get("values")
-        for i, stage in reversed(list(enumerate(self.stages))):
+        for i, stage in reversed(list(enumerate(self.stages))[first:]):
             own = self._own(parts, i)
             if values is not None:
                 own["values"] = values
@@ -127,8 +182,12 @@ class Chain(Codec):
                 specs.append(stage.values_spec(specs[-1], self._own(parts, i)))
         return specs
 
-    def statistic(self, x: Tensor) -> Tensor | None:
-        return self.stages[0].statistic(x)  # inner stages see values that are not there yet
+    @property
+    def shares(self) -> bool:
+        return self.stages[0].shares
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return self.stages[0].statistic(x)
 
     def agreed(self, statistic: Tensor) -> Codec:
         return Chain((self.stages[0].agreed(statistic), *self.stages[1:]))
@@ -189,6 +248,10 @@ class Chain(Codec):
             if name != "values"
         ]
         return (*names, "values") if self.leaves is not Kind.NOTHING else tuple(names)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return any(stage.needs_feedback for stage in self.stages)
 
     @property
     def selects(self) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.errors import NonFiniteError, WireError
-from gradwire.core.group import mean_in_order
+from gradwire.core.group import is_half, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
@@ -70,6 +70,9 @@ class Guarantee:
         return not self.grows and (self.omega is None or self.omega < 1)
 
 
+LOSSLESS = Guarantee(omega=0.0, delta=1.0)
+
+
 class Compression(Expression, ABC):
     """What travels: a codec, or a reducer that is more than one codec."""
 
@@ -114,16 +117,30 @@ class Codec(Compression):
         return False
 
     @property
+    def needs_feedback(self) -> bool:
+        """Whether it selects from what `ef(...)` accumulates, and is wrong without."""
+        return False
+
+    @property
     def coder(self) -> "Codec | None":
         """The coder of symbols that follows if the notation names none; usually fixed width."""
         return None
 
-    def statistic(self, x: Tensor) -> Tensor | None:
-        """A short vector of which all ranks take the maximum before they encode, if any."""
-        return None
+    @property
+    def shares(self) -> bool:
+        """Whether all ranks take the maximum of their `statistic` before they encode."""
+        return False
+
+    def statistic(self, x: Tensor) -> Tensor:
+        """A short vector of what is encoded, for a codec that `shares`."""
+        raise NotImplementedError(f"{self!r} shares no statistic")
 
     def agreed(self, statistic: Tensor) -> "Codec":
         """This codec, knowing the maximum of everyone's `statistic`."""
+        return self
+
+    def following(self, first: "Codec") -> "Codec":
+        """This codec as it is behind `first` in a chain; most are the same everywhere."""
         return self
 
     def init(self, spec: Spec) -> State:
@@ -131,18 +148,42 @@ class Codec(Compression):
         return None
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        """The class of this codec on tensors of this spec, for inputs in the normal range."""
-        return Guarantee()
+        """The class of this codec on tensors of this spec, for inputs in the normal range.
+
+        Unknown, unless it codes symbols: those arrive as they are if nothing else is said.
+        """
+        return LOSSLESS if self.takes is Kind.SYMBOLS else Guarantee()
 
     @abstractmethod
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         """The parts of a flat vector. `key` is the sender's; `key.shared()` is everybody's."""
+
+    def split_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State]:
+        """`split` of x + residual, and what of it is lost if the parts arrive as they are.
+
+        For the first stage of a chain; codecs with a fused kernel do it in one pass.
+        """
+        total = corrected(x, residual)
+        check_input(self, total)
+        parts, state = self.split(total.contiguous(), state, key)
+        return parts, total - self.join(parts, Spec.of(x), key), state
 
     def split_symbols(
         self, symbols: Tensor, alphabet: int, state: State, key: Key
     ) -> tuple[Parts, State]:
         """`split` for a coder of symbols, which a chain tells the alphabet."""
         return self.split(symbols, state, key)
+
+    def add_values(
+        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
+    ) -> Tensor:
+        """`lost` plus what `values` stand for in place of those in `parts`; may change `lost`.
+
+        For codecs that select: values that went missing later on belong to what is lost.
+        """
+        return lost.add_(self.join({**parts, "values": values}, spec, key))
 
     @abstractmethod
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
@@ -160,12 +201,7 @@ class Codec(Compression):
         spec = Spec.of(x)
         check_input(self, x)
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
-        wire = {name: parts[name] for name in self.parts}
-        if self.leaves is Kind.SYMBOLS:
-            alphabet = self.values_spec(spec.flat(), parts).alphabet
-            assert alphabet is not None
-            wire["values"] = pack_symbols(wire["values"], alphabet)
-        return Payload.pack(wire, self.context(spec)), state
+        return self._packed(parts, spec), state
 
     def encode_feedback(
         self, x: Tensor, residual: Tensor, state: State, key: Key
@@ -174,9 +210,9 @@ class Codec(Compression):
 
         Codecs with a fused kernel do all of it in one pass over memory.
         """
-        corrected = x + residual
-        payload, state = self.encode(corrected, state, key)
-        return payload, corrected - self.decode(payload, Spec.of(x), key), state
+        total = corrected(x, residual)
+        payload, state = self.encode(total, state, key)
+        return payload, total - self.decode(payload, Spec.of(x), key), state
 
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
@@ -219,7 +255,20 @@ class Codec(Compression):
     def __rshift__(self, other: object) -> "Codec":
         from gradwire.core.chain import chain  # a chain is a codec: the import goes both ways
 
+        if isinstance(other, Compression) and not isinstance(other, Codec):
+            raise ValueError(
+                f"{self!r} >> {other!r}: {other!r} is a way of averaging, not a codec of values, "
+                "so nothing can be sent through it"
+            )
         return chain(self, other) if isinstance(other, Codec) else NotImplemented
+
+    def _packed(self, parts: Parts, spec: Spec) -> Payload:
+        wire = {name: parts[name] for name in self.parts}
+        if self.leaves is Kind.SYMBOLS:
+            alphabet = self.values_spec(spec.flat(), parts).alphabet
+            assert alphabet is not None
+            wire["values"] = pack_symbols(wire["values"], alphabet)
+        return Payload.pack(wire, self.context(spec))
 
     def _checked_values(self, values: Tensor, spec: Spec) -> Tensor:
         if self.leaves is Kind.SYMBOLS:
@@ -229,16 +278,28 @@ class Codec(Compression):
         return expect(values, "values", spec.numel, spec.dtype)
 
 
-def check_input(codec: Codec, x: Tensor) -> None:
-    """Refuses what no codec can encode: other dtypes, NaN, infinity."""
-    if codec.takes is Kind.REAL:
+def check_input(compression: Compression, x: Tensor) -> None:
+    """Refuses what nobody can encode: other dtypes, NaN, infinity."""
+    if not isinstance(compression, Codec) or compression.takes is Kind.REAL:
         if x.dtype not in _FLOATS:
             names = ", ".join(str(dtype) for dtype in _FLOATS)
-            raise ValueError(f"{codec!r} encodes {names}; got a tensor of {x.dtype}")
+            raise ValueError(f"{compression!r} encodes {names}; got a tensor of {x.dtype}")
         if not is_finite(x):
             raise NonFiniteError(
-                f"NaN or infinity in a tensor of shape {list(x.shape)} given to {codec!r}"
+                f"NaN or infinity in a tensor of shape {list(x.shape)} given to {compression!r}"
             )
+
+
+def corrected(x: Tensor, residual: Tensor | None) -> Tensor:
+    """x + residual, without its graph; 16-bit sums saturate, for infinity would stay for good."""
+    x = x.detach()
+    if residual is None:
+        return x
+    residual = residual.to(x.device)
+    if not is_half(x):
+        return x + residual
+    largest = torch.finfo(x.dtype).max
+    return (x.float() + residual.float()).clamp(-largest, largest).to(x.dtype)
 
 
 def is_finite(x: Tensor) -> bool:

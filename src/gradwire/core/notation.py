@@ -81,6 +81,8 @@ class Expression:
     paper: ClassVar[str] = ""  # authors, year, title: shown by `gradwire list`
     # How it is written. `gradwire list` shows the first, the law suites run over all of them.
     examples: ClassVar[tuple[str, ...]] = ()
+    # Names by which others know it, or the part of theirs that it is; only messages use them.
+    known_as: ClassVar[tuple[str, ...]] = ()
 
     def __repr__(self) -> str:
         # The first field is written by position, the others by name; defaults are left out.
@@ -147,6 +149,9 @@ class Registry(Generic[E]):
     def __getitem__(self, name: str) -> type[E]:
         if name in self._classes:
             return self._classes[name]
+        for here, cls in self._classes.items():
+            if name in cls.known_as:
+                raise NotationError(f"unknown {self.what} {name!r}. See {here}: {cls.summary()}")
         raise NotationError(unknown_name(self.what, name, self.names()))
 
     def parse(self, text: "str | E") -> E:

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.core.codec import Algebra, Codec, Compression, State
-from gradwire.core.group import Group, is_half
+from gradwire.core.codec import Algebra, Codec, Compression, Kind, State, check_input, corrected
+from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.notation import notation_name
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
@@ -48,6 +49,16 @@ class Reducer(Compression):
         works on those keeps them in its state: `mean` sees vectors only.
         """
 
+    def __rshift__(self, other: object) -> "Reducer":
+        if not isinstance(other, Compression):
+            return NotImplemented
+        inner = next((getattr(self, f.name) for f in fields(self)), None)  # type: ignore[arg-type]
+        hint = f" Write {notation_name(type(self))}({inner!r} >> {other!r})."
+        raise ValueError(
+            f"{self!r} >> {other!r}: {self!r} is a way of averaging and leaves no values for "
+            f"{other!r} to encode." + (hint if isinstance(inner, Codec) else "")
+        )
+
     def check_names(self, names: Sequence[str]) -> None:
         """Refuses a model whose tensors, by name, do not suit it; asks the reducers inside."""
         for field in fields(self):  # type: ignore[arg-type]
@@ -64,18 +75,6 @@ class Reducer(Compression):
         `key` is private to this rank; `key.shared()` is everybody's. With a `residual` (error
         feedback) it is x + residual that is sent, and what is lost of it comes back.
         """
-
-
-def corrected(x: Tensor, residual: Tensor | None) -> Tensor:
-    """x + residual, without its graph; 16-bit sums saturate, for infinity would stay for good."""
-    x = x.detach()
-    if residual is None:
-        return x
-    residual = residual.to(x.device)
-    if not is_half(x):
-        return x + residual
-    largest = torch.finfo(x.dtype).max
-    return (x.float() + residual.float()).clamp(-largest, largest).to(x.dtype)
 
 
 def lift(compression: Compression) -> Reducer:
@@ -101,6 +100,13 @@ class Lifted(Reducer):
 
     codec: Codec
 
+    def __post_init__(self) -> None:
+        if self.codec.takes is not Kind.REAL:
+            raise ValueError(
+                f"{self.codec!r} encodes {self.codec.takes.value}, so it must follow a quantiser. "
+                f"Write qsgd(bits=4) >> {self.codec!r}."
+            )
+
     def __repr__(self) -> str:
         return repr(self.codec)
 
@@ -113,7 +119,11 @@ class Lifted(Reducer):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         codec = self.codec
-        statistic = codec.statistic(x)
+        if codec.needs_feedback and residual is None:
+            raise ValueError(
+                f"{codec!r} chooses from what error feedback accumulates: write ef({codec!r})"
+            )
+        statistic = await group.node.call(_statistic, codec, x, residual)
         if statistic is not None:
             codec = codec.agreed(await group.max(statistic))
         opaque = codec.algebra is Algebra.OPAQUE
@@ -193,6 +203,14 @@ class _Merge:
     def settle(self, merged: Tensor) -> Tensor:
         payload = self.codec.unpack(merged, self.spec)
         return self.codec.settle(payload, self.spec, self.size).buffer
+
+
+def _statistic(codec: Codec, x: Tensor, residual: Tensor | None) -> Tensor | None:
+    if not codec.shares:
+        return None
+    total = corrected(x, residual)
+    check_input(codec, total)
+    return codec.statistic(total)
 
 
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:

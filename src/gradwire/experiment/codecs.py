@@ -36,6 +36,7 @@ from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
 NUMEL = 1 << 22  # of the Gaussian and the Laplacian: 16 MiB, more than most caches
+_MOST = 1 << 28  # a gigabyte; some codecs need twenty times that while they run
 CHAINS = (
     "topk(0.01) >> fp16",
     "topk(0.01) >> qsgd(bits=4)",
@@ -71,8 +72,8 @@ def chosen(only: Sequence[str]) -> list[Compression]:
 
 def inputs(numel: int = NUMEL) -> dict[str, Tensor]:
     """The vectors by name: two drawn ones, then the saved gradients."""
-    if numel < 1:
-        raise ValueError(f"numel must be at least 1, got {numel}")
+    if not 1 <= numel <= _MOST:
+        raise ValueError(f"numel must lie in 1 .. {_MOST}, got {numel}")
     uniform = _KEY.child("laplacian").uniform64(numel) - 0.5
     laplacian = -uniform.sign() * torch.log1p(-2 * uniform.abs())
     return {

@@ -19,27 +19,122 @@ from gradwire.kernels._bits import (
 )
 from gradwire.kernels._checks import fuses
 from gradwire.kernels._dispatch import GradwireWarning, cpu_backend
+from gradwire.kernels._drawn import draw_candidates
+from gradwire.kernels._elias import (
+    elias_decode,
+    elias_decode_symbols,
+    elias_encode,
+    elias_lengths,
+    elias_sizes,
+    elias_symbol_lengths,
+)
+from gradwire.kernels._gaps import Gaps, decode_rice, encode_rice, measure_gaps
 from gradwire.kernels._hadamard import hadamard, rotated_signs, row_norms, unrotated_signs
 from gradwire.kernels._halves import narrow
+from gradwire.kernels._huffman import huffman_decode, huffman_encode, huffman_lengths
+from gradwire.kernels._lanes import (
+    bits_from_lanes,
+    bits_to_lanes,
+    ratios_to_lanes,
+    rows_from_lanes,
+    rows_to_lanes,
+)
 from gradwire.kernels._levels import decode_levels, encode_levels
+from gradwire.kernels._moments import Tails, moments, tails
 from gradwire.kernels._philox import philox_words
+from gradwire.kernels._polar import (
+    POLAR_FREE,
+    POLAR_FROZEN,
+    POLAR_LANES,
+    POLAR_PARITY,
+    POLAR_REPETITION,
+    polar_genie,
+    polar_kinds,
+    polar_label,
+    polar_list,
+    polar_lookup,
+    polar_points,
+    polar_quantise,
+    polar_quantise_bits,
+    polar_ratios,
+    polar_transform,
+)
 from gradwire.kernels._pool import empty
 from gradwire.kernels._rans import rans_decode, rans_encode
 from gradwire.kernels._selection import select_above, select_largest
 from gradwire.kernels._signs import encode_signs, mean_magnitudes, mean_signs
+from gradwire.kernels._sketch import sketch, sketch_medians
 from gradwire.kernels._strata import strata_positions, strata_values
+from gradwire.kernels._symbols import count_symbols, find_others
+from gradwire.kernels._tables import (
+    Packing,
+    bucket_extremes,
+    bucket_maxima,
+    bucket_sides,
+    bucket_squares,
+    cell_products,
+    from_pairs,
+    from_table,
+    lengthen_runs,
+    shorten_runs,
+    to_cells,
+    to_fp8,
+    to_levels,
+    to_whole,
+)
+from gradwire.kernels._trellis import (
+    trellis_contexts,
+    trellis_counts,
+    trellis_decode,
+    trellis_encode,
+    trellis_search,
+)
 
 __all__ = [
+    "POLAR_FREE",
+    "POLAR_FROZEN",
+    "POLAR_LANES",
+    "POLAR_PARITY",
+    "POLAR_REPETITION",
+    "Gaps",
     "GradwireWarning",
+    "Packing",
+    "Tails",
     "backend",
+    "bits_from_lanes",
+    "bits_to_lanes",
+    "bucket_extremes",
+    "bucket_maxima",
+    "bucket_sides",
+    "bucket_squares",
+    "cell_products",
+    "count_symbols",
     "decode_levels",
+    "decode_rice",
+    "draw_candidates",
+    "elias_decode",
+    "elias_decode_symbols",
+    "elias_encode",
+    "elias_lengths",
+    "elias_sizes",
+    "elias_symbol_lengths",
     "empty",
     "encode_levels",
+    "encode_rice",
     "encode_signs",
+    "find_others",
+    "from_pairs",
+    "from_table",
     "fuses",
     "hadamard",
+    "huffman_decode",
+    "huffman_encode",
+    "huffman_lengths",
+    "lengthen_runs",
     "mean_magnitudes",
     "mean_signs",
+    "measure_gaps",
+    "moments",
     "narrow",
     "ones_positions",
     "pack_digits",
@@ -47,14 +142,40 @@ __all__ = [
     "pack_signs",
     "pack_uints",
     "philox_words",
+    "polar_genie",
+    "polar_kinds",
+    "polar_label",
+    "polar_list",
+    "polar_lookup",
+    "polar_points",
+    "polar_quantise",
+    "polar_quantise_bits",
+    "polar_ratios",
+    "polar_transform",
     "rans_decode",
     "rans_encode",
+    "ratios_to_lanes",
     "rotated_signs",
     "row_norms",
+    "rows_from_lanes",
+    "rows_to_lanes",
     "select_above",
     "select_largest",
+    "shorten_runs",
+    "sketch",
+    "sketch_medians",
     "strata_positions",
     "strata_values",
+    "tails",
+    "to_cells",
+    "to_fp8",
+    "to_levels",
+    "to_whole",
+    "trellis_contexts",
+    "trellis_counts",
+    "trellis_decode",
+    "trellis_encode",
+    "trellis_search",
     "unpack_digits",
     "unpack_signs",
     "unpack_uints",

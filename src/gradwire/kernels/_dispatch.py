@@ -27,8 +27,8 @@ class GradwireWarning(UserWarning):
 @cache
 def _warn_once(reason: str) -> None:
     warnings.warn(
-        f"gradwire runs its torch reference kernels because {reason}; install a C compiler and "
-        f"reinstall gradwire for the native ones, or set {_VARIABLE}=reference to accept this",
+        f"gradwire runs its torch reference kernels because {reason}; reinstall "
+        f"gradwire where there is a C compiler, or set {_VARIABLE}=reference to accept this",
         GradwireWarning,
         stacklevel=5,  # the caller of the public operation
     )
@@ -46,8 +46,8 @@ def cpu_backend() -> Literal["native", "reference"]:
     except LibraryError as error:
         if wish == "native":
             raise RuntimeError(
-                f"{_VARIABLE} is 'native' but {error}; install a C compiler and reinstall "
-                f"gradwire, or unset {_VARIABLE}"
+                f"{_VARIABLE} is 'native' but {error}; reinstall gradwire where there is "
+                f"a C compiler, or unset {_VARIABLE}"
             ) from error
         _warn_once(str(error))
         return "reference"

@@ -1,4 +1,4 @@
-"""Elias' codes of levels (Elias 1975), as QSGD sends them (Alistarh et al. 2017, sec. 3.2).
+"""Elias' codes of levels (Elias 1975), as QSGD sends them (Alistarh et al. 2017, sec. 3.1).
 
 QSGD's levels are small integers, most of them zero, so a code that spends 2 floor(log2 v) + 1 bits
 on v (gamma), or asymptotically log2 v (delta), needs no table of frequencies. Alistarh et al. code

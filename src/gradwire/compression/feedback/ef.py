@@ -1,9 +1,9 @@
-"""Error feedback (Seide et al. 2014; Stich et al. 2018; Karimireddy et al. 2019, Alg. 2).
+"""Error feedback (Seide et al. 2014; Stich et al. 2018; Karimireddy et al. 2019).
 
 What compression loses now is added to what is compressed next:
 p <- g + e;   send C(p);   e <- p - C(p).
-Here g is the gradient and the optimizer comes after; in Alg. 2 it is the learning rate times the
-gradient, which is the same for a constant rate.
+Here g is the gradient and the optimizer comes after; in Karimireddy et al. it is the learning rate
+times the gradient, which is the same for a constant rate.
 So the updates applied so far plus the residuals held equal the sum of all gradients.
 
 Use it around every biased codec: `ef(topk(0.01))`, `ef(sign)`, `ef(drive(unbiased=False))`. Leave
@@ -34,6 +34,7 @@ class EF(Reducer):
     def __post_init__(self) -> None:
         if isinstance(self.inner, EF):
             raise ValueError(f"ef({self.inner!r}): feedback within feedback; one ef is enough")
+        lift(self.inner)  # refuses what cannot stand on its own
 
     paper = (
         "Karimireddy et al. 2019, Error feedback fixes SignSGD and other gradient compression "

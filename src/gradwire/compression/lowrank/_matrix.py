@@ -1,7 +1,7 @@
 """What low-rank methods share: the matrices in a flat bucket, stacked by shape.
 
 A tensor of shape [n, ...] is the matrix [n, m] of its rows, so a convolution's kernels are
-[out, in * height * width] (Vogels et al. 2019, sec. 3). Matrices of equal shape are stacked, so
+[out, in * height * width] (Vogels et al. 2019). Matrices of equal shape are stacked, so
 that one batched product serves them all.
 """
 
@@ -17,28 +17,73 @@ from gradwire.core.spec import Placed
 
 
 class Stack(NamedTuple):
-    """Matrices [n, m] of one shape, at these positions of the bucket."""
+    """Matrices [n, m] of one shape: which pieces of the bucket they are."""
 
     n: int
     m: int
-    starts: tuple[int, ...]
+    pieces: tuple[int, ...]
+
+    @property
+    def num(self) -> int:
+        return len(self.pieces)
+
+
+class Layout(NamedTuple):
+    """A bucket as a row of pieces: matrices, and what is none. All ranks hold the same.
+
+    A bucket is cut by one `split` and put together by one `cat`, however many layers it has.
+    """
+
+    stacks: tuple[Stack, ...]
+    plain: tuple[int, ...]  # the pieces that are no matrices
+    sizes: tuple[int, ...]  # of all pieces, in the order of the bucket
+    # Where to find each piece if those of all stacks come first, then the plain ones.
+    order: tuple[int, ...]
 
     @property
     def numel(self) -> int:
-        return len(self.starts) * self.n * self.m
+        return sum(self.sizes)
 
-    def of(self, x: Tensor) -> Tensor:
-        """[num_matrices, n, m]: the matrices in a flat vector; float32 at least."""
-        size = self.n * self.m
-        pieces = [x[start : start + size].view(self.n, self.m) for start in self.starts]
-        stacked = pieces[0][None] if len(pieces) == 1 else torch.stack(pieces)
-        return stacked.float() if is_half(x) else stacked
+    @property
+    def num_plain(self) -> int:
+        return sum(self.sizes[piece] for piece in self.plain)
 
-    def put(self, matrices: Tensor, x: Tensor) -> None:
-        """The inverse of `of`, in place."""
-        size = self.n * self.m
-        for start, matrix in zip(self.starts, matrices):
-            x[start : start + size].view(self.n, self.m).copy_(matrix)
+    def matrices(self, x: Tensor) -> list[Tensor]:
+        """[num_matrices, n, m] of each stack, in float32 at least; a view where it can be one."""
+        pieces = x.split(self.sizes)
+        return [_wide(_joined(pieces, s.pieces, x)).view(s.num, s.n, s.m) for s in self.stacks]
+
+    def rest(self, x: Tensor) -> Tensor:
+        """What is no matrix, in a row."""
+        return _joined(x.split(self.sizes), self.plain, x)
+
+    def assembled(self, matrices: Sequence[Tensor], rest: Tensor) -> Tensor:
+        """The flat bucket of these matrices and this rest."""
+        pieces = [row for stack in matrices for row in stack.reshape(len(stack), -1).unbind()]
+        pieces += rest.split([self.sizes[piece] for piece in self.plain])
+        return _joined(pieces, self.order, rest)
+
+
+def layout(tensors: Sequence[Placed], compressed: Sequence[bool]) -> Layout:
+    """Tensors in a row; those to be compressed become matrices, stacked in order of appearance."""
+    shapes: dict[tuple[int, int], list[int]] = {}
+    plain: list[int] = []
+    sizes: list[int] = []
+    for (_, start, stop, shape), chosen in zip(tensors, compressed, strict=True):
+        if chosen:
+            key = matrix_shape(shape)
+            assert key is not None
+            shapes.setdefault(key, []).append(len(sizes))
+        elif plain and plain[-1] == len(sizes) - 1:
+            sizes[-1] += stop - start  # neighbours are one piece
+            continue
+        else:
+            plain.append(len(sizes))
+        sizes.append(stop - start)
+    stacks = tuple(Stack(n, m, tuple(pieces)) for (n, m), pieces in shapes.items())
+    found = [piece for stack in stacks for piece in stack.pieces] + plain
+    order = sorted(range(len(found)), key=found.__getitem__)
+    return Layout(stacks, tuple(plain), tuple(sizes), tuple(order))
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -48,11 +93,11 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
     return shape[0], math.prod(shape[1:])
 
 
-def stacks(tensors: Sequence[Placed]) -> tuple[Stack, ...]:
-    """Tensors of at least two dimensions as matrices, stacked by shape in order of appearance."""
-    starts: dict[tuple[int, int], list[int]] = {}
-    for _, start, _, shape in tensors:
-        key = matrix_shape(shape)
-        assert key is not None
-        starts.setdefault(key, []).append(start)
-    return tuple(Stack(n, m, tuple(where)) for (n, m), where in starts.items())
+def _joined(pieces: Sequence[Tensor], which: Sequence[int], like: Tensor) -> Tensor:
+    if len(which) == 1:
+        return pieces[which[0]]
+    return torch.cat([pieces[piece] for piece in which]) if which else like[:0]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if is_half(x) else x

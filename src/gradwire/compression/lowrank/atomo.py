@@ -7,7 +7,7 @@ average, with
     p_i = min(1, rank * s_i / sum of s_j),
 
 where the budget that capped triples leave goes to the others in the same way (Wang et al. 2018,
-Alg. 1 and Theorem 2). Since equal probabilities rank / r are a choice too, where r = min(n, m),
+Alg. 1). Since equal probabilities rank / r are a choice too, where r = min(n, m),
 the variance is at most omega |M|^2 with omega = r / rank - 1.
 
 On the wire a triple is two vectors, s_i / p_i u_i and v_i: the scale needs no number of its own.
@@ -16,6 +16,10 @@ bucket, [n, ...] read as [n, m]; vectors, and matrices that `rank` triples would
 as they are. A vector about whose tensors nothing is known is laid out as the squarest matrix,
 filled up with zeros: still unbiased, but without the low rank that makes a layer's gradient
 compress well. Buckets are gathered whole: shards would cut the matrices.
+
+The sign of a singular pair is open; we make the largest entry of u positive. What is left to the
+library that decomposes: the last bits, bases of equal singular values, and which of two entries of
+nearly equal size is the largest; there two devices may send different bytes of equal value.
 
 Use it without `ef(...)` where an unbiased low-rank estimate is wanted, for layers whose singular
 values fall off fast. One triple of each matrix has a large variance and every step takes a
@@ -26,17 +30,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.compression.lowrank._matrix import Stack, matrix_shape, stacks
+from gradwire.compression.lowrank._matrix import Layout, layout, matrix_shape
 from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
-from gradwire.core.spec import Placed, Spec, runs
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Placed, Spec
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +50,7 @@ class Atomo(Codec):
     rank: int  # triples kept of each matrix, on average
 
     paper = "Wang et al. 2018, ATOMO: Communication-efficient learning via atomic sparsification"
-    examples = ("atomo(1)", "atomo(3)")
+    examples = ("atomo(3)", "atomo(1)")
 
     leaves = Kind.NOTHING
     parts = ("counts", "factors", "plain")
@@ -60,41 +64,46 @@ class Atomo(Codec):
         return spec.layout
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        plan = _plan(spec.flat().layout, self.rank)
-        return Guarantee(
-            omega=max((min(s.n, s.m) / self.rank - 1 for s in plan.matrices), default=0.0)
-        )
+        stacks = _plan(spec.flat().layout, self.rank).stacks
+        return Guarantee(omega=max((min(s.n, s.m) / self.rank - 1 for s in stacks), default=0.0))
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         plan = _plan(_covering(state, x.numel()), self.rank)
-        padded = plan.padded(x)
+        padded = torch.nn.functional.pad(x, (0, plan.numel - x.numel()))
         counts, factors = [], []
-        for number, stack in enumerate(plan.matrices):
-            u, s, vh = torch.linalg.svd(stack.of(padded), full_matrices=False)
-            p = _probabilities(s.double(), self.rank)
+        for number, matrices in enumerate(plan.matrices(padded)):  # one of each shape
+            u, s, vh = _decomposed(matrices)
+            p = _probabilities(s, self.rank)
             draws = key.child(number).uniform64(p.numel(), x.device).view(p.shape)
             kept = draws < p  # [num_matrices, r]
-            scales = (s.double() / p)[kept].to(s.dtype)
+            scales = clamp_to((s / p)[kept], u.dtype)
             counts.append(kept.sum(dim=1))
             factors += [(u.mT[kept] * scales[:, None]).reshape(-1), vh[kept].reshape(-1)]
         wire = scale_dtype(x.dtype)
         empty = x.new_empty(0)
         parts = {
             "counts": torch.cat([empty, *counts]).to(torch.int32),
-            "factors": clamp_to(torch.cat([empty.to(wire), *factors]), wire),
-            "plain": torch.cat([empty, *(x[start:stop] for start, stop in plan.plain)]),
+            "factors": torch.cat([empty.to(wire), *factors]),
+            "plain": plan.rest(padded),
         }
         return parts, state
 
+    def encode_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        # What is decoded may be many times as large as x, and the difference beyond the range.
+        payload, lost, state = super().encode_feedback(x, residual, state, key)
+        return payload, clamp_to(lost, lost.dtype), state
+
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         plan = _plan(_covering(spec.tensors, spec.numel), self.rank)
-        num_matrices = [len(stack.starts) for stack in plan.matrices]
+        num_matrices = [stack.num for stack in plan.stacks]
         counts = expect(parts["counts"], "counts", sum(num_matrices), torch.int32).long()
         plain = expect(parts["plain"], "plain", plan.num_plain, spec.dtype)
         factors = parts["factors"]
         by_stack = counts.split(num_matrices)
         sizes = []
-        for stack, own in zip(plan.matrices, by_stack):
+        for stack, own in zip(plan.stacks, by_stack):
             if bool(((own < 0) | (own > min(stack.n, stack.m))).any()):
                 raise WireError(
                     f"counts: expected 0 .. {min(stack.n, stack.m)} triples of a matrix "
@@ -105,48 +114,28 @@ class Atomo(Codec):
         expect(factors, "factors", sum(sizes), scale_dtype(spec.dtype))
         if not bool(torch.isfinite(factors).all()):
             raise WireError("factors: NaN or infinity")
-        out = plain.new_zeros(plan.numel)
         pieces = factors.split(sizes)
-        for i, (stack, own) in enumerate(zip(plan.matrices, by_stack)):
+        matrices = []
+        for i, (stack, own) in enumerate(zip(plan.stacks, by_stack)):
             left = _by_matrix(pieces[2 * i].view(-1, stack.n), own)
             right = _by_matrix(pieces[2 * i + 1].view(-1, stack.m), own)
-            stack.put(clamp_to(torch.bmm(left.mT, right), spec.dtype), out)
-        position = 0
-        for start, stop in plan.plain:
-            out[start:stop] = plain[position : position + stop - start]
-            position += stop - start
-        return out[: spec.numel]
-
-
-class _Plan(NamedTuple):
-    """What becomes of a vector; both sides make the same."""
-
-    matrices: tuple[Stack, ...]
-    plain: tuple[tuple[int, int], ...]  # (start, stop) of what is not compressed
-    numel: int  # with the zeros that fill up a square
-
-    @property
-    def num_plain(self) -> int:
-        return sum(stop - start for start, stop in self.plain)
-
-    def padded(self, x: Tensor) -> Tensor:
-        missing = self.numel - x.numel()
-        return torch.nn.functional.pad(x, (0, missing)) if missing else x
+            # Sums of large products would be infinite, and their differences NaN.
+            unit, other = _unit(left), _unit(right)
+            product = torch.bmm(left.mT / unit, right / other).mul_(unit).mul_(other)
+            matrices.append(clamp_to(product, spec.dtype))
+        return plan.assembled(matrices, plain)[: spec.numel]
 
 
 @lru_cache(maxsize=1024)
-def _plan(tensors: tuple[Placed, ...], rank: int) -> _Plan:
+def _plan(tensors: tuple[Placed, ...], rank: int) -> Layout:
+    """What becomes of a vector, filled up with zeros to a square; both sides make the same."""
     numel = tensors[-1][2]
     if len(tensors) == 1 and not tensors[0][0] and matrix_shape(tensors[0][3]) is None and numel:
         n = isqrt(numel - 1) + 1
-        tensors = (("", 0, n * -(-numel // n), (n, -(-numel // n))),)
-        if not _shrinks(tensors[0][3], rank):
-            return _Plan((), ((0, numel),), numel)
-    compressed: list[Placed] = []
-    plain: list[Placed] = []
-    for tensor in tensors:
-        (compressed if _shrinks(tensor[3], rank) else plain).append(tensor)
-    return _Plan(stacks(compressed), runs(plain), tensors[-1][2])
+        square = (n, -(-numel // n))
+        if _shrinks(square, rank):
+            tensors = (("", 0, square[0] * square[1], square),)
+    return layout(tensors, [_shrinks(tensor[3], rank) for tensor in tensors])
 
 
 def _shrinks(shape: Sequence[int], rank: int) -> bool:
@@ -159,6 +148,24 @@ def _covering(tensors: tuple[Placed, ...] | None, numel: int) -> tuple[Placed, .
     if tensors and tensors[-1][2] == numel:
         return tensors
     return (("", 0, numel, (numel,)),)
+
+
+def _decomposed(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, the singular values in float64, and V^T of a stack of matrices."""
+    unit = _unit(matrices)
+    u, s, vh = torch.linalg.svd(matrices / unit, full_matrices=False)
+    # The sign of a pair is anybody's choice: here the largest entry of u is positive.
+    largest = u.gather(-2, u.abs().argmax(dim=-2, keepdim=True))  # [num_matrices, 1, r]
+    sign = torch.where(largest < 0, -1.0, 1.0).to(u.dtype)
+    return u * sign, s.double() * unit.double(), vh * sign.mT
+
+
+def _unit(x: Tensor) -> Tensor:
+    """A power of two no more than twice as large as the largest magnitude, 1 for zeros."""
+    if not x.numel():
+        return x.new_ones(())
+    exponent = torch.frexp(x.abs().max()).exponent
+    return torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
 
 
 def _probabilities(singular: Tensor, rank: int) -> Tensor:

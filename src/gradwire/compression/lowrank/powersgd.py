@@ -22,6 +22,7 @@ many workers, since its messages add up on the way. Where the gradient is a few 
 rather than low-rank, or the parameters are vectors, take `ef(topk(0.01))`.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,14 +32,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compression.lowrank._matrix import Stack, matrix_shape, stacks
+from gradwire.compression.lowrank._matrix import Layout, layout, matrix_shape
 from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.core.codec import State
+from gradwire.core.codec import State, check_input, corrected
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.reducer import Reduced, Reducer, corrected
-from gradwire.core.spec import Placed, Spec, runs
+from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.spec import Placed, Spec
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,14 +78,15 @@ class PowerSGD(Reducer):
         node, spec = group.node, Spec.of(x)
         plan = _plan(state["tensors"], self.rank, self.min_rate)
         flat = corrected(x, residual).reshape(-1)
+        check_input(self, flat)
         q = state["q"]
         if q is None:
             q = await node.share(_random, plan, key.shared().child("q"), spec.dtype, x.device)
-        left = await node.call(_left, plan, flat, q)
+        matrices, left = await node.call(_left, plan, flat, q)
         heard = await group.mean(left)
-        if plan.matrices:
+        if plan.ranks:
             basis = await node.share(_orthonormal, plan, heard)
-            right = await node.call(_right, plan, flat, basis)
+            right = await node.call(_right, matrices, basis, flat)
             new_q = await group.mean(right)
         else:
             basis, right, new_q = (), left[:0], left[:0]
@@ -101,56 +103,58 @@ class PowerSGD(Reducer):
 class _Plan(NamedTuple):
     """What becomes of a bucket; all ranks hold the same."""
 
-    matrices: tuple[Stack, ...]
+    layout: Layout
     ranks: tuple[int, ...]  # of each stack
-    plain: tuple[tuple[int, int], ...]  # (start, stop) of what is not compressed
+    numbers: tuple[tuple[int, ...], tuple[int, ...]]  # in the factors P and Q of each stack
 
-    def factors(self, message: Tensor, side: str) -> list[Tensor]:
-        """The factors [num_matrices, n or m, rank] at the front of a message, in float32."""
-        shapes = [
-            (len(stack.starts), stack.n if side == "p" else stack.m, rank)
-            for stack, rank in zip(self.matrices, self.ranks)
+    def factors(self, message: Tensor, side: int) -> list[Tensor]:
+        """The factors P (side 0) or Q (1) [num_matrices, n or m, rank] at the front of a message.
+
+        In float32 at least.
+        """
+        sizes = self.numbers[side]
+        pieces = message[: sum(sizes)].to(torch.promote_types(message.dtype, torch.float32))
+        return [
+            piece.view(stack.num, -1, rank)
+            for piece, stack, rank in zip(pieces.split(sizes), self.layout.stacks, self.ranks)
         ]
-        sizes = [count * length * rank for count, length, rank in shapes]
-        pieces = message[: sum(sizes)].split(sizes)
-        wide = torch.promote_types(message.dtype, torch.float32)
-        return [piece.view(shape).to(wide) for piece, shape in zip(pieces, shapes)]
 
 
 @lru_cache(maxsize=1024)
 def _plan(tensors: tuple[Placed, ...], rank: int, min_rate: float) -> _Plan:
-    compressed: list[Placed] = []
-    plain: list[Placed] = []
-    for tensor in tensors:
-        shape = matrix_shape(tensor[3])
-        # The rule of torch's hook: more than `min_rate` times fewer numbers.
-        worth = shape and sum(shape) * min(rank, *shape) * min_rate < shape[0] * shape[1]
-        (compressed if worth else plain).append(tensor)
-    matrices = stacks(compressed)
-    return _Plan(matrices, tuple(min(rank, s.n, s.m) for s in matrices), runs(plain))
+    bucket = layout(tensors, [_shrinks(tensor[3], rank, min_rate) for tensor in tensors])
+    stacks = bucket.stacks
+    ranks = tuple(min(rank, stack.n, stack.m) for stack in stacks)
+    left = tuple(stack.num * stack.n * r for stack, r in zip(stacks, ranks))
+    right = tuple(stack.num * stack.m * r for stack, r in zip(stacks, ranks))
+    return _Plan(bucket, ranks, (left, right))
+
+
+def _shrinks(shape: Sequence[int], rank: int, min_rate: float) -> bool:
+    """The rule of torch's hook: by more than `min_rate` times."""
+    matrix = matrix_shape(shape)
+    return matrix is not None and sum(matrix) * min(rank, *matrix) * min_rate < math.prod(matrix)
 
 
 def _random(plan: _Plan, key: Key, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The first Q of every stack, as it would travel."""
-    sizes = [len(s.starts) * s.m * rank for s, rank in zip(plan.matrices, plan.ranks)]
-    return key.normal(sum(sizes), device).to(dtype)
+    return key.normal(sum(plan.numbers[1]), device).to(dtype)
 
 
-def _left(plan: _Plan, x: Tensor, q: Tensor) -> Tensor:
-    """The first message: every P, then what is not compressed."""
-    right = plan.factors(q.to(x.device), "q")
-    products = [torch.bmm(stack.of(x), factor) for stack, factor in zip(plan.matrices, right)]
-    return torch.cat([_flat(products, x), *(x[start:stop] for start, stop in plan.plain)])
+def _left(plan: _Plan, x: Tensor, q: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The matrices, and the first message: every P, then what is not compressed."""
+    matrices = plan.layout.matrices(x)
+    products = list(map(torch.bmm, matrices, plan.factors(q.to(x.device), 1)))
+    return matrices, torch.cat([_flat(products, x), plan.layout.rest(x)])
 
 
 def _orthonormal(plan: _Plan, heard: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.linalg.qr(p).Q for p in plan.factors(heard, "p"))
+    return tuple(torch.linalg.qr(p).Q for p in plan.factors(heard, 0))
 
 
-def _right(plan: _Plan, x: Tensor, basis: Sequence[Tensor]) -> Tensor:
+def _right(matrices: Sequence[Tensor], basis: Sequence[Tensor], like: Tensor) -> Tensor:
     """The second message: every Q."""
-    products = [torch.bmm(stack.of(x).mT, p) for stack, p in zip(plan.matrices, basis)]
-    return _flat(products, x)
+    return _flat([torch.bmm(m.mT, p) for m, p in zip(matrices, basis)], like)
 
 
 def _flat(products: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -163,14 +167,11 @@ def _assembled(
     plan: _Plan, spec: Spec, first: Tensor, basis: Sequence[Tensor], second: Tensor
 ) -> Tensor:
     """The tensor that the two messages describe."""
-    out = first.new_empty(spec.numel)
-    for stack, p, q in zip(plan.matrices, basis, plan.factors(second, "q")):
-        stack.put(clamp_to(torch.bmm(p, q.mT), spec.dtype), out)
-    position = first.numel() - sum(stop - start for start, stop in plan.plain)
-    for start, stop in plan.plain:
-        out[start:stop] = first[position : position + stop - start]
-        position += stop - start
-    return out.reshape(spec.shape)
+    products = [
+        clamp_to(torch.bmm(p, q.mT), spec.dtype) for p, q in zip(basis, plan.factors(second, 1))
+    ]
+    rest = first[first.numel() - plan.layout.num_plain :]
+    return plan.layout.assembled(products, rest).reshape(spec.shape)
 
 
 def _lost(flat: Tensor, own: Callable[[], Tensor]) -> Tensor:

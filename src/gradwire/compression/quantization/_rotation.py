@@ -2,7 +2,7 @@
 
 R = H D / sqrt(m): random signs D (from the shared key, so nothing travels), then the Hadamard
 transform H. Every coordinate of R x is a sum of the elements under random signs, near a Gaussian
-of variance |x|^2 / m, whatever x is (Ailon and Chazelle 2009; Suresh et al. 2017, sec. 3).
+of variance |x|^2 / m, whatever x is (Ailon and Chazelle 2009; Suresh et al. 2017).
 
 A vector is cut into rows of m elements, m a power of two: `block`, or the largest one that fits
 into a shorter vector. What is left over is not padded, since padding would have to travel: the
@@ -76,7 +76,7 @@ def unmix(x: Tensor, key: Key, block: int) -> Tensor:
 def rotate(x: Tensor, key: Key, block: int) -> Tensor:
     """R x, [d]; x is `saturated`."""
     pieces, end = mixed_rows(x, key, block)
-    y = torch.empty_like(x)
+    y = kernels.empty(x.numel()) if kernels.fuses(x) else torch.empty_like(x)
     start = 0
     for rows, flips in pieces:
         out = y[start : start + rows.numel()].reshape(rows.shape)
@@ -87,14 +87,12 @@ def rotate(x: Tensor, key: Key, block: int) -> Tensor:
 
 
 def unrotate(y: Tensor, key: Key, block: int) -> Tensor:
-    """R^T y, [d]; what decides the size of y is clamped to `bound(y.dtype)`."""
-    m, x = row_length(y.numel(), block), torch.empty_like(y)
+    """R^T y in place, [d]; what decides the size of y is clamped to `bound(y.dtype)`."""
+    m = row_length(y.numel(), block)
     rows = y.numel() // m
-    flips = row_flips(y.numel(), key, block, y.device)
-    whole, out = (each[: rows * m].reshape(rows, m) for each in (y, x))
-    kernels.hadamard(whole, after=flips, out=out)
-    x[rows * m :] = y[rows * m :]
-    return unmix(x, key, block)
+    whole = y[: rows * m].reshape(rows, m)
+    kernels.hadamard(whole, after=row_flips(y.numel(), key, block, y.device), out=whole)
+    return unmix(y, key, block)
 
 
 def row_flips(numel: int, key: Key, block: int, device: torch.device) -> Tensor:

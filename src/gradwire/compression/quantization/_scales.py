@@ -5,6 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import clamp_to
+
 
 def bucket_scale(buckets: Tensor, norm: Literal["max", "l2"] = "max") -> Tensor:
     """The largest magnitude or the Euclidean norm of each row of [num_buckets, bucket]."""
@@ -20,6 +23,19 @@ def relative_to(buckets: Tensor, scale: Tensor) -> Tensor:
     safe = torch.where(scale > 0, scale, torch.ones_like(scale))
     # A norm rounded down may lie below the largest element.
     return (buckets / safe[:, None]).clamp(-1, 1)
+
+
+def bucket_norm(x: Tensor, bucket: int, norm: Literal["max", "l2"] = "max") -> Tensor:
+    """The largest magnitude or the Euclidean norm of each bucket of a flat vector."""
+    if norm == "max":
+        return kernels.bucket_maxima(x, bucket)
+    # Squares of float32 may overflow where the norm does not; a norm beyond the range saturates.
+    return clamp_to(kernels.bucket_squares(x, bucket).sqrt(), x.dtype)
+
+
+def mirrored(levels: Tensor) -> Tensor:
+    """Levels from zero on, [s + 1], as what symbols 0 .. 2s stand for."""
+    return torch.cat([-levels[1:].flip(0), levels])
 
 
 def check_bucket(name: str, field: str, bucket: int) -> None:

@@ -9,7 +9,7 @@ scale. In l_j alone, its neighbours a and c held, the sum of the costs is convex
 that is at a quantile of the r in between: coordinate descent (their ALQ) needs no step size.
 
 Differences: they fit a truncated normal to the r of all ranks now and then; we fit the elements
-sent, weighted by their squared scale (a sample of 65,536 of a longer vector), in every step, and
+sent, weighted by their squared scale (a sample of 16,384 of a longer vector), in every step, and
 send the levels. They normalise by the Euclidean norm, we by the largest element. All odd levels
 descend at once, then all even ones, since each depends on its neighbours only; the descent starts
 at levels whose density is the cube root of that of r, the best one for many levels.
@@ -29,35 +29,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    to_buckets,
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._scales import (
+    bucket_norm,
+    check_bucket,
+    mirrored,
+    relative_to,
 )
-from gradwire.compression.quantization._levels import from_levels, round_to_levels
-from gradwire.compression.quantization._scales import bucket_scale, check_bucket, relative_to
-from gradwire.core.codec import (
-    Codec,
-    Guarantee,
-    Kind,
-    Parts,
-    State,
-    expect,
-    expect_scale,
-    scale_dtype,
-)
+from gradwire.core.codec import Guarantee, Parts, expect, expect_scale, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
-_SAMPLE = 1 << 16  # elements that levels are fitted to
+_SAMPLE = 1 << 14  # elements that levels are fitted to
 _SWEEPS = 10  # of the descent, which starts near its end
 _KNOTS = 256  # quantiles from which the first guess is made
 
 
 @dataclass(frozen=True, repr=False)
-class Adaptive(Codec):
+class Adaptive(PackedCodec):
     """Round at random to levels fitted to the data, which travel along."""
 
     bits: int  # per element: 2^(bits - 1) - 1 levels above zero
@@ -66,7 +58,6 @@ class Adaptive(Codec):
     paper = "Faghri et al. 2020, Adaptive gradient quantization for data-parallel SGD"
     examples = ("adaptive(4)", "adaptive(3, bucket=64)")
 
-    leaves = Kind.SYMBOLS
     parts = ("levels", "scale", "values")
 
     def __post_init__(self) -> None:
@@ -88,30 +79,32 @@ class Adaptive(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.num_levels + 1)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        dtype = scale_dtype(x.dtype)
-        buckets = to_buckets(x.to(dtype), self.bucket)  # [num_buckets, bucket]
-        scale = bucket_scale(buckets, "max")
-        relative = from_buckets(relative_to(buckets, scale), x.numel())
-        chosen = _sample(x.numel(), key.child("sample"), x.device)
-        weight = (
-            scale.double() / scale.max().clamp(min=torch.finfo(dtype).tiny) if len(x) else scale
-        )
-        inner = fitted_levels(
-            relative[chosen].abs().double(), weight[chosen // self.bucket].square(), self.num_levels
-        ).float()
-        symbols = round_to_levels(relative, _with_ends(inner, dtype), key)
-        return {"levels": inner, "scale": scale, "values": symbols}, state
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        x = x.to(scale_dtype(x.dtype))
+        scale = bucket_norm(x, self.bucket)
+        inner = self._fitted(x, scale, key.child("sample"))
+        draw, how = (key.seed, key.stream), packing(2 * self.num_levels + 1)
+        levels = _with_ends(inner, x.dtype)
+        packed = kernels.to_levels(x, scale, self.bucket, levels, draw, how)
+        return {"levels": inner, "scale": scale, "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype = scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
         inner = expect(parts["levels"], "levels", self.num_levels - 1, torch.float32)
         levels = _with_ends(inner, dtype)
         if not bool((levels[1:] >= levels[:-1]).all()):  # false for NaN too
             raise WireError("levels: they must ascend from 0 to 1")
-        relative = to_buckets(from_levels(parts["values"], levels), self.bucket)
-        return clamp_to(from_buckets(relative * scale[:, None], spec.numel), spec.dtype)
+        table = mirrored(levels)
+        return finished(look_up(parts["values"], table, scale, self.bucket, spec.numel), spec.dtype)
+
+    def _fitted(self, x: Tensor, scale: Tensor, key: Key) -> Tensor:
+        """l_1 .. l_(s-1) for a sample of x, as they travel."""
+        chosen = _sample(x.numel(), key, x.device)
+        own = scale[chosen // self.bucket]
+        weight = own.double() / scale.max().clamp(min=torch.finfo(x.dtype).tiny) if len(x) else own
+        magnitude = relative_to(x[chosen].reshape(-1, 1), own).reshape(-1).abs()
+        return fitted_levels(magnitude.double(), weight.square(), self.num_levels).float()
 
 
 def fitted_levels(magnitude: Tensor, weight: Tensor, num_levels: int) -> Tensor:

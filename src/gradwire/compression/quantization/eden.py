@@ -23,18 +23,14 @@ unbiased=False; where the rotation costs too much take `adaptive`, and for heavy
 rans` in long buckets.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    to_buckets,
-)
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
 from gradwire.compression.quantization._rotation import (
     bound,
     check_block,
@@ -44,7 +40,7 @@ from gradwire.compression.quantization._rotation import (
     saturated,
     unrotate,
 )
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect_scale, scale_dtype
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -69,7 +65,7 @@ _DELTA = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
 
 
 @dataclass(frozen=True, repr=False)
-class Eden(Codec):
+class Eden(PackedCodec):
     """Rotate at random, round to the centroids of a Gaussian at 1 to 4 bits."""
 
     bits: int  # per element
@@ -88,7 +84,6 @@ class Eden(Codec):
         "eden(4, unbiased=False, block=128)",
     )
 
-    leaves = Kind.SYMBOLS
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
@@ -108,38 +103,27 @@ class Eden(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=len(self.centroids))
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+    def pack(self, x: Tensor, key: Key) -> Parts:
         x, m = saturated(x), row_length(x.numel(), self.block)
-        dtype, y = x.dtype, rotate(x, key, self.block)
-        groups = to_buckets(y, m)
-        norm = torch.linalg.vector_norm(groups, dim=1, dtype=torch.float64)
-        spread = norm / math.sqrt(m)
+        y = rotate(x, key, self.block)
+        squares = kernels.bucket_squares(y, m)
+        spread = (squares / m).sqrt()
         if x.numel() % m:
             # The last group is part of a rotated row: its variance is that of the row.
-            spread[-1] = torch.linalg.vector_norm(x[-m:], dtype=torch.float64) / math.sqrt(m)
-        symbols = self._nearest(
-            from_buckets(groups / safe_divisor(spread)[:, None].to(dtype), len(y))
-        )
-        code = to_buckets(self._values(symbols, dtype), m)
-        along = (groups * code).sum(dim=1, dtype=torch.float64)
-        if self.unbiased:
-            scale = norm * (norm / safe_divisor(along))
-        else:
-            scale = along / safe_divisor(code.square().sum(dim=1, dtype=torch.float64))
-        return {"scale": scale.clamp(max=bound(dtype)).to(dtype), "values": symbols}, state
+            spread[-1:] = (kernels.bucket_squares(x[-m:], m) / m).sqrt()
+        values, how = self._table(y), packing(len(self.centroids))
+        edges = [(a + b) / 2 for a, b in zip(self.centroids, self.centroids[1:])]
+        packed = kernels.to_cells(y, spread.to(y.dtype), m, values.new_tensor(edges), how)
+        along, length = kernels.cell_products(y, packed, m, values, how)
+        scale = squares / safe_divisor(along) if self.unbiased else along / safe_divisor(length)
+        return {"scale": scale.clamp(max=bound(y.dtype)).to(y.dtype), "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, m), dtype)
-        code = to_buckets(self._values(parts["values"], dtype), m)
-        y = from_buckets(code * scale.clamp(max=bound(dtype))[:, None], spec.numel)
-        return clamp_to(unrotate(y, key, self.block), spec.dtype)
+        scale = scale.clamp(max=bound(dtype))
+        y = look_up(parts["values"], self._table(scale), scale, m, spec.numel)
+        return finished(unrotate(y, key, self.block), spec.dtype)
 
-    def _nearest(self, y: Tensor) -> Tensor:
-        middles = [(a + b) / 2 for a, b in zip(self.centroids, self.centroids[1:])]
-        boundaries = torch.tensor(middles, dtype=y.dtype, device=y.device)
-        return torch.bucketize(y, boundaries, right=True, out_int32=True)
-
-    def _values(self, symbols: Tensor, dtype: torch.dtype) -> Tensor:
-        table = torch.tensor(self.centroids, dtype=dtype, device=symbols.device)
-        return table.index_select(0, symbols.to(torch.int32))
+    def _table(self, like: Tensor) -> Tensor:
+        return torch.tensor(self.centroids, dtype=like.dtype, device=like.device)

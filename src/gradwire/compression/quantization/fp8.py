@@ -22,15 +22,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    to_buckets,
-)
-from gradwire.compression.quantization._scales import bucket_scale, check_bucket, relative_to
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect_scale, scale_dtype
-from gradwire.core.errors import WireError
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up
+from gradwire.compression.quantization._scales import bucket_norm, check_bucket
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -38,7 +34,7 @@ _DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True, repr=False)
-class FP8(Codec):
+class FP8(PackedCodec):
     """Round every element to an 8-bit float, relative to the largest of its block."""
 
     format: Literal["e4m3", "e5m2"] = "e4m3"  # bits of exponent and of mantissa
@@ -47,7 +43,6 @@ class FP8(Codec):
     paper = "Micikevicius et al. 2022, FP8 formats for deep learning"
     examples = ("fp8", 'fp8("e5m2")', "fp8(block=16)")
 
-    leaves = Kind.SYMBOLS  # the bytes of the floats
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
@@ -65,22 +60,19 @@ class FP8(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=256)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        target = _DTYPES[self.format]
-        blocks = to_buckets(x.to(scale_dtype(x.dtype)), self.block)  # [num_blocks, block]
-        scale = bucket_scale(blocks)
-        scaled = from_buckets(relative_to(blocks, scale), x.numel()) * torch.finfo(target).max
-        return {"scale": scale, "values": scaled.float().to(target).view(torch.uint8)}, state
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        x = x.to(scale_dtype(x.dtype))
+        scale = bucket_norm(x, self.block)
+        return {
+            "scale": scale,
+            "values": kernels.to_fp8(x, scale, self.block, _DTYPES[self.format]),
+        }
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        dtype, codes = scale_dtype(spec.dtype), parts["values"]
-        scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.block), dtype)
-        fractions = torch.tensor(_fractions(self.format), dtype=dtype, device=codes.device)
-        blocks = to_buckets(fractions[codes.long()], self.block)
-        decoded = from_buckets(blocks * scale[:, None], spec.numel)
-        if not bool(torch.isfinite(decoded).all()):
-            raise WireError(f"values: a byte is no finite number of {self.format}")
-        return clamp_to(decoded, spec.dtype)
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        count, dtype = num_buckets(spec.numel, self.block), scale_dtype(spec.dtype)
+        scale = expect_scale(parts["scale"], count, dtype)
+        table = torch.tensor(_fractions(self.format), dtype=dtype, device=scale.device)
+        return finished(look_up(parts["values"], table, scale, self.block, spec.numel), spec.dtype)
 
 
 @lru_cache

@@ -25,15 +25,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    round_at_random,
-    to_buckets,
-)
-from gradwire.compression.quantization._scales import bucket_scale, check_bucket
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect, scale_dtype
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._scales import bucket_norm, check_bucket
+from gradwire.core.codec import Guarantee, Parts, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -42,7 +38,7 @@ _BITS = (2, 4, 8)
 
 
 @dataclass(frozen=True, repr=False)
-class LowPrec(Codec):
+class LowPrec(PackedCodec):
     """Round to integers of 8, 4 or 2 bits times a power of two per block."""
 
     bits: int  # of one element
@@ -58,7 +54,6 @@ class LowPrec(Codec):
         'lowprec(2, block=8, rounding="nearest")',
     )
 
-    leaves = Kind.SYMBOLS
     parts = ("exponents", "values")
 
     def __post_init__(self) -> None:
@@ -84,28 +79,27 @@ class LowPrec(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.largest + 1)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+    def pack(self, x: Tensor, key: Key) -> Parts:
         dtype, top = scale_dtype(x.dtype), self.largest
-        blocks = to_buckets(x.to(dtype), self.block)  # [num_blocks, block]
-        exponents = _ceil_log2(bucket_scale(blocks) / top)
+        x = x.to(dtype)
         lowest, highest, wire = _range(dtype)
-        exponents = exponents.clamp(lowest, highest)
-        steps = _powers(exponents, dtype)
-        # The largest over L may have been rounded down to a power of two: clamp to L.
-        scaled = from_buckets(blocks / steps[:, None], x.numel()).clamp(-top, top)
-        whole = scaled.round() if self.rounding == "nearest" else round_at_random(scaled, key)
-        return {"exponents": exponents.to(wire), "values": (whole + top).to(torch.int32)}, state
+        exponents = _ceil_log2(bucket_norm(x, self.block) / top).clamp(lowest, highest)
+        # The largest over L may have been rounded down to a power of two: clamped to L.
+        steps, how = _powers(exponents, dtype), packing(2 * top + 1)
+        draw = (key.seed, key.stream) if self.rounding == "random" else None
+        packed = kernels.to_whole(x, steps, None, self.block, -top, top, draw, how)
+        return {"exponents": exponents.to(wire), "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype = scale_dtype(spec.dtype)
         lowest, highest, wire = _range(dtype)
         count = num_buckets(spec.numel, self.block)
         exponents = expect(parts["exponents"], "exponents", count, wire)
         if bool(((exponents < lowest) | (exponents > highest)).any()):
             raise WireError(f"exponents: one is not in {lowest} .. {highest}")
-        whole = to_buckets(parts["values"].to(dtype) - self.largest, self.block)
-        decoded = whole * _powers(exponents, dtype)[:, None]
-        return clamp_to(from_buckets(decoded, spec.numel), spec.dtype)
+        steps, top = _powers(exponents, dtype), self.largest
+        table = torch.arange(-top, top + 1, dtype=dtype, device=steps.device)
+        return finished(look_up(parts["values"], table, steps, self.block, spec.numel), spec.dtype)
 
 
 def _range(dtype: torch.dtype) -> tuple[int, int, torch.dtype]:

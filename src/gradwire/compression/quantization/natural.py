@@ -20,8 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._powers import from_powers, num_levels, round_to_powers
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, scale_dtype
+from gradwire import kernels
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._powers import num_levels, powers
+from gradwire.compression.quantization._scales import mirrored
+from gradwire.core.codec import Guarantee, Parts, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -35,12 +38,10 @@ _EXPONENTS = {
 
 
 @dataclass(frozen=True, repr=False)
-class Natural(Codec):
+class Natural(PackedCodec):
     """Round every element at random to a power of two: send sign and exponent."""
 
     paper = "Horvath et al. 2019, Natural compression for distributed deep learning"
-
-    leaves = Kind.SYMBOLS
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee(omega=1 / 8)
@@ -48,9 +49,15 @@ class Natural(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, 2 * num_levels(*_EXPONENTS[spec.dtype]) + 1)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+    def pack(self, x: Tensor, key: Key) -> Parts:
         low, high = _EXPONENTS[x.dtype]
-        return {"values": round_to_powers(x.to(scale_dtype(x.dtype)), low, high, key)}, state
+        x = x.to(scale_dtype(x.dtype))
+        draw, how = (key.seed, key.stream), packing(2 * num_levels(low, high) + 1)
+        levels = powers(low, high, x)
+        return {"values": kernels.to_levels(x, None, x.numel() or 1, levels, draw, how)}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return from_powers(parts["values"], *_EXPONENTS[spec.dtype], spec.dtype)
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        values = parts["values"]
+        like = torch.empty(0, dtype=scale_dtype(spec.dtype), device=values.device)
+        table = mirrored(powers(*_EXPONENTS[spec.dtype], like))
+        return finished(look_up(values, table, None, spec.numel or 1, spec.numel), spec.dtype)

@@ -26,21 +26,18 @@ from typing import Literal
 
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    to_buckets,
-)
-from gradwire.compression.quantization._powers import from_powers, round_to_powers
-from gradwire.compression.quantization._scales import bucket_scale, check_bucket, relative_to
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect_scale, scale_dtype
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._powers import powers
+from gradwire.compression.quantization._scales import bucket_norm, check_bucket, mirrored
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class NaturalDithering(Codec):
+class NaturalDithering(PackedCodec):
     """Round at random to the norm of a bucket times 1, 1/2, 1/4 and so on, or to zero."""
 
     levels: int  # s: levels above zero
@@ -55,7 +52,6 @@ class NaturalDithering(Codec):
         'natural_dithering(4, norm="l2")',
     )
 
-    leaves = Kind.SYMBOLS
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
@@ -77,18 +73,15 @@ class NaturalDithering(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.levels + 1)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        buckets = to_buckets(x.to(scale_dtype(x.dtype)), self.bucket)  # [num_buckets, bucket]
-        scale = bucket_scale(buckets, self.norm)
-        fractions = from_buckets(relative_to(buckets, scale), x.numel())
-        return {
-            "scale": scale,
-            "values": round_to_powers(fractions, 1 - self.levels, 0, key),
-        }, state
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        x = x.to(scale_dtype(x.dtype))
+        scale, levels = bucket_norm(x, self.bucket, self.norm), powers(1 - self.levels, 0, x)
+        draw, how = (key.seed, key.stream), packing(2 * self.levels + 1)
+        packed = kernels.to_levels(x, scale, self.bucket, levels, draw, how)
+        return {"scale": scale, "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        dtype = scale_dtype(spec.dtype)
-        scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
-        fractions = from_powers(parts["values"], 1 - self.levels, 0, dtype)
-        decoded = to_buckets(fractions, self.bucket) * scale[:, None]
-        return clamp_to(from_buckets(decoded, spec.numel), spec.dtype)
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        count, dtype = num_buckets(spec.numel, self.bucket), scale_dtype(spec.dtype)
+        scale = expect_scale(parts["scale"], count, dtype)
+        table = mirrored(powers(1 - self.levels, 0, scale))
+        return finished(look_up(parts["values"], table, scale, self.bucket, spec.numel), spec.dtype)

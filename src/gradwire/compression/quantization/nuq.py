@@ -23,15 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    to_buckets,
-)
-from gradwire.compression.quantization._levels import from_levels, round_to_levels
-from gradwire.compression.quantization._scales import bucket_scale, check_bucket, relative_to
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect_scale, scale_dtype
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._scales import bucket_norm, check_bucket, mirrored
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -39,7 +35,7 @@ _OCTAVES = 100  # float32 has 126 below one
 
 
 @dataclass(frozen=True, repr=False)
-class NUQ(Codec):
+class NUQ(PackedCodec):
     """Round at random to the norm of a bucket times powers of a ratio, or to zero."""
 
     levels: int | None = None  # s: levels above zero
@@ -53,7 +49,6 @@ class NUQ(Codec):
     )
     examples = ("nuq(bits=4)", "nuq(1)", "nuq(5, bucket=64)", "nuq(7, ratio=0.7)")
 
-    leaves = Kind.SYMBOLS
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
@@ -85,18 +80,18 @@ class NUQ(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.num_levels + 1)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        buckets = to_buckets(x.to(scale_dtype(x.dtype)), self.bucket)  # [num_buckets, bucket]
-        scale = bucket_scale(buckets, "l2")
-        relative = from_buckets(relative_to(buckets, scale), x.numel())
-        symbols = round_to_levels(relative, self._table(scale), key)
-        return {"scale": scale, "values": symbols}, state
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        x = x.to(scale_dtype(x.dtype))
+        scale, levels = bucket_norm(x, self.bucket, "l2"), self._table(x)
+        draw, how = (key.seed, key.stream), packing(2 * self.num_levels + 1)
+        packed = kernels.to_levels(x, scale, self.bucket, levels, draw, how)
+        return {"scale": scale, "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        dtype = scale_dtype(spec.dtype)
-        scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
-        relative = to_buckets(from_levels(parts["values"], self._table(scale)), self.bucket)
-        return clamp_to(from_buckets(relative * scale[:, None], spec.numel), spec.dtype)
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        count, dtype = num_buckets(spec.numel, self.bucket), scale_dtype(spec.dtype)
+        scale = expect_scale(parts["scale"], count, dtype)
+        table = mirrored(self._table(scale))
+        return finished(look_up(parts["values"], table, scale, self.bucket, spec.numel), spec.dtype)
 
     def _table(self, like: Tensor) -> Tensor:
         powers = [self.ratio**j for j in reversed(range(self.num_levels))]

@@ -19,20 +19,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    to_buckets,
-)
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import clamp_to, num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished
 from gradwire.compression.quantization._scales import bucket_sizes, check_bucket
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect_scale, scale_dtype
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class OneBit(Codec):
+class OneBit(PackedCodec):
     """Send one bit per element, and the means of both signs for each bucket."""
 
     bucket: int = 512  # elements that share two values: an eighth of a bit each
@@ -43,7 +40,6 @@ class OneBit(Codec):
     )
     examples = ("onebit", "onebit(64)", "onebit(1)")
 
-    leaves = Kind.SYMBOLS
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
@@ -55,24 +51,19 @@ class OneBit(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        dtype = scale_dtype(x.dtype)
-        buckets = to_buckets(x.to(dtype), self.bucket)  # [num_buckets, bucket]
-        negative = buckets < 0
-        num_negative = negative.sum(dim=1)
-        counts = torch.stack(
-            [bucket_sizes(x.numel(), self.bucket, x.device) - num_negative, num_negative], dim=1
-        )
-        # Divided before they are added up: a sum may overflow where its mean does not.
-        counts = counts.clamp(min=1).double()
-        above = (buckets.clamp(min=0) / counts[:, :1]).sum(dim=1)
-        below = (buckets.clamp(max=0) / counts[:, 1:]).sum(dim=1)
-        means = torch.stack([above, -below], dim=1)  # magnitudes, [num_buckets, 2]
-        return {"scale": clamp_to(means, dtype), "values": x < 0}, state
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        x = x.to(scale_dtype(x.dtype))
+        # Sums of float64 may overflow where their means do not; those of float32 are in float64.
+        large = x.dtype == torch.float64 and x.numel() and bool(x.abs().max() > 2.0**960)
+        factor = 2.0**-64 if large else 1.0
+        above, below, negative = kernels.bucket_sides(x * factor if large else x, self.bucket)
+        counts = bucket_sizes(x.numel(), self.bucket, x.device) - negative, negative
+        means = torch.stack([above, below], dim=1) / torch.stack(counts, dim=1).clamp(min=1)
+        return {"scale": clamp_to(means / factor, x.dtype), "values": kernels.pack_signs(x)}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, count = scale_dtype(spec.dtype), num_buckets(spec.numel, self.bucket)
         means = expect_scale(parts["scale"], 2 * count, dtype).reshape(count, 2)
-        negative = to_buckets(parts["values"], self.bucket) != 0
-        decoded = torch.where(negative, -means[:, 1:], means[:, :1])
-        return clamp_to(from_buckets(decoded, spec.numel), spec.dtype)
+        pairs = means * means.new_tensor([1.0, -1.0])
+        heard = kernels.from_pairs(parts["values"], pairs, self.bucket, spec.numel)
+        return finished(heard, spec.dtype)

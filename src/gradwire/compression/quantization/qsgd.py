@@ -26,6 +26,7 @@ from gradwire.compression.quantization._buckets import (
     round_at_random,
     to_buckets,
 )
+from gradwire.compression.quantization._scales import bucket_scale
 from gradwire.core.codec import (
     Codec,
     Guarantee,
@@ -84,13 +85,12 @@ class QSGD(Codec):
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.num_levels + 1)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        if self._fuses(x):
+            return self._unpacked(*self._kernel(x, None, None, key), x.numel()), state
         s = self.num_levels
         dtype = scale_dtype(x.dtype)
         buckets = to_buckets(x.to(dtype), self.bucket)  # [num_buckets, bucket]
-        if self.norm == "max":
-            scale = buckets.abs().amax(dim=1) if x.numel() else buckets.new_zeros(0)
-        else:
-            scale = torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64).to(dtype)
+        scale = bucket_scale(buckets, self.norm) if x.numel() else buckets.new_zeros(0)
         # A tiny norm is sent as 2^-100 (2^-996), so that its reciprocal stays finite. One rounded
         # down to the wire's dtype may lie below the largest element: clamp that to the top level.
         least = torch.finfo(dtype).tiny * 2.0**26
@@ -99,6 +99,14 @@ class QSGD(Codec):
         scaled = from_buckets(buckets * factor[:, None], x.numel())
         levels = round_at_random(scaled.clamp(-s, s), key) + s
         return {"scale": scale, "values": levels.to(torch.int32)}, state
+
+    def split_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State]:
+        if not self._fuses(x, residual):
+            return super().split_feedback(x, residual, state, key)
+        lost = kernels.empty(x.numel())
+        return self._unpacked(*self._kernel(x, residual, lost, key), x.numel()), lost, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         s = self.num_levels
@@ -154,10 +162,21 @@ class QSGD(Codec):
         )
 
     def _fused(self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key) -> Payload:
+        scale, packed = self._kernel(x, residual, lost, key)
+        return Payload.pack({"scale": scale, "values": packed}, self.context(Spec.of(x)))
+
+    def _kernel(
+        self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key
+    ) -> tuple[Tensor, Tensor]:
+        """Scales, and symbols at fixed width."""
         width = symbol_bits(2 * self.num_levels + 1)
         scale, packed = kernels.encode_levels(
             x, residual, self.num_levels, self.bucket, width, key.seed, key.stream, lost
         )
         if not bool(torch.isfinite(scale).all()):
             check_input(self, x if residual is None else x + residual)
-        return Payload.pack({"scale": scale, "values": packed}, self.context(Spec.of(x)))
+        return scale, packed
+
+    def _unpacked(self, scale: Tensor, packed: Tensor, count: int) -> Parts:
+        width = symbol_bits(2 * self.num_levels + 1)
+        return {"scale": scale, "values": kernels.unpack_uints(packed, width, count)}

@@ -65,6 +65,15 @@ class Sign(Codec):
         means = kernels.mean_magnitudes(x, self._bucket(x.numel()))
         return {"scale": self._scales(means, x), "values": x < 0}, state
 
+    def split_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State]:
+        if not kernels.fuses(x, residual):
+            return super().split_feedback(x, residual, state, key)
+        lost = kernels.empty(x.numel())
+        scale, packed = self._kernel(x, residual, lost)
+        return {"scale": scale, "values": kernels.unpack_uints(packed, 1, x.numel())}, lost, state
+
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         scale, bucket = self._expected(parts, spec), self._bucket(spec.numel)
         signs = to_buckets(1 - 2 * parts["values"], bucket)
@@ -106,11 +115,17 @@ class Sign(Codec):
         return mean.reshape(spec.shape)
 
     def _fused(self, x: Tensor, residual: Tensor | None, lost: Tensor | None) -> Payload:
+        scale, packed = self._kernel(x, residual, lost)
+        return Payload.pack({"scale": scale, "values": packed}, self.context(Spec.of(x)))
+
+    def _kernel(
+        self, x: Tensor, residual: Tensor | None, lost: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Scales as they travel, and packed signs."""
         scale, packed = kernels.encode_signs(x, residual, self._bucket(x.numel()), lost)
         if not bool(torch.isfinite(scale).all()):
             check_input(self, x if residual is None else x + residual)
-        parts = {"scale": self._scales(scale, x), "values": packed}
-        return Payload.pack(parts, self.context(Spec.of(x)))
+        return self._scales(scale, x), packed
 
     def _bucket(self, numel: int) -> int:
         return self.bucket or max(1, numel)
@@ -119,7 +134,8 @@ class Sign(Codec):
         """As they travel. One scale is sent even of nothing."""
         if not self.bucket and not x.numel():
             means = means.new_zeros(1)
-        return means.to(scale_dtype(x.dtype))
+        dtype = scale_dtype(x.dtype)  # beyond 1e300 the sum overflows before the mean does
+        return means.clamp(max=torch.finfo(dtype).max).to(dtype)
 
     def _expected(self, parts: Parts, spec: Spec) -> Tensor:
         count = num_buckets(spec.numel, self.bucket) if self.bucket else 1

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.core.codec import Algebra, Codec, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.codec import Algebra, Codec, Guarantee, Kind, Parts, State, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
@@ -59,6 +59,9 @@ class SignVote(Codec):
                 f"signvote: scale is the magnitude of the result, a positive number; "
                 f"got {self.scale}"
             )
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return Guarantee(grows=True)  # steps of equal size whatever is left to make up for
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         votes = bool((x != 0).any())

@@ -1,5 +1,5 @@
 """Stochastic rotated quantisation (Suresh et al. 2017, "Distributed mean estimation with limited
-communication", sec. 3).
+communication").
 
 Rotate at random, y = R x; then round each coordinate at random to one of k = 2^bits levels that
 divide [min y, max y] evenly, up or down so that the mean is right; rotate back. Each rotated block
@@ -8,7 +8,7 @@ has its own minimum and maximum, which travel as floats.
 Unbiased for every rotation, as rounding is. In a block of n the squared error is at most
 n (max - min)^2 / (4 (k - 1)^2), which is n |x|^2 / (2 (k - 1)^2) at worst. In expectation over the
 rotation max^2 and min^2 are at most (2 ln n + 2) |x|^2 / n, since a coordinate is a sum of elements
-under random signs: hence omega = (2 ln n + 2) / (k - 1)^2 (their Theorem 3).
+under random signs: hence omega = (2 ln n + 2) / (k - 1)^2 (their bound).
 
 Use it at 4 bits and more, without `ef(...)`, where the mean must be exactly right and the variance
 bounded for any data, spikes included. `eden` errs much less at the same bits, if unbiased in the
@@ -21,13 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    from_buckets,
-    num_buckets,
-    round_at_random,
-    to_buckets,
-)
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
 from gradwire.compression.quantization._rotation import (
     bound,
     check_block,
@@ -36,14 +32,14 @@ from gradwire.compression.quantization._rotation import (
     saturated,
     unrotate,
 )
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.codec import Guarantee, Parts, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class SRQ(Codec):
+class SRQ(PackedCodec):
     """Rotate at random, then round at random between the extremes of a block."""
 
     bits: int  # per element: 2^bits levels
@@ -52,7 +48,6 @@ class SRQ(Codec):
     paper = "Suresh et al. 2017, Distributed mean estimation with limited communication"
     examples = ("srq(2)", "srq(1, block=64)", "srq(4)")
 
-    leaves = Kind.SYMBOLS
     parts = ("low", "high", "values")
 
     def __post_init__(self) -> None:
@@ -67,18 +62,15 @@ class SRQ(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2**self.bits)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+    def pack(self, x: Tensor, key: Key) -> Parts:
         m, steps = row_length(x.numel(), self.block), 2**self.bits - 1
         y = rotate(saturated(x), key, self.block)
-        groups = to_buckets(y, m)  # [num_groups, m]
-        low, high = _extremes(y, groups)
-        step = (high - low) / steps
-        safe = torch.where(step > 0, step, torch.ones_like(step))
-        position = from_buckets((groups - low[:, None]) / safe[:, None], x.numel())
-        symbols = round_at_random(position.clamp(0, steps), key).to(torch.int32)
-        return {"low": low, "high": high, "values": symbols}, state
+        low, high = kernels.bucket_extremes(y, m)
+        draw, how = (key.seed, key.stream), packing(2**self.bits)
+        packed = kernels.to_whole(y, (high - low) / steps, low, m, 0, steps, draw, how)
+        return {"low": low, "high": high, "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         low, high = (
             expect(parts[name], name, num_buckets(spec.numel, m), dtype) for name in ("low", "high")
@@ -87,16 +79,6 @@ class SRQ(Codec):
         if not bool(((low.abs() <= bound(dtype)) & (low <= high) & (high <= bound(dtype))).all()):
             raise WireError("low, high: not finite, out of range or out of order")
         step = (high - low) / (2**self.bits - 1)
-        groups = to_buckets(parts["values"].to(dtype), m) * step[:, None] + low[:, None]
-        return clamp_to(unrotate(from_buckets(groups, spec.numel), key, self.block), spec.dtype)
-
-
-def _extremes(y: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and greatest element of each group; what fills the last one up does not count."""
-    if not y.numel():
-        return y, y
-    low, high = groups.aminmax(dim=1)
-    rest = y.numel() % groups.shape[1]
-    if rest:
-        low[-1], high[-1] = y[-rest:].aminmax()
-    return low, high
+        table = torch.arange(2**self.bits, dtype=dtype, device=step.device)
+        y = look_up(parts["values"], table, step, m, spec.numel, start=low)
+        return finished(unrotate(y, key, self.block), spec.dtype)

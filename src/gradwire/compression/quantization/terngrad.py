@@ -28,26 +28,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import (
-    clamp_to,
-    dither,
-    from_buckets,
-    num_buckets,
-    to_buckets,
-)
-from gradwire.compression.quantization._scales import (
-    bucket_scale,
-    bucket_sizes,
-    check_bucket,
-    relative_to,
-)
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, expect_scale, scale_dtype
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._scales import bucket_sizes, check_bucket
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class TernGrad(Codec):
+class TernGrad(PackedCodec):
     """Round at random to minus, zero or plus the largest magnitude, after clipping."""
 
     clip: float = 2.5  # c: clip at c sigma; 0 clips nothing and is unbiased
@@ -60,8 +51,6 @@ class TernGrad(Codec):
         "deep learning"
     )
     examples = ("terngrad", "terngrad(0.0)", "terngrad(0.0, bucket=64)", "terngrad(scale=1.5)")
-
-    leaves = Kind.SYMBOLS
 
     def __post_init__(self) -> None:
         if not (self.clip == 0 or 1 <= self.clip < math.inf):
@@ -91,10 +80,12 @@ class TernGrad(Codec):
         size = max(1, min(self._bucket(spec.numel), spec.numel))
         return Guarantee(omega=(math.sqrt(size) - 1) / 2)
 
-    def statistic(self, x: Tensor) -> Tensor | None:
-        if not self.share or self.scale is not None:
-            return None
-        scale = self._scale(self._buckets(x.detach().reshape(-1)), x.numel())
+    @property
+    def shares(self) -> bool:
+        return self.share and self.scale is None
+
+    def statistic(self, x: Tensor) -> Tensor:
+        scale = self._scale(x.detach().reshape(-1).to(scale_dtype(x.dtype)))
         return scale if x.numel() else scale.new_zeros(1)
 
     def agreed(self, statistic: Tensor) -> "TernGrad":
@@ -103,28 +94,27 @@ class TernGrad(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=3)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        buckets = self._buckets(x)
-        own = self._scale(buckets, x.numel())
-        parts = {"scale": own}
-        # What lies beyond its own scale is clipped to it here, and then to the known one.
-        fractions = from_buckets(relative_to(buckets, own), x.numel())
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        x = x.to(scale_dtype(x.dtype))
+        scale = self._scale(x)
+        parts = {"scale": scale}
         if self.scale is not None:
-            parts, known = {}, self._known(own.dtype)
-            ratio = clamp_to(own / known, own.dtype) if known else torch.zeros_like(own)
-            fractions = (fractions * ratio).clamp(-1, 1)
-        kept = dither(x.numel(), key, fractions) < fractions.abs()
-        return {**parts, "values": (kept * fractions.sign()).to(torch.int32) + 1}, state
+            # What lies beyond its own scale is clipped to it here, then to the known one.
+            parts, x = {}, torch.minimum(torch.maximum(x, -scale), scale)
+            scale = torch.full_like(scale, self._known(x.dtype))
+        draw, levels = (key.seed, key.stream), x.new_tensor([0.0, 1.0])
+        packed = kernels.to_levels(x, scale, self._bucket(x.numel()), levels, draw, packing(3))
+        return {**parts, "values": packed}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        dtype, trits = scale_dtype(spec.dtype), parts["values"]
-        signs = trits.to(dtype) - 1
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        dtype, bucket = scale_dtype(spec.dtype), self._bucket(spec.numel)
+        table = torch.tensor([-1.0, 0.0, 1.0], dtype=dtype, device=parts["values"].device)
         if self.scale is not None:
-            return clamp_to(signs * self._known(dtype), spec.dtype)
-        bucket = self._bucket(spec.numel)
-        scale = expect_scale(parts["scale"], num_buckets(spec.numel, bucket), dtype)
-        decoded = to_buckets(signs, bucket) * scale[:, None]
-        return clamp_to(from_buckets(decoded, spec.numel), spec.dtype)
+            scale = None
+            table = table * self._known(dtype)
+        else:
+            scale = expect_scale(parts["scale"], num_buckets(spec.numel, bucket), dtype)
+        return finished(look_up(parts["values"], table, scale, bucket, spec.numel), spec.dtype)
 
     def _known(self, dtype: torch.dtype) -> float:
         """The scale that everybody knows, as a number of `dtype`."""
@@ -134,15 +124,13 @@ class TernGrad(Codec):
     def _bucket(self, numel: int) -> int:
         return max(1, numel) if self.bucket is None else self.bucket
 
-    def _buckets(self, x: Tensor) -> Tensor:
-        return to_buckets(x.to(scale_dtype(x.dtype)), self._bucket(x.numel()))
-
-    def _scale(self, buckets: Tensor, numel: int) -> Tensor:
+    def _scale(self, x: Tensor) -> Tensor:
         """The largest magnitude of each bucket that is left after clipping."""
-        largest = bucket_scale(buckets)
+        bucket = self._bucket(x.numel())
+        largest = kernels.bucket_maxima(x, bucket)
         if not self.clip:
             return largest
-        squares = relative_to(buckets, largest).square().sum(dim=1, dtype=torch.float64)
-        sizes = bucket_sizes(numel, self._bucket(numel), buckets.device)
-        limit = self.clip * (squares / sizes).sqrt()  # relative to the largest
-        return (largest * limit.clamp(max=1)).to(largest.dtype)
+        sizes = bucket_sizes(x.numel(), bucket, x.device)
+        limit = self.clip * (kernels.bucket_squares(x, bucket) / sizes).sqrt()
+        limit = torch.where(limit > 0, limit, torch.inf)  # squares of float64 may vanish
+        return torch.minimum(limit, largest).to(x.dtype)

@@ -1,7 +1,7 @@
 """3LC (Lim et al. 2019, "3LC: lightweight and effective traffic compression for distributed machine
 learning"): three values, five of them to a byte, runs of zeros shortened.
 
-M = s max |x|,  q_i = round(x_i / M) in {-1, 0, 1},  decoded M q_i       (their sec. 3)
+M = s max |x|,  q_i = round(x_i / M) in {-1, 0, 1},  decoded M q_i
 
 The sparsity multiplier s in [1, 2) sends more elements to zero as it grows; use it in `ef(...)`,
 which sends them later. Five trits q + 1 make a byte of base 3, the last byte being filled up with
@@ -22,8 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.compression.quantization._scales import bucket_scale, relative_to
+from gradwire.compression.quantization._packed import finished, look_up, packing
+from gradwire.compression.quantization._scales import bucket_norm
 from gradwire.core.codec import (
     Codec,
     Guarantee,
@@ -37,12 +39,11 @@ from gradwire.core.codec import (
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
-from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
+from gradwire.core.symbols import packed_bytes
 
 _DIGITS = 5  # trits to a byte
 _ZEROS = 121  # the byte of five zeros, 1 + 3 + 9 + 27 + 81
-_LONGEST = 14  # zero bytes that one byte stands for
-_SHIFT = 241  # a run of n is written 241 + n, from 243 for two on
+_LONGEST = 14  # zero bytes that one byte stands for: a run of n is written 241 + n
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,19 +72,22 @@ class ThreeLC(Codec):
         return Guarantee(delta=self.sparsity * (2 - self.sparsity) / max(1, spec.numel))
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        row = x.to(scale_dtype(x.dtype)).reshape(1, -1)
-        scale = bucket_scale(row) if x.numel() else row.new_zeros(1)
-        fractions = relative_to(row, scale).reshape(-1)
-        trits = (2 * fractions.abs() >= self.sparsity) * fractions.sign() + 1
-        padding = packed_bytes(x.numel(), 3) * _DIGITS - x.numel()
-        trits = torch.nn.functional.pad(trits.to(torch.int32), (0, padding), value=1)
-        return {"scale": scale, "trits": _shortened(pack_symbols(trits, 3))}, state
+        x = x.to(scale_dtype(x.dtype))
+        scale = bucket_norm(x, x.numel()) if x.numel() else x.new_zeros(1)
+        # +1 from half of s on, -1 from minus that on: the lower edge is the next number.
+        upper = x.new_tensor(self.sparsity) / 2
+        edges = torch.stack([torch.nextafter(-upper, upper), upper])
+        packed = kernels.to_cells(x, scale[: x.numel()], x.numel() or 1, edges, packing(3))
+        padding = packed.numel() * _DIGITS - x.numel()
+        packed[-1:] += sum(3**digit for digit in range(_DIGITS - padding, _DIGITS))
+        return {"scale": scale, "trits": kernels.shorten_runs(packed, _ZEROS, _LONGEST)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         largest = expect_scale(parts["scale"], 1, scale_dtype(spec.dtype))
         packed = _lengthened(parts["trits"], packed_bytes(spec.numel, 3))
-        trits = unpack_symbols(packed, spec.numel, 3).to(spec.dtype) - 1
-        return trits * _rounded_down(largest.double() * self.sparsity, spec.dtype)
+        size = _rounded_down(largest.double() * self.sparsity, spec.dtype).to(largest.dtype)
+        table = size * size.new_tensor([-1.0, 0.0, 1.0])
+        return finished(look_up(packed, table, None, spec.numel or 1, spec.numel), spec.dtype)
 
 
 def _rounded_down(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
@@ -93,29 +97,12 @@ def _rounded_down(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(nearest.double() > magnitude, lower, nearest)
 
 
-def _shortened(packed: Tensor) -> Tensor:
-    """Bytes of five trits with runs of zeros written as one byte each."""
-    positions = torch.arange(packed.numel(), device=packed.device)
-    zero = packed == _ZEROS
-    if not packed.numel():
-        return packed
-    # Where a run is longer than a byte can say, a new one begins every 14 bytes.
-    last_other = torch.cummax(torch.where(zero, -1, positions), dim=0).values
-    dropped = zero & ((positions - last_other - 1) % _LONGEST != 0)
-    kept = positions[~dropped]
-    # Only zeros are dropped, so the way to the next kept byte is the length of a run.
-    lengths = torch.diff(kept, append=kept.new_full((1,), packed.numel()))
-    return torch.where(lengths > 1, lengths + _SHIFT, packed[kept]).to(torch.uint8)
-
-
 def _lengthened(code: Tensor, num_bytes: int) -> Tensor:
-    """The inverse of `_shortened`; `WireError` if it does not come to `num_bytes`."""
+    """The packed trits; `WireError` if they do not come to `num_bytes`."""
     expect(code, "trits", code.numel(), torch.uint8)
     if code.numel() > num_bytes:
         raise WireError(f"trits: {code.numel()} bytes, expected at most {num_bytes}")
-    run = code > _SHIFT + 1
-    lengths = torch.where(run, code.long() - _SHIFT, 1)
-    total = int(lengths.sum())
+    packed, total = kernels.lengthen_runs(code, _ZEROS, _LONGEST, num_bytes)
     if total != num_bytes:
         raise WireError(f"trits: they come to {total} bytes, expected {num_bytes}")
-    return torch.where(run, _ZEROS, code).to(torch.uint8).repeat_interleave(lengths)
+    return packed

@@ -1,4 +1,4 @@
-"""AdaComp (Chen et al. 2018, "AdaComp: adaptive residual gradient compression", Algorithm 2).
+"""AdaComp (Chen et al. 2018, "AdaComp: adaptive residual gradient compression").
 
 With G = residual + dW (here the input, under `ef`) and H = G + dW, cut into bins of T elements:
 where |H_j| >= the largest |G| of its bin, sign(G_j) s is sent, s the mean over bins of these
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.quantization._buckets import from_buckets, num_buckets, to_buckets
-from gradwire.compression.sparsification._selection import SignedSelection, matching
+from gradwire.compression.quantization._buckets import from_buckets, to_buckets
+from gradwire.compression.sparsification._selection import SignedSelection, matching, mean_of
 from gradwire.core.codec import Parts, State, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -40,6 +40,7 @@ class AdaComp(SignedSelection):
     examples = ("adacomp", "adacomp(50)", "adacomp(4)")
 
     parts = ("indices", "scale", "values")
+    needs_feedback = True
 
     def __post_init__(self) -> None:
         if self.bin < 1:
@@ -55,19 +56,20 @@ class AdaComp(SignedSelection):
         residual = matching(state, x)
         dtype = scale_dtype(x.dtype)
         total = x.to(dtype)
-        latest = total if residual is None else total - residual.to(dtype)
+        # Halves, because the sum of two large elements may overflow.
+        half = total / 2
+        latest = half if residual is None else half - residual.to(dtype) / 2
         bins = to_buckets(total.abs(), self.bin)  # [num_bins, bin]
         most = bins.amax(dim=1) if x.numel() else bins.new_zeros(0)
-        # Halves, because the sum of two large float32 may overflow.
-        rivals = to_buckets((total / 2 + latest / 2).abs(), self.bin) >= most[:, None] / 2
+        rivals = to_buckets((half + latest).abs(), self.bin) >= most[:, None] / 2
         sent = from_buckets(rivals, x.numel()) & (x != 0)
-        mean = most.sum(dtype=torch.float64) / max(1, num_buckets(x.numel(), self.bin))
-        scale = mean.to(dtype).reshape(1)
-        parts = {**self.signed(x, sent.nonzero().reshape(-1)), "scale": scale}
+        scale = mean_of(most, len(most))
+        where = sent.nonzero().reshape(-1)
+        parts = {**self.message(where, x[where], x.numel()), "scale": scale}
         if residual is not None:
             state = x - self.join(parts, Spec.of(x), key)
         return parts, state
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        scale = expect_scale(parts["scale"], 1, scale_dtype(spec.dtype))
-        return self.placed(parts, spec, scale[0], scale[0])
+    def means(self, parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        scale = expect_scale(parts["scale"], 1, scale_dtype(dtype))
+        return scale, scale

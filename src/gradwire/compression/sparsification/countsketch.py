@@ -13,30 +13,29 @@ second round, applies the estimates and keeps the error in the sketch.)
 
 An element is estimated to within eps |x| with O(1 / eps^2) columns and O(log(d / failure)) rows.
 
-Columns and signs are drawn from the shared key, new ones in each step, and made again when needed:
-no table of rows * d lives longer than one block of elements. Where sketch and candidates would be
-no shorter than the vector, the vector itself is averaged.
+Columns and signs are hashes of the position, h_r(i) from the upper bits of a_r i + b_r modulo 2^64:
+pairwise independent, which is what the bounds ask for. a_r and b_r are drawn from the shared key,
+new ones in each step. Where sketch and candidates would be no shorter than the vector, the vector
+itself is averaged.
 
 Use it as `ef(countsketch(...))` for very long vectors and many workers, where a sketch is far
 shorter than the vector and gathering everyone's top-k too long. On a single layer of some ten
 thousand elements the sketch outweighs what it saves: take `ef(topk(0.01))` or `ef(gtopk(0.01))`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression.sparsification._selection import check_density, num_kept, scatter
-from gradwire.core.codec import State, scale_dtype
+from gradwire.core.codec import State, check_input, corrected, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.reducer import Reduced, Reducer, corrected
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
-
-_BLOCK = 1 << 18  # elements whose columns are held at a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +79,7 @@ class CountSketch(Reducer):
     ) -> Reduced:
         node, shared = group.node, key.shared()
         full = corrected(x, residual).reshape(-1)
+        check_input(self, full)
         numel = full.numel()
         kept = num_kept(self.density, numel)
         count = min(numel, self.oversample * kept)
@@ -97,45 +97,30 @@ class CountSketch(Reducer):
 
     def sketch(self, x: Tensor, key: Key) -> Tensor:
         """[rows, columns] of a flat vector, in float32 at least."""
-        table = torch.zeros(self.rows * self.columns, dtype=scale_dtype(x.dtype), device=x.device)
-        for block, places, signs in self._hashes(x.numel(), key, x.device):
-            signed = torch.where(signs, -x[block], x[block])
-            table.index_add_(0, places.reshape(-1), signed.reshape(-1).to(table.dtype))
-        return table.view(self.rows, self.columns)
+        return kernels.sketch(x.to(scale_dtype(x.dtype)), self._hashes(key, x.device), self.columns)
 
     def estimates(self, sketch: Tensor, numel: int, key: Key) -> Tensor:
         """[numel]: the median over rows of what each row says about each element."""
-        table, out = sketch.reshape(-1), sketch.new_empty(numel)
-        for block, places, signs in self._hashes(numel, key, sketch.device):
-            told = table[places]
-            out[block] = torch.where(signs, -told, told).median(dim=0).values
-        return out
+        table = sketch.reshape(self.rows, self.columns)
+        return kernels.sketch_medians(table, self._hashes(key, sketch.device), numel)
 
     def _candidates(self, sketch: Tensor, numel: int, count: int, key: Key) -> Tensor:
-        sizes = self.estimates(sketch, numel, key).abs()
-        return torch.topk(sizes, count, sorted=False).indices.sort().values
+        return kernels.select_largest(self.estimates(sketch, numel, key), None, count)[0]
 
-    def _hashes(
-        self, numel: int, key: Key, device: torch.device
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """For each block of elements: positions in the flat table and signs, [rows, block]."""
-        first = torch.arange(self.rows, device=device)[:, None] * self.columns
-        for start in range(0, numel, _BLOCK):
-            block = slice(start, min(numel, start + _BLOCK))
-            width = block.stop - block.start
-            words = key.child(f"block {start // _BLOCK}").words(self.rows * width, device)
-            # The lowest bit is the sign, the 31 others choose a column.
-            words = (words.to(torch.int64) & 0xFFFFFFFF).view(self.rows, width)
-            yield block, first + ((words >> 1) * self.columns >> 31), (words & 1).bool()
+    def _hashes(self, key: Key, device: torch.device) -> Tensor:
+        """A multiplier and an offset of 64 bits for each row: [2, rows]."""
+        words = key.child("hashes").words(4 * self.rows, device).to(torch.int64)
+        high, low = words.view(2, 2, self.rows)
+        return (high << 32) | (low & 0xFFFFFFFF)
 
 
 def _largest(
     values: Tensor, candidates: Tensor | None, kept: int, spec: Spec
 ) -> tuple[Tensor, Tensor]:
     """The positions of the largest means, and the vector of them."""
-    largest = torch.topk(values.abs(), kept, sorted=False).indices.sort().values
+    largest, means = kernels.select_largest(values, None, kept)
     where = largest if candidates is None else candidates[largest]
-    return where, scatter(values[largest], where, spec)
+    return where, scatter(means, where, spec)
 
 
 def _own(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:

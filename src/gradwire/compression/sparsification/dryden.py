@@ -5,7 +5,9 @@ two thresholds differ. Each element sent is replaced by the mean of those sent o
 takes a position and one bit, and two means are sent in all. The rest stays in the residual (`ef`).
 
 The k largest are found exactly, where Dryden et al. also allow for a sampled threshold. At least
-one element of each sign is sent if there is one.
+one element of each sign is sent if there is one. On each side it is what `stc` does on all, so it
+is a contraction: delta = min(2/3 density, 1/k), k = density d; the 2/3 are for rounding
+the number kept of each side.
 
 Use it as `ef(dryden(0.01))` for about a tenth of a bit per element or less where the positive and
 the negative elements differ in size, so that each side wants its own mean. Otherwise
@@ -17,19 +19,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression.sparsification._selection import (
+    Selector,
     SignedSelection,
     check_density,
-    largest,
+    extremes,
+    mean_of,
     num_kept,
 )
-from gradwire.core.codec import Parts, State, expect_scale, scale_dtype
+from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class Dryden(SignedSelection):
+class Dryden(SignedSelection, Selector):
     """Keep a fraction of the positive and of the negative elements, each side as its mean."""
 
     density: float  # fraction kept of the positive and of the negative elements
@@ -45,16 +50,24 @@ class Dryden(SignedSelection):
     def __post_init__(self) -> None:
         check_density("dryden", self.density)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        sides, means = [], []
-        for side in (x, -x):
-            k = num_kept(self.density, int((side > 0).sum()))
-            indices = largest(side, k)
-            sides.append(indices)
-            means.append(side[indices].sum(dtype=torch.float64) / max(1, k))
-        scale = torch.stack(means).to(scale_dtype(x.dtype))  # [2]: positive, negative
-        return {**self.signed(x, torch.cat(sides).sort().values), "scale": scale}, state
+    def guarantee(self, spec: Spec) -> Guarantee:
+        # As for `stc`, on each side: of n elements at least 2/3 of the density is kept, which is
+        # where rounding to a whole number does most harm (1 of 1.5).
+        most = num_kept(self.density, max(1, spec.numel))
+        return Guarantee(delta=min(2 / 3 * self.density, 1 / most))
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        scale = expect_scale(parts["scale"], 2, scale_dtype(spec.dtype))
-        return self.placed(parts, spec, scale[0], scale[1])
+    def choose(
+        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        tails = kernels.tails(x, 0.0)
+        high, low = (num_kept(self.density, n) for n in (tails.num_above, tails.num_below))
+        return extremes(x, high, low)
+
+    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+        high, low = values[values > 0], values[values < 0]
+        scale = torch.cat([mean_of(side, len(side)) for side in (high, low)])
+        return {**super().message(indices, values, numel), "scale": scale}
+
+    def means(self, parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        positive, negative = expect_scale(parts["scale"], 2, scale_dtype(dtype))
+        return positive, negative

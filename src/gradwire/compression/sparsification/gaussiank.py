@@ -1,4 +1,4 @@
-"""Gaussian top-k (Shi et al. 2019, "Understanding top-k sparsification ...", Algorithm 1).
+"""Gaussian top-k (Shi et al. 2019, "Understanding top-k sparsification ...").
 
 If the elements were normal with the mean and deviation found, a fraction density of them would lie
 beyond t = mean + z deviation, z the normal quantile of 1 - density / 2. Real gradients have
@@ -9,31 +9,39 @@ We take |mean|, because it is magnitudes that are compared, and cap what is sent
 largest of those that pass): halving may let through far too many. If no element passes in the
 end, an exact top-k is sent.
 
+What is sent are the largest elements, at least one of a vector that is not zero: delta = 1/d.
+
 Use it as `ef(gaussiank(0.01) >> fp16)` where gradients are near normal or the count may be off: of
 a Laplacian vector it sends about a quarter of what was asked for. If the count matters take `topk`,
 or `sampledk`, which assumes no distribution.
 """
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression.sparsification._selection import (
     Selection,
+    Selector,
     above,
     check_density,
+    in_range,
     num_kept,
+    reaching,
+    top_at_least_one,
 )
-from gradwire.core.codec import Parts, State, scale_dtype
+from gradwire.core.codec import Guarantee, is_finite
 from gradwire.core.key import Key
+from gradwire.core.spec import Spec
 
 _ROUNDS = 4
 
 
 @dataclass(frozen=True, repr=False)
-class GaussianK(Selection):
+class GaussianK(Selection, Selector):
     """Keep what lies beyond a quantile of the normal distribution fitted to the elements."""
 
     density: float  # fraction kept, about; never more than twice that
@@ -44,25 +52,28 @@ class GaussianK(Selection):
     def __post_init__(self) -> None:
         check_density("gaussiank", self.density)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        k = num_kept(self.density, x.numel())
-        return self.selected(x, above(x, self._threshold(x, k), target=k, most=2 * k)), state
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return top_at_least_one(spec)
 
-    def _threshold(self, x: Tensor, k: int) -> float:
-        if not x.numel():
-            return 0.0
-        mean = x.sum(dtype=torch.float64) / x.numel()
-        norm = torch.linalg.vector_norm(x, dtype=torch.float64)
-        deviation = (norm.square() / x.numel() - mean.square()).clamp(min=0).sqrt()
-        z = NormalDist().inv_cdf(1 - self.density / 2)
-        threshold = float(mean.abs() + z * deviation)
-        magnitude = x.to(scale_dtype(x.dtype)).abs()
-        for _ in range(_ROUNDS):
-            passed = int((magnitude >= threshold).sum())
-            if 3 * passed < 2 * k:
-                threshold *= 0.5
-            elif 3 * passed > 4 * k:
-                threshold *= 1.5
-            else:
+    def choose(
+        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        k = num_kept(self.density, x.numel())
+        scaled, unit = in_range(x)
+        total, squares = kernels.moments(scaled)
+        mean = total / max(1, x.numel())
+        deviation = math.sqrt(max(0.0, squares / max(1, x.numel()) - mean * mean))
+        threshold = abs(mean) + NormalDist().inv_cdf(1 - self.density / 2) * deviation
+        found = reaching(x, threshold * unit, 2 * k)
+        passed = len(found[0])
+        if 2 * k <= 3 * passed <= 4 * k or not is_finite(found[1]):
+            return found
+        for _ in range(_ROUNDS - 1):
+            threshold *= 0.5 if 3 * passed < 2 * k else 1.5
+            tails = kernels.tails(x, threshold * unit)
+            passed = tails.num_above + tails.num_below
+            if 2 * k <= 3 * passed <= 4 * k:
                 break
-        return threshold
+        else:
+            threshold *= 0.5 if 3 * passed < 2 * k else 1.5
+        return above(x, threshold * unit, k, 2 * k)

@@ -29,16 +29,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.coding.indices import decode_indices, encode_indices
+from gradwire import kernels
 from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import check_density, scatter
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import State, is_finite, scale_dtype
+from gradwire.core.codec import State, corrected, is_finite, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
-from gradwire.core.reducer import Reduced, Reducer, corrected
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 
@@ -94,7 +94,7 @@ class _Tree:
         values = self.codec._checked_values(parts["values"], self.codec.values_spec(self.spec, {}))
         if not is_finite(values):
             raise WireError("values: NaN or infinity in a sparse vector")
-        return decode_indices(parts["indices"], self.spec.numel, values.numel()), values
+        return self.codec.positions({**parts, "values": values}, self.spec), values
 
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
         """The k largest elements of the sum of two vectors of k elements."""
@@ -104,8 +104,8 @@ class _Tree:
         total = torch.zeros(union.numel(), dtype=wide, device=values.device)
         total.index_add_(0, place, torch.cat([values, other]).to(wide))
         total = clamp_to(total, values.dtype)
-        kept = torch.topk(total.abs(), values.numel(), sorted=False).indices.sort().values
-        parts = {"indices": encode_indices(union[kept], self.spec.numel), "values": total[kept]}
+        kept, values = kernels.select_largest(total, None, values.numel())
+        parts = self.codec.message(union[kept], values, self.spec.numel)
         return Payload.pack(parts, self.codec.context(self.spec)).buffer
 
 

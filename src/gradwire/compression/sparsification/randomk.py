@@ -1,7 +1,7 @@
 """Random-k: elements at random positions, which all ranks draw alike, so none travel.
 
-A contraction with delta = k/d, or unbiased with omega = d/k - 1 when scaled (Stich et al. 2018,
-Lemma A.1; Konecny et al. 2016). Equal positions make it linear: payloads add.
+A contraction with delta = k/d, or unbiased with omega = d/k - 1 when scaled (Stich et al. 2018;
+Konecny et al. 2016). Equal positions make it linear: payloads add.
 
 We draw one position from each of k equal strata instead of a uniform k-subset. Every element is
 still kept with probability k/d, which is all that both bounds use; it takes k draws instead of d,
@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
+from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import (
     check_density,
     num_kept,
     scatter,
     strata,
 )
-from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, expect
+from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, expect, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -85,7 +86,10 @@ class RandomK(Codec):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         indices, sizes = self._positions(x.numel(), key, x.device)
         values = x[indices]
-        parts = {"values": values * sizes.to(x.dtype) if self.unbiased else values}
+        if self.unbiased:
+            wide = values.to(scale_dtype(x.dtype))
+            values = clamp_to(wide * sizes.to(wide.dtype), x.dtype)
+        parts = {"values": values}
         if self.indices:
             parts["indices"] = encode_indices(indices, x.numel())
         return parts, state

@@ -8,35 +8,36 @@ than k are sent, so the sample is large enough to have 64 elements above the thr
 The sample has one element of each of equal strata rather than a uniform subset. Momentum
 correction, the rest of DGC, is not a codec's business.
 
-Use it as `ef(sampledk(0.01) >> fp16)` in place of `topk` for long vectors, where an exact selection
-takes too long; it sends at most k and errs hardly more. Where time allows, or a guarantee is
-wanted, take `topk`.
+Whatever the sample says, what is sent are the largest elements, and at least one of a vector that
+is not zero: delta = 1/d.
+
+Use it as `ef(sampledk(0.01) >> fp16)` where selection is made of torch operations, as on devices
+other than the CPU: there a sample saves the exact selection, which takes several times as long. On
+the CPU, in float32, `topk` selects exactly in the same one pass and about the same time, and keeps
+exactly k: take `topk`.
 """
 
-import math
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.compression.sparsification._selection import (
     Selection,
+    Selector,
     above,
     check_density,
     check_sample,
-    encode_positions,
     num_kept,
     sampled_threshold,
+    top_at_least_one,
 )
-from gradwire.core.codec import Parts, State, is_finite
+from gradwire.core.codec import Guarantee
 from gradwire.core.key import Key
-from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class SampledK(Selection):
+class SampledK(Selection, Selector):
     """Keep at most the k largest elements, above a threshold estimated from a sample."""
 
     density: float  # fraction kept, at most
@@ -45,34 +46,18 @@ class SampledK(Selection):
     paper = "Lin et al. 2018, Deep gradient compression"
     examples = ("sampledk(0.01)", "sampledk(0.3)", "sampledk(0.1, sample_ratio=0.25)")
 
+    one_pass = True
+
     def __post_init__(self) -> None:
         check_density("sampledk", self.density)
         check_sample("sampledk", "sample_ratio", self.sample_ratio)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        k = num_kept(self.density, x.numel())
-        threshold = sampled_threshold(x.abs(), self.density, self.sample_ratio, key)
-        return self.selected(x, above(x, threshold, target=k, most=k)), state
+    def guarantee(self, spec: Spec) -> Guarantee:
+        return top_at_least_one(spec)
 
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        plain = partial(super().encode_feedback, x, residual, state, key)
-        if not x.numel() or not kernels.fuses(x, residual):
-            return plain()
-        flat, kept = x.detach().reshape(-1), residual.detach().reshape(-1)
+    def choose(
+        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         k = num_kept(self.density, x.numel())
-        threshold = float(sampled_threshold(flat, self.density, self.sample_ratio, key, kept))
-        if not 0 < threshold < math.inf:
-            return plain()  # zeros are left out, and what is not finite is refused
-        lost = kernels.empty(x.numel())
-        indices, values = kernels.select_above(flat, kept, threshold, 2 * k, lost)
-        if not is_finite(values):
-            return plain()
-        if len(indices) > k:
-            best, largest = kernels.select_largest(values, None, k)
-            values[best] = 0  # what is left goes back into the residual
-            lost[indices] = values
-            indices, values = indices[best], largest
-        parts = {"indices": encode_positions(indices, x.numel()), "values": values}
-        return Payload.pack(parts, self.context(Spec.of(x))), lost.reshape(x.shape), state
+        threshold = sampled_threshold(x, self.density, self.sample_ratio, key, residual)
+        return above(x, threshold, k, k, residual, out)

@@ -1,4 +1,4 @@
-"""Sparse binary compression (Sattler et al. 2019, "Sparse binary compression", Algorithm 2).
+"""Sparse binary compression (Sattler et al. 2019, "Sparse binary compression").
 
 mu+ is the mean of the k largest elements, mu- the mean of the k largest of -x. The side with the
 larger mean is sent: its k positions and that one number; everything else stays in the residual
@@ -19,19 +19,22 @@ from torch import Tensor
 from gradwire.coding.indices import decode_indices, encode_indices
 from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import (
+    Selector,
     check_density,
+    extremes,
+    in_range,
     largest,
     num_kept,
     scatter,
 )
-from gradwire.core.codec import Codec, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.codec import Kind, Parts, expect, is_finite, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class SBC(Codec):
+class SBC(Selector):
     """Send where the k most positive or the k most negative elements are, and their mean."""
 
     density: float  # fraction kept
@@ -45,17 +48,36 @@ class SBC(Codec):
     def __post_init__(self) -> None:
         check_density("sbc", self.density)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+    def choose(
+        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         k = num_kept(self.density, x.numel())
-        sides = largest(x, k), largest(-x, k)
-        means = [x[side].sum(dtype=torch.float64) / max(1, k) for side in sides]
-        is_negative = bool(-means[1] > means[0])
-        indices, mean = sides[is_negative], means[is_negative]
-        parts = {
-            "indices": encode_indices(indices, x.numel()),
-            "mean": mean.to(scale_dtype(x.dtype)).reshape(1),
+        indices, values = extremes(x, k, k)
+        if not is_finite(values):
+            return indices, values
+        sides = []
+        for sign in (1, -1):
+            own = sign * values > 0
+            side = indices[own], values[own]
+            if len(side[0]) < k:
+                at, found = largest(sign * x, k)
+                side = at, sign * found
+            sides.append(side)
+        # Means at the scale of the largest element: sums of large float64 would overflow.
+        means = [float(in_range(side)[0].sum(dtype=torch.float64)) for _, side in sides]
+        units = [in_range(side)[1] for _, side in sides]
+        return sides[-means[1] * (units[1] / units[0]) > means[0]]
+
+    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+        scaled, unit = in_range(values)
+        mean = scaled.sum(dtype=torch.float64) / max(1, len(values)) * unit
+        return {
+            "indices": encode_indices(indices, numel),
+            "mean": clamp_to(mean, scale_dtype(values.dtype)).reshape(1),
         }
-        return parts, state
+
+    def heard(self, parts: Parts, values: Tensor) -> Tensor:
+        return clamp_to(parts["mean"], values.dtype).expand(len(values))
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         k = num_kept(self.density, spec.numel)

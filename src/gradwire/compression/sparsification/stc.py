@@ -1,7 +1,7 @@
 """Sparse ternary compression (Sattler et al. 2019, "Robust and communication-efficient ...").
 
 The k elements of largest magnitude become plus or minus the mean mu of these magnitudes, the others
-zero (their Algorithm 1). |x|^2 - |x - C(x)|^2 = k mu^2, which makes it a contraction with
+zero. |x|^2 - |x - C(x)|^2 = k mu^2, which makes it a contraction with
 delta = min(k/d, 1/k). Given the sum of the top k and the smallest of them, t, the norm is largest
 if one element holds all that is above t and all others equal t. Then k mu^2 / |x|^2 rises and
 falls in the sum, so it is least at an end: all elements equal (k/d), or only one counts (1/k).
@@ -19,15 +19,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression.coders.golomb import Golomb
 from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.compression.sparsification._selection import check_density, largest, num_kept
+from gradwire.compression.sparsification._selection import (
+    Selector,
+    check_density,
+    mean_of,
+    num_kept,
+    scatter,
+)
 from gradwire.core.codec import (
     Codec,
     Guarantee,
     Kind,
     Parts,
-    State,
     expect_scale,
     scale_dtype,
 )
@@ -36,7 +42,7 @@ from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class STC(Codec):
+class STC(Selector):
     """Keep the k largest elements as plus or minus their mean magnitude, Golomb-coded."""
 
     density: float  # fraction kept
@@ -49,6 +55,7 @@ class STC(Codec):
 
     leaves = Kind.SYMBOLS
     parts = ("scale", "values")
+    one_pass = True
 
     def __post_init__(self) -> None:
         check_density("stc", self.density)
@@ -65,18 +72,25 @@ class STC(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=3)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        k = num_kept(self.density, x.numel())
-        indices = largest(x.abs(), k)
-        kept = x[indices]
+    def choose(
+        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
+
+    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         # Zeros among the top k of a sparse vector stay zero, and do not lower the mean.
-        mean = kept.abs().sum(dtype=torch.float64) / kept.count_nonzero().clamp(min=1)
-        symbols = torch.zeros(x.numel(), dtype=torch.uint8, device=x.device)
-        symbols[indices] = ((kept > 0) + 2 * (kept < 0)).to(torch.uint8)
-        return {"scale": mean.to(scale_dtype(x.dtype)).reshape(1), "values": symbols}, state
+        scale = mean_of(values, int(values.count_nonzero()))
+        kinds = ((values > 0) + 2 * (values < 0)).to(torch.uint8)
+        return {"scale": scale, "values": scatter(kinds, indices, Spec((numel,), torch.uint8))}
+
+    def heard(self, parts: Parts, values: Tensor) -> Tensor:
+        return clamp_to(parts["scale"], values.dtype) * values.sign()
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype = scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], 1, dtype)
-        levels = torch.tensor([0.0, 1.0, -1.0], dtype=dtype, device=scale.device) * scale
-        return clamp_to(levels, spec.dtype)[parts["values"].to(torch.int64)]
+        symbols = parts["values"]
+        num_others = symbols.numel() - int(kernels.count_symbols(symbols, 3)[0])
+        where, which = kernels.find_others(symbols, 0, num_others)
+        values = clamp_to(torch.where(which == 0, scale, -scale), spec.dtype)
+        return scatter(values, where, spec)

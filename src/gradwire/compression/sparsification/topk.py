@@ -1,6 +1,6 @@
 """Top-k: the k elements of largest magnitude (Aji and Heafield 2017; Stich et al. 2018).
 
-A contraction with delta = k/d (Stich et al. 2018, Lemma A.1). The positions travel as a bitmap or
+A contraction with delta = k/d (Stich et al. 2018). The positions travel as a bitmap or
 as Golomb-Rice coded gaps, whichever is shorter.
 
 What k is a fraction of is decided by the schedule's buckets: the whole model if there is one bucket
@@ -18,23 +18,19 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression.sparsification._selection import check_density, num_kept, scatter
-from gradwire.core.codec import (
-    Codec,
-    Guarantee,
-    Parts,
-    State,
-    check_input,
-    expect,
-    is_finite,
+from gradwire.compression.sparsification._selection import (
+    Selector,
+    check_density,
+    num_kept,
+    scatter,
 )
+from gradwire.core.codec import Guarantee, Parts, expect
 from gradwire.core.key import Key
-from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class TopK(Codec):
+class TopK(Selector):
     """Keep the elements of largest magnitude, and say where they were."""
 
     density: float  # fraction kept
@@ -44,6 +40,7 @@ class TopK(Codec):
 
     parts = ("indices", "values")
     selects = True
+    one_pass = True
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)
@@ -54,25 +51,23 @@ class TopK(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec((num_kept(self.density, spec.numel),), spec.dtype)
 
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        k = num_kept(self.density, x.numel())
-        indices, values = kernels.select_largest(x, None, k)
-        return {"indices": encode_indices(indices, x.numel()), "values": values}, state
+    def choose(
+        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
 
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        if not kernels.fuses(x, residual):
-            return super().encode_feedback(x, residual, state, key)
-        lost = kernels.empty(x.numel())
-        k = num_kept(self.density, x.numel())
-        indices, values = kernels.select_largest(x.detach(), residual.detach(), k, lost)
-        if not is_finite(values):  # NaN and infinity are always among the largest
-            check_input(self, x + residual)
-        parts = {"indices": encode_indices(indices, x.numel()), "values": values}
-        return Payload.pack(parts, self.context(Spec.of(x))), lost.reshape(x.shape), state
+    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+        return {"indices": encode_indices(indices, numel), "values": values}
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        packed, values = parts["indices"], parts["values"]
-        expect(packed, "indices", packed.numel(), torch.uint8)
-        return scatter(values, decode_indices(packed, spec.numel, values.numel()), spec)
+        return scatter(parts["values"], self.positions(parts, spec), spec)
+
+    def add_values(
+        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
+    ) -> Tensor:
+        return lost.index_add_(0, self.positions(parts, spec), values)
+
+    def positions(self, parts: Parts, spec: Spec) -> Tensor:
+        """Where the values belong, int64, ascending."""
+        packed = expect(parts["indices"], "indices", parts["indices"].numel(), torch.uint8)
+        return decode_indices(packed, spec.numel, parts["values"].numel())

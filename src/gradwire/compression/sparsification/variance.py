@@ -1,6 +1,6 @@
 """Variance-based sparsification (Tsuzuku et al. 2018, "Variance-based gradient compression ...").
 
-An element waits until its accumulated gradient stands out from its noise (their Algorithm 1):
+An element waits until its accumulated gradient stands out from its noise:
 r_i <- r_i + g_i;   v_i <- v_i + sum_z (grad_i f_z / B)^2;
 if r_i^2 > alpha v_i: send r_i, r_i <- 0, v_i <- 0;   else v_i <- zeta v_i.
 How many pass is up to the data: little at the end of training, where gradients are mostly noise.
@@ -12,6 +12,9 @@ With alpha below 1 a single step suffices, and everything is sent.
 r is the input under `ef`; the state holds the residual left in the step before, which gives g, and
 v. Where it holds neither (an inner stage of a chain), g is the input and v = g^2. The paper's 4-bit
 values are a matter of the next stage: `variance(1.5) >> qsgd(bits=4)`.
+
+It needs `ef(...)`, for what it sends is a sum over steps: of a single step it sends nothing, or
+all with alpha below 1.
 
 Use it as `ef(variance(1.5))` where gradients are noisy and the traffic may be what it will:
 elements whose signs agree from step to step get through, the others wait. Where the rate must be
@@ -42,6 +45,8 @@ class Variance(Selection):
         "learning"
     )
     examples = ("variance(1.5)", "variance(0.5)", "variance(2.0, zeta=0.9)")
+
+    needs_feedback = True
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
@@ -75,4 +80,5 @@ class Variance(Selection):
                 "residual": x.masked_fill(sent, 0.0),
                 "deviation": deviation.masked_fill(sent, 0.0) * math.sqrt(self.zeta),
             }
-        return self.selected(x, sent.nonzero().reshape(-1)), state
+        where = sent.nonzero().reshape(-1)
+        return self.message(where, x[where], x.numel()), state

@@ -1,15 +1,19 @@
 """Variance-optimal random sparsification (Wangni et al. 2018, "Gradient sparsification ...").
 
 Element i is kept with probability p_i = min(lambda |g_i|, 1) and sent as g_i / p_i: unbiased, and
-of all choices with k elements kept on average the one of least variance, sum_i g_i^2 (1 / p_i - 1)
-(their sec. 3; at most the d/k - 1 of keeping any with probability k/d). Their Algorithm 3 finds
-lambda by a few rounds of rescaling; here it is exact: with the j largest certain to be kept,
-lambda_j = (k - j) / (sum of the other magnitudes), and j is the first for which no probability of
-the others exceeds one. That is some j < k, so the k largest are all that is sorted.
+of all choices with k elements kept on average the one of least variance, sum_i g_i^2 (1 / p_i - 1).
+Since keeping any with probability k/d is a choice too, omega = d/k - 1, for k = density d rounded
+to a whole number. How many are kept in fact is random; no bound depends on that.
 
-Everything below 1/lambda in magnitude goes to zero or to plus or minus 1/lambda. So as in their
-coding only the certain ones carry a value; the others share one number and take a bit each.
-The number kept is random, hence no guarantee is stated, although the variance has its bound.
+1/lambda is the s with s (k - j) = sum of the magnitudes below s, where j elements reach s and are
+kept for certain. Their greedy algorithm stops after a few rounds of s <- (sum below s) / (k - j).
+As s falls from round to round until j does not change, we go on; the few vectors that take more
+than some rounds have their k largest elements sorted instead: if the j largest are certain,
+s = (sum of the others) / (k - j), and j is the first for which no other one exceeds that.
+
+Everything below s in magnitude goes to zero or to plus or minus s. So as in their coding only the
+certain ones carry a value; the others share one number and take a bit each. To draw them takes 16
+random bits of each element, and 53 more where those do not decide.
 
 Use it, without `ef(...)`, where a sparsifier must be unbiased, at densities of some ten per cent
 and over many workers; it errs less than `randomk` with `unbiased=True`, the more the heavier the
@@ -17,6 +21,7 @@ tails. At 1% its variance is many times the squared norm: where feedback is allo
 `ef(topk(0.01))`.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -28,13 +33,18 @@ from gradwire.compression.sparsification._selection import (
     check_density,
     decode_positions,
     encode_positions,
+    in_range,
     num_kept,
     num_positions,
+    reaching,
     scatter,
 )
-from gradwire.core.codec import Codec, Parts, State, expect, expect_scale, scale_dtype
+from gradwire.core.codec import Codec, Guarantee, Parts, State, expect, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
+
+_CELLS = 1 << 16  # of the unit interval, told apart by the first random bits of an element
+_ROUNDS = 12
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,21 +68,22 @@ class Wangni(Codec):
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec((num_positions(parts["certain"], "certain", spec.numel),), spec.dtype)
 
+    def guarantee(self, spec: Spec) -> Guarantee:
+        numel = max(1, spec.numel)
+        return Guarantee(omega=numel / num_kept(self.density, numel) - 1)
+
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        magnitude = x.to(scale_dtype(x.dtype)).abs()
-        scale = self.scale(magnitude)
-        certain = (magnitude >= scale) & (magnitude > 0)
-        # 53 random bits: small probabilities are what this is about. The scale is the one that
-        # travels, rounded, so that rounding it makes no bias.
-        drawn = key.uniform64(x.numel(), x.device) * scale.double() < magnitude.double()
-        drawn &= ~certain
-        certain_at, drawn_at = (mask.nonzero().reshape(-1) for mask in (certain, drawn))
+        wide = x.to(scale_dtype(x.dtype))
+        k = num_kept(self.density, x.numel())
+        scale = self.scale(wide)
+        certain, values = reaching(wide, float(scale), 2 * k)
+        drawn, signs = _drawn(wide, float(scale), 2 * k, key)
         parts = {
-            "certain": encode_positions(certain_at, x.numel()),
-            "drawn": encode_positions(drawn_at, x.numel()),
-            "signs": kernels.pack_signs(x[drawn_at]),
+            "certain": encode_positions(certain, x.numel()),
+            "drawn": encode_positions(drawn, x.numel()),
+            "signs": kernels.pack_signs(signs),
             "scale": scale.reshape(1),
-            "values": x[certain_at],
+            "values": values.to(x.dtype),
         }
         return parts, state
 
@@ -86,19 +97,55 @@ class Wangni(Codec):
         x = scatter(parts["values"], certain, spec)
         return x.scatter_(0, drawn, clamp_to(signs * scale, spec.dtype))
 
-    def scale(self, magnitude: Tensor) -> Tensor:
-        """1/lambda: what is larger is kept for certain."""
-        k = num_kept(self.density, magnitude.numel())
-        if not k:
-            return magnitude.new_zeros(())
-        top, where = torch.topk(magnitude, k)  # descending
-        rest = magnitude.scatter(0, where, 0.0).sum(dtype=torch.float64)
-        top = top.double()
-        # tail[j]: the sum of all but the j largest. Summed from the small end, so no digits
-        # cancel where few large elements outweigh the others.
-        tail = rest + top.flip(0).cumsum(0).flip(0)
-        share = torch.arange(k, 0, -1, dtype=torch.float64, device=magnitude.device)  # k - j
-        fits = share * top <= tail
-        fits[-1] = True  # by definition; rounding may deny it
-        j = fits.to(torch.uint8).argmax()  # the first that fits
-        return clamp_to(tail[j] / share[j], magnitude.dtype)
+    def scale(self, x: Tensor) -> Tensor:
+        """s: what reaches it is kept for certain. It is rounded to what travels."""
+        k = num_kept(self.density, x.numel())
+        if k == x.numel():
+            return x.new_zeros(())
+        scaled, unit = in_range(x)
+        threshold, certain = math.inf, 0
+        for _ in range(_ROUNDS):
+            tails = kernels.tails(scaled, threshold)
+            reach = tails.num_above + tails.num_below
+            if reach >= k or (reach == certain and threshold < math.inf):
+                break  # if k reach it there is nothing else
+            threshold, certain = tails.inner / (k - reach), reach
+        else:
+            threshold = _sorted_scale(scaled, k)
+        return clamp_to(torch.tensor(threshold * unit, dtype=torch.float64), x.dtype).to(x.device)
+
+
+def _sorted_scale(x: Tensor, k: int) -> float:
+    indices, top = kernels.select_largest(x, None, k)
+    rest = kernels.tails(x.index_fill(0, indices, 0), 0.0).outer
+    top = top.abs().double().sort(descending=True).values
+    # tail[j]: the sum of all but the j largest. Summed from the small end, so no digits
+    # cancel where few large elements outweigh the others.
+    tail = rest + top.flip(0).cumsum(0).flip(0)
+    share = torch.arange(k, 0, -1, dtype=torch.float64, device=x.device)  # k - j
+    fits = share * top <= tail
+    fits[-1] = True  # by definition; rounding may deny it
+    j = fits.to(torch.uint8).argmax()  # the first that fits
+    return float(tail[j] / share[j])
+
+
+def _drawn(x: Tensor, scale: float, capacity: int, key: Key) -> tuple[Tensor, Tensor]:
+    """Positions of elements below the scale, each with probability |x| / scale, and their values.
+
+    The scale is the one that travels, so that rounding it makes no bias.
+    """
+    if not scale:  # everything is certain
+        return torch.zeros(0, dtype=torch.int64, device=x.device), x[:0]
+    factor = _CELLS / scale  # of the range of float32, but at the ends of that of scales
+    if factor > torch.finfo(torch.float32).max or factor < torch.finfo(torch.float32).tiny:
+        indices = (x != 0).nonzero().reshape(-1)
+        values, halves = x[indices], key.halfwords(x.numel(), x.device)[indices]
+    else:
+        indices, values, halves = kernels.draw_candidates(x, factor, key.seed, key.stream, capacity)
+    exact = values.abs().double() / scale * _CELLS
+    below = values.abs() < scale
+    kept = below & (halves + 1 < exact)
+    close = (below & (halves + 1 >= exact) & (halves < exact)).nonzero().reshape(-1)
+    rest = key.child("close").uniform64(len(close), x.device)
+    kept[close] = halves[close] + rest < exact[close]
+    return indices[kept], values[kept]

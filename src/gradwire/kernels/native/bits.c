@@ -5,11 +5,22 @@
    with shifts in a 64-bit word. BLOCK is a multiple of eight, so a block of any width ends on
    a byte. Staging arrays carry SLACK bytes so that 64-bit loads and stores may overrun inside
    them; what reaches the caller's memory is copied with the exact length. */
-#include "native.h"
+#include "threads.h"
 
-enum { BLOCK = 512, SLACK = 8 };
+enum { BLOCK = 512, SLACK = 8, LEAST = 1 << 16 };
 
 GW_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+/* Values or numbers on one side and bits on the other; every kernel below uses some of this. */
+typedef struct {
+    const void *values;
+    int32_t item_bytes, width;
+    uint64_t plus, minus; /* patterns */
+    int64_t count;
+    const uint8_t *packed;
+    void *out;
+    uint64_t seen; /* the union of what parts found, or their sum */
+} conversion;
+
 GW_INLINE int64_t bytes_of(int64_t bits) { return bits / 8 + (bits % 8 != 0); }
 
 /* Eight bytes of `width` significant bits each -> 8 * width bits, and back (width <= 8):
@@ -148,17 +159,16 @@ GW_NARROW(narrow_u8_u32, uint8_t, uint32_t)
 GW_NARROW(narrow_i32_u32, int32_t, uint32_t)
 GW_NARROW(narrow_i64_u32, int64_t, uint32_t)
 
-/* Values are uint8, int32 or int64, told by their size. Returns 0, or 1 if some value lies
-   outside 0 .. 2^width - 1 (then `packed` holds nothing of use). */
-GW_CLONES int32_t gw_pack_uints(const void *values, int32_t value_bytes, int64_t count,
-                                int32_t width, uint8_t *packed) {
+GW_CLONES static void pack_uints_part(void *job, int64_t first, int64_t last) {
+    conversion *c = job;
+    const int32_t value_bytes = c->item_bytes, width = c->width;
     uint64_t seen = 0;
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
-        uint8_t *target = packed + start / 8 * width;
-        const uint8_t *from8 = (const uint8_t *)values + start;
-        const int32_t *from32 = (const int32_t *)values + start;
-        const int64_t *from64 = (const int64_t *)values + start;
+    for (int64_t start = first; start < last; start += BLOCK) {
+        const int64_t size = smaller(BLOCK, last - start);
+        uint8_t *target = (uint8_t *)c->out + start / 8 * width;
+        const uint8_t *from8 = (const uint8_t *)c->values + start;
+        const int32_t *from32 = (const int32_t *)c->values + start;
+        const int64_t *from64 = (const int64_t *)c->values + start;
         if (width <= 8) {
             uint8_t block[BLOCK];
             if (value_bytes == 1) seen |= narrow_u8_u8(from8, size, block);
@@ -173,17 +183,26 @@ GW_CLONES int32_t gw_pack_uints(const void *values, int32_t value_bytes, int64_t
             pack_words(block, size, width, target);
         }
     }
-    return (seen >> width) != 0;
+    __atomic_fetch_or(&c->seen, seen, __ATOMIC_RELAXED);
 }
 
-/* Writes int32 up to width 31 and int64 at width 32. */
-GW_CLONES void gw_unpack_uints(const uint8_t *packed, int64_t count, int32_t width,
-                               void *values) {
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
-        const uint8_t *source = packed + start / 8 * width;
-        int32_t *to32 = (int32_t *)values + start;
-        int64_t *to64 = (int64_t *)values + start;
+/* Values are uint8, int32 or int64, told by their size. Returns 0, or 1 if some value lies
+   outside 0 .. 2^width - 1 (then `packed` holds nothing of use). */
+int32_t gw_pack_uints(const void *values, int32_t value_bytes, int64_t count, int32_t width,
+                      uint8_t *packed) {
+    conversion c = {.values = values, .item_bytes = value_bytes, .width = width, .out = packed};
+    gw_parallel(pack_uints_part, &c, count, BLOCK, LEAST);
+    return (c.seen >> width) != 0;
+}
+
+GW_CLONES static void unpack_uints_part(void *job, int64_t first, int64_t last) {
+    const conversion *c = job;
+    const int32_t width = c->width;
+    for (int64_t start = first; start < last; start += BLOCK) {
+        const int64_t size = smaller(BLOCK, last - start);
+        const uint8_t *source = c->packed + start / 8 * width;
+        int32_t *to32 = (int32_t *)c->out + start;
+        int64_t *to64 = (int64_t *)c->out + start;
         if (width <= 8) {
             uint8_t block[BLOCK];
             unpack_bytes(source, size, width, block);
@@ -196,6 +215,12 @@ GW_CLONES void gw_unpack_uints(const uint8_t *packed, int64_t count, int32_t wid
                 for (int64_t i = 0; i < size; i++) to64[i] = block[i];
         }
     }
+}
+
+/* Writes int32 up to width 31 and int64 at width 32. */
+void gw_unpack_uints(const uint8_t *packed, int64_t count, int32_t width, void *values) {
+    conversion c = {.packed = packed, .width = width, .out = values};
+    gw_parallel(unpack_uints_part, &c, count, BLOCK, LEAST);
 }
 
 /* x < 0 on the bit pattern of an IEEE number, whatever the thread's denormal mode: the
@@ -215,33 +240,50 @@ GW_SIGNS(16)
 GW_SIGNS(32)
 GW_SIGNS(64)
 
-GW_CLONES void gw_pack_signs(const void *x, int32_t item_bytes, uint64_t minus_infinity,
-                             int64_t count, uint8_t *packed) {
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
+GW_CLONES static void pack_signs_part(void *job, int64_t first, int64_t last) {
+    const conversion *c = job;
+    const void *x = c->values;
+    for (int64_t start = first; start < last; start += BLOCK) {
+        const int64_t size = smaller(BLOCK, last - start);
         uint8_t block[BLOCK];
-        if (item_bytes == 2)
-            signs_16((const uint16_t *)x + start, size, (uint16_t)minus_infinity, block);
-        else if (item_bytes == 4)
-            signs_32((const uint32_t *)x + start, size, (uint32_t)minus_infinity, block);
-        else signs_64((const uint64_t *)x + start, size, minus_infinity, block);
-        pack_bytes(block, size, 1, packed + start / 8);
+        if (c->item_bytes == 2)
+            signs_16((const uint16_t *)x + start, size, (uint16_t)c->minus, block);
+        else if (c->item_bytes == 4)
+            signs_32((const uint32_t *)x + start, size, (uint32_t)c->minus, block);
+        else signs_64((const uint64_t *)x + start, size, c->minus, block);
+        pack_bytes(block, size, 1, (uint8_t *)c->out + start / 8);
+    }
+}
+
+void gw_pack_signs(const void *x, int32_t item_bytes, uint64_t minus_infinity, int64_t count,
+                   uint8_t *packed) {
+    conversion c = {
+        .values = x, .item_bytes = item_bytes, .minus = minus_infinity, .out = packed};
+    gw_parallel(pack_signs_part, &c, count, BLOCK, LEAST);
+}
+
+GW_CLONES static void unpack_signs_part(void *job, int64_t first, int64_t last) {
+    const conversion *c = job;
+    const uint64_t plus = c->plus, minus = c->minus;
+    void *x = c->out;
+    for (int64_t start = first; start < last; start += BLOCK) {
+        const int64_t size = smaller(BLOCK, last - start);
+        uint8_t block[BLOCK];
+        unpack_bytes(c->packed + start / 8, size, 1, block);
+        if (c->item_bytes == 2)
+            choose_16(block, size, (uint16_t)plus, (uint16_t)minus, (uint16_t *)x + start);
+        else if (c->item_bytes == 4)
+            choose_32(block, size, (uint32_t)plus, (uint32_t)minus, (uint32_t *)x + start);
+        else choose_64(block, size, plus, minus, (uint64_t *)x + start);
     }
 }
 
 /* Writes the pattern `plus` for a zero bit and `minus` for a one. */
-GW_CLONES void gw_unpack_signs(const uint8_t *packed, int64_t count, int32_t item_bytes,
-                               uint64_t plus, uint64_t minus, void *x) {
-    for (int64_t start = 0; start < count; start += BLOCK) {
-        const int64_t size = smaller(BLOCK, count - start);
-        uint8_t block[BLOCK];
-        unpack_bytes(packed + start / 8, size, 1, block);
-        if (item_bytes == 2)
-            choose_16(block, size, (uint16_t)plus, (uint16_t)minus, (uint16_t *)x + start);
-        else if (item_bytes == 4)
-            choose_32(block, size, (uint32_t)plus, (uint32_t)minus, (uint32_t *)x + start);
-        else choose_64(block, size, plus, minus, (uint64_t *)x + start);
-    }
+void gw_unpack_signs(const uint8_t *packed, int64_t count, int32_t item_bytes, uint64_t plus,
+                     uint64_t minus, void *x) {
+    conversion c = {
+        .packed = packed, .item_bytes = item_bytes, .plus = plus, .minus = minus, .out = x};
+    gw_parallel(unpack_signs_part, &c, count, BLOCK, LEAST);
 }
 
 /* The 64 bits from bit `start` (a multiple of 64), zero beyond `num_bits`. */
@@ -257,11 +299,18 @@ GW_INLINE uint64_t load_bits(const uint8_t *packed, int64_t start, int64_t num_b
     return word;
 }
 
-GW_CLONES int64_t gw_count_ones(const uint8_t *packed, int64_t num_bits) {
-    int64_t ones = 0;
-    for (int64_t start = 0; start < num_bits; start += 64)
-        ones += __builtin_popcountll(load_bits(packed, start, num_bits));
-    return ones;
+GW_CLONES static void count_ones_part(void *job, int64_t first, int64_t last) {
+    conversion *c = job;
+    uint64_t ones = 0;
+    for (int64_t start = first; start < last; start += 64)
+        ones += (uint64_t)__builtin_popcountll(load_bits(c->packed, start, c->count));
+    __atomic_fetch_add(&c->seen, ones, __ATOMIC_RELAXED);
+}
+
+int64_t gw_count_ones(const uint8_t *packed, int64_t num_bits) {
+    conversion c = {.packed = packed, .count = num_bits};
+    gw_parallel(count_ones_part, &c, num_bits, 64, 64 * LEAST);
+    return (int64_t)c.seen;
 }
 
 /* Positions of at most `capacity` ones: the bytes may change between the count and this. */

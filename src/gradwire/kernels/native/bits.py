@@ -1,15 +1,15 @@
 """Bits on the wire in C: the bytes and values of reference/bits.py, exactly.
 
-Every buffer names its device: the default device may be one that C cannot write to.
+Results come from the pool, which is on the CPU: the default device may be one that C cannot write
+to.
 """
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.native._library import dense, load
+from gradwire.kernels._pool import empty
+from gradwire.kernels.native._library import dense, load, parallel
 from gradwire.kernels.reference.bits import bad_digit, bad_position, out_of_range
-
-_CPU = torch.device("cpu")
 
 # Bit patterns of -infinity, and of +1 and -1: signs are packed and unpacked as integers.
 _MINUS_INFINITY = {
@@ -33,8 +33,8 @@ def pack_uints(values: Tensor, width: int) -> Tensor:
         values = values.to(torch.int64)
     values = dense(values)
     count = values.numel()
-    packed = torch.empty(-(-count * width // 8), dtype=torch.uint8, device=_CPU)
-    if load().gw_pack_uints(
+    packed = empty(-(-count * width // 8), torch.uint8)
+    if parallel().gw_pack_uints(
         values.data_ptr(), values.element_size(), count, width, packed.data_ptr()
     ):
         raise out_of_range(values, width)
@@ -43,15 +43,15 @@ def pack_uints(values: Tensor, width: int) -> Tensor:
 
 def unpack_uints(packed: Tensor, width: int, count: int) -> Tensor:
     packed = dense(packed)
-    values = torch.empty(count, dtype=torch.int32 if width < 32 else torch.int64, device=_CPU)
-    load().gw_unpack_uints(packed.data_ptr(), count, width, values.data_ptr())
+    values = empty(count, torch.int32 if width < 32 else torch.int64)
+    parallel().gw_unpack_uints(packed.data_ptr(), count, width, values.data_ptr())
     return values
 
 
 def pack_signs(x: Tensor) -> Tensor:
     x = dense(x)
-    packed = torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=_CPU)
-    load().gw_pack_signs(
+    packed = empty(-(-x.numel() // 8), torch.uint8)
+    parallel().gw_pack_signs(
         x.data_ptr(), x.element_size(), _MINUS_INFINITY[x.dtype], x.numel(), packed.data_ptr()
     )
     return packed
@@ -59,22 +59,24 @@ def pack_signs(x: Tensor) -> Tensor:
 
 def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     packed = dense(packed)
-    x = torch.empty(count, dtype=dtype, device=_CPU)
-    load().gw_unpack_signs(packed.data_ptr(), count, x.element_size(), *_ONE[dtype], x.data_ptr())
+    x = empty(count, dtype)
+    parallel().gw_unpack_signs(
+        packed.data_ptr(), count, x.element_size(), *_ONE[dtype], x.data_ptr()
+    )
     return x
 
 
 def ones_positions(packed: Tensor, num_bits: int) -> Tensor:
-    packed, library = dense(packed), load()
+    packed, library = dense(packed), parallel()
     num_ones = library.gw_count_ones(packed.data_ptr(), num_bits)
-    positions = torch.empty(num_ones, dtype=torch.int64, device=_CPU)
+    positions = empty(num_ones, torch.int64)
     library.gw_ones_positions(packed.data_ptr(), num_bits, num_ones, positions.data_ptr())
     return positions
 
 
 def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     positions = dense(positions)
-    packed = torch.empty(-(-num_bits // 8), dtype=torch.uint8, device=_CPU)
+    packed = empty(-(-num_bits // 8), torch.uint8)
     if load().gw_pack_ones(positions.data_ptr(), positions.numel(), num_bits, packed.data_ptr()):
         raise bad_position(positions, num_bits)
     return packed
@@ -82,7 +84,7 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
 
 def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
     values = dense(values.to(torch.int32))
-    packed = torch.empty(-(-values.numel() // digits), dtype=torch.uint8, device=_CPU)
+    packed = empty(-(-values.numel() // digits), torch.uint8)
     if load().gw_pack_digits(values.data_ptr(), values.numel(), base, digits, packed.data_ptr()):
         raise bad_digit(values, base)
     return packed
@@ -90,6 +92,6 @@ def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
 
 def unpack_digits(packed: Tensor, base: int, digits: int, count: int) -> Tensor:
     packed = dense(packed)
-    values = torch.empty(count, dtype=torch.int32, device=_CPU)
+    values = empty(count, torch.int32)
     load().gw_unpack_digits(packed.data_ptr(), count, base, digits, values.data_ptr())
     return values

@@ -4,10 +4,11 @@ same order, so the same bits."""
 import torch
 from torch import Tensor
 
-from gradwire.kernels.native._library import dense, load
+from gradwire.kernels.native._library import dense, parallel
 from gradwire.kernels.reference import hadamard as reference
 
 _CPU = torch.device("cpu")
+_SHARED, _MOST_THREADS = 1 << 18, 64  # in hadamard.c and threads.h
 
 
 def hadamard(
@@ -18,7 +19,7 @@ def hadamard(
     after = None if after is None else dense(after)
     rows, n = x.shape
     out = torch.empty(rows, n, dtype=x.dtype, device=_CPU) if out is None else out
-    load().gw_hadamard(
+    parallel().gw_hadamard(
         x.data_ptr(),
         x.element_size(),
         rows,
@@ -38,9 +39,10 @@ def rotated_signs(x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, before = dense(x), dense(before)
     packed = torch.empty(rows * n // 8, dtype=torch.uint8, device=_CPU)
     sums = torch.empty(2, rows, dtype=torch.float64, device=_CPU)
-    row = torch.empty(n, dtype=torch.float32, device=_CPU)
-    room = torch.empty(n // 4, dtype=torch.float64, device=_CPU)
-    load().gw_rotated_signs(
+    threads = 1 if n >= _SHARED else min(torch.get_num_threads(), _MOST_THREADS)
+    row = torch.empty(threads, n, dtype=torch.float32, device=_CPU)
+    room = torch.empty(threads, n // 4, dtype=torch.float64, device=_CPU)
+    parallel().gw_rotated_signs(
         x.data_ptr(),
         rows,
         n,
@@ -63,7 +65,7 @@ def unrotated_signs(
     packed, scale, after = dense(packed), dense(scale), dense(after)
     rows = len(scale)
     out = torch.empty(rows, n, dtype=torch.float32, device=_CPU) if out is None else out
-    load().gw_unrotated_signs(
+    parallel().gw_unrotated_signs(
         packed.data_ptr(),
         scale.data_ptr(),
         rows,

@@ -1,47 +1,70 @@
 /* float32 to 16 bits, saturating, as reference/halves.py. */
 #include "stream.h"
+#include "threads.h"
 
-enum { BLOCK = 512 };
+enum { BLOCK = 512, LEAST = 1 << 16 };
+
+typedef struct {
+    const float *x;
+    uint16_t *out;
+    int past_caches;
+    int32_t not_finite;
+} cast;
+
+/* `highest`: the bits of the largest magnitude of a part. */
+GW_INLINE void part_done(cast *c, uint32_t highest) {
+    put_done();
+    if (highest >= 0x7F800000u) __atomic_store_n(&c->not_finite, 1, __ATOMIC_RELAXED);
+}
 
 GW_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* To nearest, ties to even; what would round to infinity becomes the largest number. Returns 1
-   if something is not finite, else 0. */
-GW_CLONES int32_t gw_cast_bf16(const float *x, int64_t count, uint16_t *out) {
-    const int past_caches = count * 2 >= STREAM_BYTES;
+/* To nearest, ties to even; what would round to infinity becomes the largest number. */
+GW_CLONES static void cast_bf16(void *job, int64_t first, int64_t last) {
+    cast *c = job;
     uint16_t staged[BLOCK];
     uint32_t highest = 0;
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        const int64_t n = smaller(BLOCK, count - at);
+    for (int64_t at = first; at < last; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, last - at);
         for (int64_t i = 0; i < n; i++) {
             uint32_t u;
-            memcpy(&u, x + at + i, 4);
+            memcpy(&u, c->x + at + i, 4);
             const uint32_t sign = u & 0x80000000u, size = u & 0x7FFFFFFFu;
             highest = size > highest ? size : highest;
             uint32_t rounded = (size + 0x7FFFu + (size >> 16 & 1)) >> 16;
             rounded = rounded > 0x7F7Fu ? 0x7F7Fu : rounded;
             staged[i] = (uint16_t)(rounded | sign >> 16);
         }
-        put(out + at, staged, n * 2, past_caches);
+        put(c->out + at, staged, n * 2, c->past_caches);
     }
-    put_done();
-    return highest >= 0x7F800000u;
+    part_done(c, highest);
+}
+
+static int32_t run(gw_task task, const float *x, int64_t count, uint16_t *out) {
+    cast c = {x, out, count * 2 >= STREAM_BYTES, 0};
+    gw_parallel(task, &c, count, BLOCK, LEAST);
+    return c.not_finite;
+}
+
+/* Returns 1 if something is not finite, else 0. */
+int32_t gw_cast_bf16(const float *x, int64_t count, uint16_t *out) {
+    return run(cast_bf16, x, count, out);
 }
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-__attribute__((target("avx2,f16c"))) static int32_t cast_f16c(const float *x, int64_t count,
-                                                               uint16_t *out) {
-    const int past_caches = count * 2 >= STREAM_BYTES;
+__attribute__((target("avx2,f16c"))) static void cast_f16c(void *job, int64_t first,
+                                                           int64_t last) {
+    cast *c = job;
     const __m256 largest = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
     float p[BLOCK];
     uint16_t staged[BLOCK];
     __m256i highest = _mm256_setzero_si256();
     const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        const int64_t n = smaller(BLOCK, count - at);
-        const float *from = x + at;
+    for (int64_t at = first; at < last; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, last - at);
+        const float *from = c->x + at;
         if (n < BLOCK) {
             memset(p, 0, sizeof p);
             memcpy(p, from, (size_t)n * sizeof *p);
@@ -56,14 +79,13 @@ __attribute__((target("avx2,f16c"))) static int32_t cast_f16c(const float *x, in
             _mm_storeu_si128((__m128i *)(staged + i),
                              _mm256_cvtps_ph(clamped, _MM_FROUND_TO_NEAREST_INT));
         }
-        put(out + at, staged, n * 2, past_caches);
+        put(c->out + at, staged, n * 2, c->past_caches);
     }
-    put_done();
     uint32_t lanes[8];
     memcpy(lanes, &highest, sizeof lanes);
     uint32_t top = 0;
     for (int i = 0; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
-    return top >= 0x7F800000u;
+    part_done(c, top);
 }
 #endif
 
@@ -71,7 +93,7 @@ __attribute__((target("avx2,f16c"))) static int32_t cast_f16c(const float *x, in
 int32_t gw_cast_fp16(const float *x, int64_t count, uint16_t *out) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
-        return cast_f16c(x, count, out);
+        return run(cast_f16c, x, count, out);
 #else
     (void)x, (void)count, (void)out;
 #endif

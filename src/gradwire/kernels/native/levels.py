@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._pool import empty
-from gradwire.kernels.native._library import dense, load, pointer
+from gradwire.kernels.native._library import dense, parallel, pointer
 
 _CPU = torch.device("cpu")
 _MASK = 0xFFFFFFFF
@@ -24,7 +24,7 @@ def encode_levels(
     count = x.numel()
     scale = torch.empty(-(-count // bucket), dtype=torch.float32, device=_CPU)
     packed = empty(-(-count * width // 8), torch.uint8)
-    if load().gw_encode_levels(
+    if parallel().gw_encode_levels(
         x.data_ptr(),
         pointer(residual),
         count,
@@ -53,7 +53,7 @@ def decode_levels(
     packed, scale = dense(packed), dense(scale)
     if out is None:
         out = empty(count)
-    highest: int = load().gw_decode_levels(
+    highest: int = parallel().gw_decode_levels(
         packed.data_ptr(),
         scale.data_ptr(),
         count,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.kernels.native._library import load
+from gradwire.kernels.native._library import parallel
 
 _MASK = 0xFFFFFFFF
 
@@ -12,7 +12,7 @@ def philox_words(
     seed: int, stream: tuple[int, int, int], count: int, device: torch.device, first_block: int = 0
 ) -> Tensor:
     words = torch.empty(count, dtype=torch.int32, device=device)
-    load().gw_philox_words(
+    parallel().gw_philox_words(
         seed & 0xFFFFFFFFFFFFFFFF,
         *(word & _MASK for word in stream),
         first_block & _MASK,

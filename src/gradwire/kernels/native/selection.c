@@ -2,8 +2,10 @@
    residual in one pass. Bits of a float's magnitude, read as an integer, order as the magnitudes
    do, with infinity and NaN above all numbers; so thresholds here are integers. */
 #include "stream.h"
+#include "threads.h"
 
-enum { BLOCK = 512, BINS = 1 << 11, SAMPLES = 1 << 16, RUN = 8 };
+enum { BLOCK = 512, BINS = 1 << 11, SAMPLES = 1 << 16, RUN = 8, LEAST = 1 << 16 };
+enum { MOST_PIECES = 256 };
 
 GW_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -13,18 +15,48 @@ GW_INLINE uint32_t magnitude_bits(float x) {
     return u & 0x7FFFFFFFu;
 }
 
-/* Selects all magnitudes above `threshold` and the first `ties` equal to it, in order. Stores at
-   most `capacity` of them, returns how many there are. `lost` (or null) gets the others, with
-   zeros in place of the selected if `clear`. */
-GW_INLINE int64_t collect(const float *x, const float *residual, int64_t count,
-                          uint32_t threshold, int64_t ties, int64_t capacity, int64_t *indices,
-                          float *values, float *lost, int clear) {
-    const int past_caches = lost && lost != residual && count * 4 >= STREAM_BYTES;
+/* A piece of the vector and what was selected of it. Pieces are worked on in any order, so each
+   has a range of the results of its own until `compact` puts the ranges together. */
+typedef struct {
+    int64_t first, last;   /* elements */
+    int64_t ties;          /* how many equal to the threshold belong to the selection */
+    int64_t offset, room;  /* its range of the results */
+    int64_t found;         /* stored only as far as there is room */
+    const float *x, *residual; /* what `rank_pieces` ranks, `count` elements */
+    int64_t count;
+} piece;
+
+typedef struct {
+    const float *x, *residual;
+    uint32_t threshold;
+    int64_t *indices;
+    float *values;
+    float *lost;
+    int clear, past_caches;
+    int64_t num_pieces;
+    piece pieces[MOST_PIECES];
+    /* Of one level of the ranking: */
+    uint32_t prefix, mask;
+    int shift, above;
+    int64_t bins[BINS];
+} selection;
+
+/* Selects all magnitudes above the threshold and the first `ties` equal to it, in order, as far as
+   there is room. `lost` (or null) gets the others, with zeros in place of the selected if
+   `clear`. */
+GW_INLINE void collect(const selection *s, piece *part, int clear) {
+    const float *x = s->x, *residual = s->residual;
+    float *lost = s->lost;
+    const int past_caches = s->past_caches;
+    const uint32_t threshold = s->threshold;
+    int64_t *indices = s->indices + part->offset;
+    float *values = s->values + part->offset;
+    const int64_t last = part->last, room = part->room;
+    int64_t ties = part->ties, found = 0;
     float p[BLOCK];
     uint8_t hit[BLOCK];
-    int64_t found = 0;
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        const int64_t n = smaller(BLOCK, count - at);
+    for (int64_t at = part->first; at < last; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, last - at);
         if (n == BLOCK) corrected(x + at, residual ? residual + at : residual, BLOCK, p);
         else {
             corrected(x + at, residual ? residual + at : residual, n, p);
@@ -42,7 +74,7 @@ GW_INLINE int64_t collect(const float *x, const float *residual, int64_t count,
                 const int64_t i = group + __builtin_ctzll(word) / 8;
                 if (i >= n) break; /* what fills the last block up */
                 if (magnitude_bits(p[i]) == threshold && ties-- <= 0) continue;
-                if (found < capacity) {
+                if (found < room) {
                     indices[found] = at + i;
                     values[found] = p[i];
                 }
@@ -52,28 +84,76 @@ GW_INLINE int64_t collect(const float *x, const float *residual, int64_t count,
         }
         if (lost) put(lost + at, p, n * 4, past_caches);
     }
+    part->found = found;
+}
+
+GW_CLONES static void collect_pieces(void *job, int64_t first, int64_t last) {
+    selection *s = job;
+    for (int64_t i = first; i < last; i++)
+        if (s->clear) collect(s, &s->pieces[i], 1);
+        else collect(s, &s->pieces[i], 0);
     put_done();
-    return found;
 }
 
-GW_CLONES int64_t gw_select_above(const float *x, const float *residual, int64_t count,
-                                  uint32_t threshold, int64_t capacity, int64_t *indices,
-                                  float *values, float *lost) {
-    return collect(x, residual, count, threshold, INT64_MAX, capacity, indices, values, lost, 1);
+/* Cuts `count` elements and room for `capacity` results into pieces. */
+static void cut(selection *s, int64_t count, int64_t capacity) {
+    const int64_t blocks = (count + BLOCK - 1) / BLOCK;
+    const int64_t n = s->num_pieces = smaller(gw_parts(blocks, LEAST / BLOCK), MOST_PIECES);
+    for (int64_t i = 0; i < n; i++) {
+        piece *p = &s->pieces[i];
+        p->first = blocks * i / n * BLOCK;
+        p->last = smaller(blocks * (i + 1) / n * BLOCK, count);
+        p->ties = INT64_MAX;
+        p->offset = capacity / n * i;
+        p->room = i < n - 1 ? capacity / n : capacity - p->offset;
+    }
 }
 
-/* The rank-th largest magnitude (rank >= 1), 11 + 10 + 10 bits at a time, and how many of those
-   equal to it belong to the first `rank`. */
-GW_INLINE uint32_t ranked(const float *x, const float *residual, int64_t count, int64_t rank,
-                          int64_t *ties) {
-    static const int shifts[3] = {20, 10, 0};
-    uint32_t prefix = 0;
+/* Collects from all pieces, at most `capacity` in all; returns how many there are. A piece may hold
+   more than its share: then, all numbers being known, it is done again with ranges that fit. */
+static int64_t collect_all(selection *s, int64_t capacity) {
+    gw_parallel(collect_pieces, s, s->num_pieces, 1, 1);
+    int64_t total = 0, fits = 1;
+    for (int64_t i = 0; i < s->num_pieces; i++) {
+        total += s->pieces[i].found;
+        fits &= s->pieces[i].found <= s->pieces[i].room;
+    }
+    if (fits || total > capacity) return total;
+    for (int64_t i = 0, offset = 0; i < s->num_pieces; i++) {
+        piece *p = &s->pieces[i];
+        p->offset = offset;
+        offset += p->room = p->found;
+    }
+    gw_parallel(collect_pieces, s, s->num_pieces, 1, 1);
+    return total;
+}
+
+/* Results of all pieces in a row. */
+static void compact(selection *s) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < s->num_pieces; i++) {
+        const piece *p = &s->pieces[i];
+        const size_t n = (size_t)p->found;
+        if (p->offset > total) {
+            memmove(s->indices + total, s->indices + p->offset, n * sizeof *s->indices);
+            memmove(s->values + total, s->values + p->offset, n * sizeof *s->values);
+        }
+        total += p->found;
+    }
+}
+
+/* Adds the histogram of some pieces, on the bits of this level, of the elements whose higher bits
+   are the prefix. */
+GW_CLONES static void count_pieces(void *job, int64_t first, int64_t last) {
+    selection *s = job;
+    const uint32_t prefix = s->prefix, mask = s->mask;
+    const int shift = s->shift, above = s->above;
+    int64_t bins[2][BINS]; /* two, so that equal neighbours do not wait for one another */
     float p[BLOCK];
-    for (int level = 0; level < 3; level++) {
-        const int shift = shifts[level], above = level ? shifts[level - 1] : 31;
-        const uint32_t mask = (1u << (above - shift)) - 1;
-        int64_t bins[2][BINS]; /* two, so that equal neighbours do not wait for one another */
-        memset(bins, 0, sizeof bins);
+    memset(bins, 0, sizeof bins);
+    for (int64_t k = first; k < last; k++) {
+        const float *x = s->pieces[k].x, *residual = s->pieces[k].residual;
+        const int64_t count = s->pieces[k].count;
         for (int64_t at = 0; at < count; at += BLOCK) {
             const int64_t n = smaller(BLOCK, count - at);
             corrected(x + at, residual ? residual + at : residual, n, p);
@@ -82,21 +162,81 @@ GW_INLINE uint32_t ranked(const float *x, const float *residual, int64_t count, 
                 if (u >> above == prefix >> above) bins[i % 2][u >> shift & mask]++;
             }
         }
-        uint32_t bin = mask;
-        for (;; bin--) {
-            const int64_t here = bins[0][bin] + bins[1][bin];
-            if (here >= rank || bin == 0) break;
-            rank -= here;
-        }
-        prefix |= bin << shift;
     }
-    *ties = rank;
-    return prefix;
+    for (uint32_t bin = 0; bin <= mask; bin++)
+        __atomic_fetch_add(&s->bins[bin], bins[0][bin] + bins[1][bin], __ATOMIC_RELAXED);
+}
+
+/* How many magnitudes of each piece equal the threshold, in `ties`. */
+GW_CLONES static void count_ties(void *job, int64_t first, int64_t last) {
+    selection *s = job;
+    const uint32_t threshold = s->threshold;
+    for (int64_t k = first; k < last; k++) {
+        piece *part = &s->pieces[k];
+        int64_t ties = 0;
+        for (int64_t i = 0; i < part->count; i++) {
+            const float p = part->residual ? part->x[i] + part->residual[i] : part->x[i];
+            ties += magnitude_bits(p) == threshold;
+        }
+        part->ties = ties;
+    }
+}
+
+/* Sets the threshold to the rank-th largest magnitude of all pieces (rank >= 1), 11 + 10 + 10 bits
+   at a time, and every piece's `ties` to how many equal to it belong to the first `rank`. */
+static void rank_pieces(selection *s, int64_t rank) {
+    static const int shifts[3] = {20, 10, 0};
+    int64_t total = 0, equal = 0;
+    for (int64_t i = 0; i < s->num_pieces; i++) total += s->pieces[i].count;
+    const int64_t least = LEAST * s->num_pieces / (total + 1) + 1;
+    s->prefix = 0;
+    for (int level = 0; level < 3; level++) {
+        s->shift = shifts[level];
+        s->above = level ? shifts[level - 1] : 31;
+        s->mask = (1u << (s->above - s->shift)) - 1;
+        memset(s->bins, 0, sizeof s->bins);
+        gw_parallel(count_pieces, s, s->num_pieces, 1, least);
+        uint32_t bin = s->mask;
+        for (;; bin--) {
+            equal = s->bins[bin];
+            if (equal >= rank || bin == 0) break;
+            rank -= equal;
+        }
+        s->prefix |= bin << s->shift;
+    }
+    s->threshold = s->prefix;
+    if (equal == rank || s->num_pieces == 1) {
+        for (int64_t i = 0; i < s->num_pieces; i++) s->pieces[i].ties = rank;
+        return;
+    }
+    gw_parallel(count_ties, s, s->num_pieces, 1, least);
+    for (int64_t i = 0; i < s->num_pieces; i++) { /* the first pieces take what they have */
+        piece *p = &s->pieces[i];
+        p->ties = smaller(p->ties, rank);
+        rank -= p->ties;
+    }
+}
+
+int64_t gw_select_above(const float *x, const float *residual, int64_t count, uint32_t threshold,
+                        int64_t capacity, int64_t *indices, float *values, float *lost) {
+    selection s;
+    s.x = x;
+    s.residual = residual;
+    s.threshold = threshold;
+    s.indices = indices;
+    s.values = values;
+    s.lost = lost;
+    s.clear = 1;
+    s.past_caches = lost && lost != residual && count * 4 >= STREAM_BYTES;
+    cut(&s, count, capacity);
+    const int64_t found = collect_all(&s, capacity);
+    if (found <= capacity) compact(&s);
+    return found;
 }
 
 /* A threshold that a little more than `rank` elements are likely to reach, from a sample of runs
    at equal distances. */
-GW_INLINE uint32_t guess(const float *x, const float *residual, int64_t count, int64_t rank) {
+static uint32_t guess(const float *x, const float *residual, int64_t count, int64_t rank) {
     float sample[SAMPLES];
     const int64_t runs = SAMPLES / RUN, distance = count / runs;
     for (int64_t r = 0; r < runs; r++)
@@ -107,35 +247,72 @@ GW_INLINE uint32_t guess(const float *x, const float *residual, int64_t count, i
     const double expected = (double)SAMPLES * (double)rank / (double)count;
     const double wanted = 1.05 * expected + 5.0 * __builtin_sqrt(expected) + 8.0;
     if (wanted >= SAMPLES) return 0;
-    int64_t ties;
-    return ranked(sample, 0, SAMPLES, (int64_t)wanted, &ties);
+    selection s;
+    s.num_pieces = 1;
+    s.pieces[0].x = sample;
+    s.pieces[0].residual = 0;
+    s.pieces[0].count = SAMPLES;
+    rank_pieces(&s, (int64_t)wanted);
+    return s.threshold;
+}
+
+/* Of the candidates of some pieces keeps those of the selection, and clears them in `lost`. */
+static void sift_pieces(void *job, int64_t first, int64_t last) {
+    selection *s = job;
+    for (int64_t k = first; k < last; k++) {
+        piece *p = &s->pieces[k];
+        int64_t *indices = s->indices + p->offset, kept = 0, ties = p->ties;
+        float *values = s->values + p->offset;
+        for (int64_t i = 0; i < p->found; i++) {
+            const uint32_t u = magnitude_bits(values[i]);
+            if (u < s->threshold || (u == s->threshold && ties-- <= 0)) continue;
+            indices[kept] = indices[i];
+            values[kept] = values[i];
+            kept++;
+            if (s->lost) s->lost[indices[i]] = 0.0f;
+        }
+        p->found = kept;
+    }
 }
 
 /* The `rank` largest magnitudes, 1 <= rank <= count, of equal ones the first; indices ascend.
    `capacity` >= rank is the room in `indices` and `values`. `lost` may be null. */
-GW_CLONES void gw_select_largest(const float *x, const float *residual, int64_t count,
-                                 int64_t rank, int64_t capacity, int64_t *indices, float *values,
-                                 float *lost) {
+void gw_select_largest(const float *x, const float *residual, int64_t count, int64_t rank,
+                       int64_t capacity, int64_t *indices, float *values, float *lost) {
+    selection s;
+    s.x = x;
+    s.residual = residual;
+    s.indices = indices;
+    s.values = values;
+    s.lost = lost;
+    s.past_caches = lost && lost != residual && count * 4 >= STREAM_BYTES;
+    cut(&s, count, capacity);
     if (count >= 4 * SAMPLES && rank < count / 2) {
         /* Exact whatever the sample says: it only decides how many candidates there are. */
-        const uint32_t low = guess(x, residual, count, rank);
-        const int64_t found = collect(x, residual, count, low, INT64_MAX, capacity, indices,
-                                      values, lost, 0);
+        s.threshold = guess(x, residual, count, rank);
+        s.clear = 0;
+        const int64_t found = collect_all(&s, capacity);
         if (rank <= found && found <= capacity) {
-            int64_t ties, kept = 0;
-            const uint32_t threshold = ranked(values, 0, found, rank, &ties);
-            for (int64_t i = 0; i < found; i++) {
-                const uint32_t u = magnitude_bits(values[i]);
-                if (u < threshold || (u == threshold && ties-- <= 0)) continue;
-                indices[kept] = indices[i];
-                values[kept] = values[i];
-                kept++;
-                if (lost) lost[indices[i]] = 0.0f;
+            for (int64_t i = 0; i < s.num_pieces; i++) {
+                piece *p = &s.pieces[i];
+                p->x = values + p->offset;
+                p->residual = 0;
+                p->count = p->found;
             }
+            rank_pieces(&s, rank);
+            gw_parallel(sift_pieces, &s, s.num_pieces, 1, LEAST * s.num_pieces / found + 1);
+            compact(&s);
             return;
         }
     }
-    int64_t ties;
-    const uint32_t threshold = ranked(x, residual, count, rank, &ties);
-    collect(x, residual, count, threshold, ties, capacity, indices, values, lost, 1);
+    for (int64_t i = 0; i < s.num_pieces; i++) {
+        piece *p = &s.pieces[i];
+        p->x = x + p->first;
+        p->residual = residual ? residual + p->first : 0;
+        p->count = p->last - p->first;
+    }
+    rank_pieces(&s, rank);
+    s.clear = 1;
+    collect_all(&s, capacity);
+    compact(&s);
 }

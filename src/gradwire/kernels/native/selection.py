@@ -5,9 +5,8 @@ import struct
 import torch
 from torch import Tensor
 
-from gradwire.kernels.native._library import dense, load, pointer
-
-_CPU = torch.device("cpu")
+from gradwire.kernels._pool import empty
+from gradwire.kernels.native._library import dense, parallel, pointer
 
 
 def select_largest(
@@ -17,7 +16,7 @@ def select_largest(
     capacity = min(x.numel(), 2 * count + 4096)  # candidates: see `guess` in selection.c
     indices, values = _room(capacity)
     if count:
-        load().gw_select_largest(
+        parallel().gw_select_largest(
             x.data_ptr(),
             pointer(residual),
             x.numel(),
@@ -39,7 +38,7 @@ def select_above(
     (bits,) = struct.unpack("<I", struct.pack("<f", threshold))
     while True:
         indices, values = _room(capacity)
-        found = load().gw_select_above(
+        found = parallel().gw_select_above(
             x.data_ptr(),
             pointer(residual),
             x.numel(),
@@ -55,7 +54,4 @@ def select_above(
 
 
 def _room(capacity: int) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty(capacity, dtype=torch.int64, device=_CPU),
-        torch.empty(capacity, dtype=torch.float32, device=_CPU),
-    )
+    return (empty(capacity, torch.int64), empty(capacity))

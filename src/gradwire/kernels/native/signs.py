@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._pool import empty
-from gradwire.kernels.native._library import dense, load, pointer
+from gradwire.kernels.native._library import dense, parallel, pointer
 
 _CPU = torch.device("cpu")
 _BLOCK = 256  # in signs.c
@@ -22,7 +22,7 @@ def encode_signs(
     scale = torch.empty(-(-count // bucket), dtype=torch.float32, device=_CPU)
     packed = empty(-(-count // 8), torch.uint8)
     sums = torch.empty(-(-bucket // _BLOCK), dtype=torch.float64, device=_CPU)
-    load().gw_encode_signs(
+    parallel().gw_encode_signs(
         x.data_ptr(),
         pointer(residual),
         count,
@@ -46,7 +46,7 @@ def mean_signs(
     packed, scale = [dense(bits) for bits in packed], [dense(each) for each in scale]
     if out is None:
         out = empty(count)
-    load().gw_mean_signs(
+    parallel().gw_mean_signs(
         (ctypes.c_void_p * n)(*(bits.data_ptr() for bits in packed)),
         (ctypes.c_void_p * n)(*(each.data_ptr() for each in scale)),
         n,

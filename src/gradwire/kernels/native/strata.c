@@ -1,10 +1,11 @@
 /* One element of each of k strata, as reference/strata.py. */
-#include "native.h"
+#include "threads.h"
 
 void gw_philox_words(uint64_t seed, uint32_t stream0, uint32_t stream1, uint32_t stream2,
                      uint32_t first_block, uint32_t *out, int64_t count);
 
-enum { BLOCK = 1536 }; /* words drawn at a time: a multiple of what the vector generator makes */
+/* Words drawn at a time: a multiple of what the vector generator makes. */
+enum { BLOCK = 1536, LEAST = 1 << 14 };
 
 typedef struct {
     int64_t numel, k;
@@ -31,25 +32,55 @@ GW_INLINE void next(strata *s, int64_t n, int64_t *positions, int64_t *sizes) {
     s->done += n;
 }
 
+/* Before stratum `i`. The product may take more than 64 bits. */
+GW_INLINE void seek(strata *s, int64_t i) {
+    const unsigned __int128 passed = (unsigned __int128)i * (uint64_t)s->numel;
+    s->done = i;
+    s->edge = (int64_t)(passed / (uint64_t)s->k);
+    s->owed = (int64_t)(passed % (uint64_t)s->k);
+}
+
+typedef struct {
+    strata s;
+    int64_t *positions;
+    const float *x;
+    int32_t scaled;
+    float *values;
+} gathering;
+
+static void place_part(void *job, int64_t first, int64_t last) {
+    const gathering *g = job;
+    strata s = g->s;
+    int64_t sizes[BLOCK];
+    seek(&s, first);
+    while (s.done < last)
+        next(&s, last - s.done < BLOCK ? last - s.done : BLOCK, g->positions + s.done, sizes);
+}
+
 void gw_strata_positions(int64_t numel, int64_t k, uint64_t seed, uint32_t stream0,
                          uint32_t stream1, uint32_t stream2, int64_t *positions) {
-    strata s = {numel, k, seed, {stream0, stream1, stream2}, 0, 0, 0};
-    int64_t sizes[BLOCK];
-    while (s.done < k)
-        next(&s, k - s.done < BLOCK ? k - s.done : BLOCK, positions + s.done, sizes);
+    gathering g = {{numel, k, seed, {stream0, stream1, stream2}, 0, 0, 0}, positions, 0, 0, 0};
+    gw_parallel(place_part, &g, k, BLOCK, LEAST);
+}
+
+static void gather_part(void *job, int64_t first, int64_t last) {
+    const gathering *g = job;
+    strata s = g->s;
+    int64_t positions[BLOCK], sizes[BLOCK];
+    seek(&s, first);
+    while (s.done < last) {
+        const int64_t n = last - s.done < BLOCK ? last - s.done : BLOCK;
+        float *target = g->values + s.done;
+        next(&s, n, positions, sizes);
+        for (int64_t i = 0; i < n; i++) target[i] = g->x[positions[i]];
+        if (g->scaled)
+            for (int64_t i = 0; i < n; i++) target[i] *= (float)sizes[i];
+    }
 }
 
 /* The elements at those positions, each times the size of its stratum if `scaled`. */
 void gw_strata_gather(const float *x, int64_t numel, int64_t k, uint64_t seed, uint32_t stream0,
                       uint32_t stream1, uint32_t stream2, int32_t scaled, float *values) {
-    strata s = {numel, k, seed, {stream0, stream1, stream2}, 0, 0, 0};
-    int64_t positions[BLOCK], sizes[BLOCK];
-    while (s.done < k) {
-        const int64_t n = k - s.done < BLOCK ? k - s.done : BLOCK;
-        float *target = values + s.done;
-        next(&s, n, positions, sizes);
-        for (int64_t i = 0; i < n; i++) target[i] = x[positions[i]];
-        if (scaled)
-            for (int64_t i = 0; i < n; i++) target[i] *= (float)sizes[i];
-    }
+    gathering g = {{numel, k, seed, {stream0, stream1, stream2}, 0, 0, 0}, 0, x, scaled, values};
+    gw_parallel(gather_part, &g, k, BLOCK, LEAST);
 }

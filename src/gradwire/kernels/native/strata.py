@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.kernels.native._library import dense, load
+from gradwire.kernels.native._library import dense, parallel
 
 _CPU = torch.device("cpu")
 _MASK = 0xFFFFFFFF
@@ -14,7 +14,7 @@ def strata_positions(
 ) -> Tensor:
     positions = torch.empty(count, dtype=torch.int64, device=device)
     if count:
-        load().gw_strata_positions(
+        parallel().gw_strata_positions(
             numel,
             count,
             seed & 0xFFFFFFFFFFFFFFFF,
@@ -30,7 +30,7 @@ def strata_values(
     x = dense(x)
     values = torch.empty(count, dtype=torch.float32, device=_CPU)
     if count:
-        load().gw_strata_gather(
+        parallel().gw_strata_gather(
             x.data_ptr(),
             x.numel(),
             count,

@@ -1,4 +1,4 @@
-"""Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", sec. 4.3).
+"""Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
 A counter-based generator: block number b of a stream is a pure function of the key and the
 counter, so any rank, device or thread can draw any part of a stream without the rest.

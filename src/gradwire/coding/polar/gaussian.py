@@ -1,0 +1,115 @@
+"""Test channels of a Gaussian source: 2^m points, and what each bit of a label says.
+
+A source code of rate R picks, for every element x ~ N(0, 1), one of M = 2^m points a_k; the channel
+that it is designed for picks k with probability
+
+    p(k | x)  ~  exp(-s (x - a_k)^2 + v_k)
+
+where v makes all points equally likely (the inputs of a polar code are), s sets the mutual
+information to R, and a_k = E(x | k). With enough points the mean squared error tends to Shannon's
+4^-R (Cover and Thomas 2006, sec. 10.3). Labels are binary numbers in the order of the points, coded
+bit by bit, least significant first (multilevel codes, Imai and Hirakawa 1977): of bit j
+
+    log p(bit is 0 | x, lower bits) - log p(bit is 1 | x, lower bits)
+
+is a function of x and the lower bits. For m = 1 it is 4 s a x, a straight line.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gradwire.coding.polar.channel import UNITS
+
+_REACH = 4.5  # standard deviations; beyond, x is treated as if it were there
+_BINS = 1 << 10
+BINS_PER_DEVIATION = _BINS / (2 * _REACH)
+_DRAWS = 1 << 16
+_ROUNDS = 60
+# A code of finite length does best if it is designed for a little more than its rate.
+_EXCESS = 1.03
+MOST_BITS = 8  # a label is a byte
+
+
+@dataclass(frozen=True)
+class GaussianChannel:
+    """Points of unit variance sources, and ratios of each bit of their labels."""
+
+    points: Tensor  # float32 [2^m], ascending
+    slope: float  # m = 1: the ratio is slope * x in units
+    ratios: tuple[Tensor, ...]  # of bit j, int8 [2^j, _BINS]: by lower bits, by x
+    # What is said of bit j in all, right if positive: int8 [2^16], as in `channel.bsc_table`.
+    channels: tuple[Tensor, ...]
+
+    @property
+    def num_bits(self) -> int:
+        return len(self.channels)
+
+
+def num_bits(rate: float) -> int:
+    """m: with more points the error of a code of 8192 positions does not fall further."""
+    limits = {0.6: 1, 1.25: 3, 1.75: 5, 2.25: 6, 3.0: 7}
+    return next((m for limit, m in limits.items() if rate <= limit), MOST_BITS)
+
+
+@lru_cache(maxsize=32)
+def gaussian_channel(rate: float) -> GaussianChannel:
+    """The channel that a code of `rate` bits per element is designed for."""
+    m = num_bits(rate)
+    x = _grid()
+    mass = torch.exp(-0.5 * x * x)
+    mass /= mass.sum()
+    points, log_p, slope = _fitted(_EXCESS * rate if m > 1 else rate, m, x, mass)
+    labels = torch.arange(1 << m)
+    ratios, channels = [], []
+    for j in range(m):
+        rows = []
+        hits = torch.zeros(255, dtype=torch.float64)
+        for lower in range(1 << j):
+            zero, one = (
+                torch.logsumexp(log_p[:, labels % (2 << j) == lower + (bit << j)], dim=1)
+                for bit in (0, 1)
+            )
+            ratio = (UNITS * (zero - one)).round().clamp(-127, 127)
+            # Said of a zero if the bit is one with that probability, else of a one: turned round.
+            hits.index_add_(0, (ratio + 127).long(), mass * zero.exp())
+            hits.index_add_(0, (127 - ratio).long(), mass * one.exp())
+            rows.append(ratio.to(torch.int8))
+        ratios.append(torch.stack(rows))
+        channels.append(_draws(hits))
+    return GaussianChannel(points.float(), slope, tuple(ratios), tuple(channels))
+
+
+def _grid() -> Tensor:
+    return (torch.arange(_BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / _BINS) - _REACH
+
+
+def _draws(hits: Tensor) -> Tensor:
+    """2^16 ratios in proportion to how often each occurs."""
+    edges = (hits.cumsum(0) / hits.sum() * _DRAWS).round().long()
+    counts = torch.diff(edges, prepend=edges.new_zeros(1))
+    return torch.repeat_interleave(torch.arange(-127, 128, dtype=torch.int8), counts)
+
+
+def _fitted(rate: float, m: int, x: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Points, log p(k | x) on the grid, and 4 s a in units if there are two points."""
+    num = 1 << m
+    quantiles = (torch.arange(num, dtype=torch.float64) + 0.5) / num
+    points = math.sqrt(2) * torch.erfinv(2 * quantiles - 1) * math.sqrt(1 - 4**-rate)
+    weights = torch.zeros(num, dtype=torch.float64)
+    log_s = math.log(0.5 * 4**rate)
+    for _ in range(_ROUNDS):
+        for _ in range(3):
+            log_p = torch.log_softmax(-math.exp(log_s) * (x[:, None] - points) ** 2 + weights, 1)
+            share = mass @ log_p.exp()
+            weights = weights - 0.7 * (share * num).log()
+        p = log_p.exp()
+        information = float((mass[:, None] * p * (log_p - share.log())).sum()) / math.log(2)
+        log_s += 0.5 * (rate - information)
+        points = (mass * x) @ p / share
+        points = (points - points.flip(0)) / 2  # symmetric but for rounding
+    slope = 4 * math.exp(log_s) * float(points[-1]) * UNITS
+    return points, log_p, slope

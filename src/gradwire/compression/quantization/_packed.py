@@ -1,0 +1,91 @@
+"""Quantisers whose symbols are packed by the kernel that makes them.
+
+So are those of a codec alone; a coder that follows gets them unpacked from `split`.
+"""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.compression.quantization._buckets import clamp_to
+from gradwire.core.codec import Codec, Kind, Parts, State, check_input, expect
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Spec
+from gradwire.core.symbols import (
+    digits_per_byte,
+    pack_symbols,
+    packed_bytes,
+    symbol_bits,
+    unpack_symbols,
+)
+
+
+class PackedCodec(Codec):
+    """`split` and `join` between bytes: `pack` and `hear`."""
+
+    leaves = Kind.SYMBOLS
+
+    @abstractmethod
+    def pack(self, x: Tensor, key: Key) -> Parts:
+        """The parts of a flat vector, `values` packed."""
+
+    @abstractmethod
+    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        """The flat vector. Trusts no part; of `values` the length has been checked."""
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        parts = self.pack(x, key)
+        alphabet = self._alphabet(Spec.of(x), parts)
+        return {**parts, "values": unpack_symbols(parts["values"], x.numel(), alphabet)}, state
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        values = pack_symbols(parts["values"], self._alphabet(spec, parts))
+        return self.hear({**parts, "values": values}, spec, key)
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        check_input(self, x)
+        parts = self.pack(x.detach().reshape(-1).contiguous(), key)
+        wire = {name: parts[name] for name in self.parts}
+        return Payload.pack(wire, self.context(Spec.of(x))), state
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
+        flat, parts = spec.flat(), payload.parts
+        size = packed_bytes(flat.numel, self._alphabet(flat, parts))
+        expect(parts["values"], "values", size, torch.uint8)
+        return self.hear(parts, flat, key).reshape(spec.shape)
+
+    def _alphabet(self, spec: Spec, parts: Parts) -> int:
+        alphabet = self.values_spec(spec, parts).alphabet
+        assert alphabet is not None
+        return alphabet
+
+
+def packing(alphabet: int) -> kernels.Packing:
+    """How kernels pack symbols: as `pack_symbols` does."""
+    return alphabet, symbol_bits(alphabet), digits_per_byte(alphabet)
+
+
+def finished(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as `dtype`, without a copy if it is: what kernels find is finite."""
+    return x if x.dtype == dtype else clamp_to(x, dtype)
+
+
+def look_up(
+    packed: Tensor,
+    table: Tensor,
+    scale: Tensor | None,
+    bucket: int,
+    count: int,
+    start: Tensor | None = None,
+) -> Tensor:
+    """table[symbol] * scale + start, [count]; `WireError` if a symbol has no finite entry."""
+    how = packing(len(table))
+    found, ok = kernels.from_table(packed, how, table, scale, start, bucket, count)
+    if not ok:
+        unpack_symbols(packed, count, len(table))  # which says so if there is no such symbol
+        raise WireError("values: a symbol stands for no finite number")
+    return found

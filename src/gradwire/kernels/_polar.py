@@ -1,0 +1,192 @@
+"""Polar codes: successive cancellation as a quantiser, its genie, and the transform."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels._checks import check_packed
+from gradwire.kernels._dispatch import pick
+from gradwire.kernels.native import polar as native
+from gradwire.kernels.reference import polar as reference
+from gradwire.kernels.reference.polar import FREE, FROZEN, LANES, MIXED, PARITY, REPETITION
+
+POLAR_LANES = LANES
+POLAR_FROZEN, POLAR_FREE, POLAR_REPETITION, POLAR_PARITY = FROZEN, FREE, REPETITION, PARITY
+
+
+def polar_kinds(free: Tensor) -> Tensor:
+    """What `polar_quantise` does at each node of the tree over `free` (bool [n]), uint8 [2n].
+
+    A heap: the root at 1, the halves of node k at 2k and 2k + 1.
+    """
+    n = free.numel()
+    if free.dtype != torch.bool or free.dim() != 1 or n < 1 or n & (n - 1):
+        raise ValueError(f"polar_kinds takes bool [2^k], got {free.dtype} {list(free.shape)}")
+    kinds = torch.full((2 * n,), MIXED, dtype=torch.uint8, device=free.device)
+    for size in (1 << level for level in range(n.bit_length())):
+        nodes = free.reshape(-1, size)
+        count = nodes.sum(dim=1)
+        kind = kinds[n // size : 2 * (n // size)]
+        kind[(count == size - 1) & ~nodes[:, 0] & (size > 2)] = PARITY
+        kind[(count == 1) & nodes[:, -1]] = REPETITION
+        kind[count == size] = FREE
+        kind[count == 0] = FROZEN
+    return kinds
+
+
+def polar_quantise(llr: Tensor, kinds: Tensor, corrected: bool = True) -> Tensor:
+    """The codewords that successive cancellation finds for log-likelihood ratios, 64 at a time.
+
+    `llr` is int8 [groups, n, 64], eight units to a nat, positive where a zero is likelier, not
+    below -127; `kinds` is what `polar_kinds` makes of the free positions, frozen ones are zero.
+    The result is uint8 [groups, n, 8], a bit for each ratio. Ties decide zero. `corrected`
+    improves on the minimum where two magnitudes meet: see reference/polar.py.
+    """
+    _check_rows("polar_quantise", llr, torch.int8, LANES)
+    _check_kinds("polar_quantise", kinds, llr.shape[1])
+    run = pick(llr.device, native.polar_quantise, reference.polar_quantise)
+    return run(llr, kinds, corrected)
+
+
+def polar_quantise_bits(
+    bits: Tensor, magnitude: int, kinds: Tensor, corrected: bool = True
+) -> Tensor:
+    """`polar_quantise` of ratios that differ in sign alone.
+
+    They are -magnitude where a bit of `bits` (uint8 [groups, n, 8]) is one, else magnitude.
+    """
+    _check_rows("polar_quantise_bits", bits, torch.uint8, LANES // 8)
+    _check_kinds("polar_quantise_bits", kinds, bits.shape[1])
+    if not 0 <= magnitude <= 127:
+        raise ValueError(f"polar_quantise_bits takes a magnitude of 0 .. 127, got {magnitude}")
+    run = pick(bits.device, native.polar_quantise_bits, reference.polar_quantise_bits)
+    return run(bits, magnitude, kinds, corrected)
+
+
+def polar_list(
+    llr: Tensor,
+    kinds: Tensor,
+    corrected: bool,
+    size: int,
+    softplus: Tensor,
+    free_patterns: Tensor,
+    parity_patterns: Tensor,
+) -> Tensor:
+    """`polar_quantise` with lists of `size` = 2, 4 .. 32 paths, in C alone.
+
+    `coding/polar/search.py`, which calls it, does the same in torch and makes its tables:
+    `softplus` uint8 [128], patterns as int32 with a bit for each of the weakest positions.
+    """
+    _check_rows("polar_list", llr, torch.int8, LANES)
+    _check_kinds("polar_list", kinds, llr.shape[1])
+    if size not in (2, 4, 8, 16, 32) or softplus.dtype != torch.uint8 or softplus.numel() != 128:
+        raise ValueError(f"polar_list takes a size of 2, 4 .. 32, got {size}, and uint8 [128]")
+    for patterns in (free_patterns, parity_patterns):
+        if patterns.dtype != torch.int32 or not 1 <= patterns.numel() <= 256:
+            raise ValueError(f"polar_list takes 1 .. 256 patterns of int32, got {patterns.dtype}")
+    return native.polar_list(
+        llr, kinds, corrected, size, softplus, free_patterns.contiguous(), parity_patterns
+    )
+
+
+def polar_genie(llr: Tensor, cost: Tensor) -> Tensor:
+    """For each input bit, cost[ratio + 127] summed over all blocks, int64 [n].
+
+    Its ratio is what successive cancellation sees of it if it knows that all before it are zero.
+    `llr` is as in `polar_quantise`, `cost` int32 [255].
+    """
+    _check_rows("polar_genie", llr, torch.int8, LANES)
+    if cost.dtype != torch.int32 or cost.shape != (255,):
+        raise ValueError(
+            f"polar_genie takes int32 [255] for cost, got {cost.dtype} {list(cost.shape)}"
+        )
+    run = pick(llr.device, native.polar_genie, reference.polar_genie)
+    return run(llr, cost.to(llr.device))
+
+
+def polar_transform(bits: Tensor) -> Tensor:
+    """x = u F^(n) of 64 blocks side by side: uint8 [groups, n, 8] to the same; its own inverse."""
+    _check_rows("polar_transform", bits, torch.uint8, LANES // 8)
+    run = pick(bits.device, native.polar_transform, reference.polar_transform)
+    return run(bits)
+
+
+def _check_kinds(operation: str, kinds: Tensor, n: int) -> None:
+    if kinds.dtype != torch.uint8 or kinds.shape != (2 * n,):
+        raise ValueError(
+            f"{operation} takes uint8 [{2 * n}] for kinds, got {kinds.dtype} {list(kinds.shape)}"
+        )
+
+
+def polar_ratios(x: Tensor, factor: float) -> Tensor:
+    """x * factor (float32) as whole numbers within -127 .. 127, int8, ties to even."""
+    _check_floats("polar_ratios", x)
+    run = pick(x.device, native.polar_ratios, reference.polar_ratios)
+    return run(x.reshape(-1), _single(factor))
+
+
+def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Tensor:
+    """table[label, floor(x * factor + bins / 2)] for each x (float32), int8.
+
+    `table` is int8 [labels, bins], labels are uint8; x beyond the bins takes the outermost.
+    """
+    _check_floats("polar_lookup", x)
+    if table.dtype != torch.int8 or table.dim() != 2:
+        raise ValueError(
+            f"polar_lookup takes int8 [labels, bins], got {table.dtype} {list(table.shape)}"
+        )
+    _check_labels("polar_lookup", labels, x.numel())
+    if x.numel() and int(labels.max()) >= len(table):
+        raise ValueError(f"polar_lookup: label {int(labels.max())} in a table of {len(table)}")
+    run = pick(x.device, native.polar_lookup, reference.polar_lookup)
+    return run(x.reshape(-1), _single(factor), table.to(x.device), labels)
+
+
+def polar_label(labels: Tensor, bits: Tensor, plane: int) -> None:
+    """Sets bit `plane` of each label (uint8, in place) whose packed bit is one."""
+    check_packed("polar_label", bits, labels.numel())
+    _check_labels("polar_label", labels, labels.numel())
+    if not 0 <= plane < 8:
+        raise ValueError(f"polar_label: a label has bits 0 .. 7, not {plane}")
+    run = pick(labels.device, native.polar_label, reference.polar_label)
+    run(labels, bits, plane)
+
+
+def polar_points(labels: Tensor, points: Tensor) -> Tensor:
+    """points[label] for each label (uint8), float32."""
+    _check_labels("polar_points", labels, labels.numel())
+    if points.dtype != torch.float32 or points.dim() != 1 or len(points) > 256:
+        raise ValueError(
+            f"polar_points takes at most 256 float32, got {points.dtype} {list(points.shape)}"
+        )
+    if labels.numel() and int(labels.max()) >= len(points):
+        raise ValueError(f"polar_points: label {int(labels.max())} of {len(points)} points")
+    run = pick(labels.device, native.polar_points, reference.polar_points)
+    return run(labels, points.to(labels.device))
+
+
+def _single(factor: float) -> float:
+    """As a float32, which is what both backends multiply by."""
+    return float(torch.tensor(factor, dtype=torch.float32))
+
+
+def _check_floats(operation: str, x: Tensor) -> None:
+    if x.dtype != torch.float32:
+        raise ValueError(f"{operation} takes float32, got {x.dtype}")
+
+
+def _check_labels(operation: str, labels: Tensor, count: int) -> None:
+    if labels.dtype != torch.uint8 or labels.numel() != count or not labels.is_contiguous():
+        raise ValueError(
+            f"{operation} takes {count} labels as contiguous uint8, got {labels.numel()} of "
+            f"{labels.dtype}"
+        )
+
+
+def _check_rows(operation: str, x: Tensor, dtype: torch.dtype, width: int) -> None:
+    if x.dtype != dtype or x.dim() != 3 or x.shape[2] != width:
+        raise ValueError(
+            f"{operation} takes {dtype} [groups, n, {width}], got {x.dtype} {list(x.shape)}"
+        )
+    n = x.shape[1]
+    if n < 1 or n & (n - 1):
+        raise ValueError(f"{operation} takes blocks of 2^k positions, got {n}")

@@ -1,0 +1,163 @@
+"""Trellis-coded quantisation; reference/trellis.py says what is computed. All on the CPU."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels._dispatch import pick
+from gradwire.kernels.native import trellis as native
+from gradwire.kernels.reference import trellis as reference
+from gradwire.kernels.reference.trellis import (
+    CLASSES,
+    LARGEST,
+    PRECISION,
+    TAIL_PRECISION,
+    TOKENS,
+    UNIT,
+)
+
+_CPU = torch.device("cpu")
+_MOST_SCALED = UNIT * (2 * LARGEST - 3)  # so that no index the search looks at is too large
+
+
+def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+    """Indices (int32) of least squared error plus rate for numbers in 1/64 of a step (int32).
+
+    `rates` (int32 [8, 16]) are those of 0, of 1, of 2 and of one more, for each class: the rows of
+    quantiser 0, then of quantiser 1, in units of a squared 1/64 step. `offsets` (int32 [6]) move
+    the values of |k| = 1, 2 and more towards zero, in quantiser 0 and 1.
+    """
+    _check("trellis_search", scaled=(scaled, torch.int32), contexts=(contexts, torch.uint8))
+    _check_table("trellis_search", "rates", rates, (8, CLASSES), 0, 1 << 17)
+    _check_table("trellis_search", "offsets", offsets, (6,), -UNIT, UNIT)
+    _check_lengths("trellis_search", scaled, contexts)
+    _check_range("trellis_search", scaled, _MOST_SCALED)
+    _check_contexts("trellis_search", contexts)
+    run = pick(_CPU, native.trellis_search, reference.trellis_search)
+    return run(scaled, contexts, rates, offsets)
+
+
+def trellis_contexts(
+    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The contexts of indices (uint8), how often each index occurs in them, and their errors.
+
+    Counts (int64 [32, 4]) are of 0, of 1, of more, and by how much more than 2 all of them are.
+    Errors (int64 [6, 2]) are for |k| = 1, 2, more in either quantiser: how many, and the sum of
+    what they are too large. Without indices they are estimated, for both quantisers at once.
+    """
+    _check("trellis_contexts", scaled=(scaled, torch.int32))
+    _check_range("trellis_contexts", scaled, _MOST_SCALED)
+    if indices is not None:
+        _check("trellis_contexts", indices=(indices, torch.int32))
+        _check_lengths("trellis_contexts", scaled, indices)
+        _check_range("trellis_contexts", indices, LARGEST)
+    _check_shapes("trellis_contexts", shapes, segments, scaled.numel())
+    run = pick(_CPU, native.trellis_contexts, reference.trellis_contexts)
+    return run(scaled, indices, shapes, segments)
+
+
+def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts and errors as of `trellis_contexts`, for contexts whose classes are given."""
+    _check("trellis_counts", scaled=(scaled, torch.int32), indices=(indices, torch.int32))
+    _check("trellis_counts", contexts=(contexts, torch.uint8))
+    _check_lengths("trellis_counts", scaled, indices)
+    _check_lengths("trellis_counts", scaled, contexts)
+    _check_range("trellis_counts", scaled, _MOST_SCALED)
+    _check_range("trellis_counts", indices, LARGEST)
+    _check_contexts("trellis_counts", contexts)
+    run = pick(_CPU, native.trellis_counts, reference.trellis_counts)
+    return run(scaled, indices, contexts)
+
+
+def trellis_encode(
+    indices: Tensor, contexts: Tensor, halves: Tensor, tails: Tensor, segments: int
+) -> tuple[Tensor, Tensor]:
+    """The code of indices in their contexts (uint8) and the 16-bit words of each segment (int64).
+
+    `halves` (int32 [32, 2]) are the frequencies of +1 and of +more, those of -1 and -more being
+    the same and zero having the rest of 2^15; `tails` (int32 [32, 28]) add up to 2^12.
+    """
+    _check("trellis_encode", indices=(indices, torch.int32), contexts=(contexts, torch.uint8))
+    _check_lengths("trellis_encode", indices, contexts)
+    _check_range("trellis_encode", indices, LARGEST)
+    _check_contexts("trellis_encode", contexts)
+    _check_frequencies("trellis_encode", halves, tails)
+    if not 1 <= segments <= indices.numel():
+        raise ValueError(f"trellis_encode: {segments} segments of {indices.numel()} elements")
+    run = pick(_CPU, native.trellis_encode, reference.trellis_encode)
+    return run(indices, contexts, halves, tails, segments)
+
+
+def trellis_decode(
+    packed: Tensor,
+    lengths: Tensor,
+    halves: Tensor,
+    tails: Tensor,
+    offsets: Tensor,
+    shapes: Tensor,
+    count: int,
+) -> Tensor:
+    """The values (int32, in 1/64 of a step) in a code; ValueError for bytes that are none."""
+    _check("trellis_decode", packed=(packed, torch.uint8), lengths=(lengths, torch.int64))
+    _check_shapes("trellis_decode", shapes, lengths.numel(), count)
+    _check_frequencies("trellis_decode", halves, tails)
+    _check_table("trellis_decode", "offsets", offsets, (6,), -UNIT, UNIT)
+    if int(lengths.min()) < 2 or 2 * int(lengths.sum()) != packed.numel():
+        raise ValueError(
+            f"trellis_decode: segments of {lengths.tolist()[:8]} words in {packed.numel()} bytes"
+        )
+    run = pick(_CPU, native.trellis_decode, reference.trellis_decode)
+    return run(packed, lengths, halves, tails, offsets, shapes, count)
+
+
+def _check(operation: str, **tensors: tuple[Tensor, torch.dtype]) -> None:
+    for name, (tensor, dtype) in tensors.items():
+        if tensor.dtype != dtype or tensor.dim() != 1 or tensor.device != _CPU:
+            raise ValueError(
+                f"{operation} takes {name} as a vector of {dtype} on the CPU, got {tensor.dtype} "
+                f"{list(tensor.shape)} on {tensor.device}"
+            )
+
+
+def _check_lengths(operation: str, a: Tensor, b: Tensor) -> None:
+    if a.numel() != b.numel():
+        raise ValueError(f"{operation} takes vectors of one length: {a.numel()}, {b.numel()}")
+
+
+def _check_contexts(operation: str, contexts: Tensor) -> None:
+    if contexts.numel() and int(contexts.max()) >= 2 * CLASSES:
+        raise ValueError(f"{operation}: contexts must lie below {2 * CLASSES}")
+
+
+def _check_range(operation: str, x: Tensor, most: int) -> None:
+    if x.numel():
+        low, high = torch.aminmax(x)
+        if int(low) < -most or int(high) > most:
+            raise ValueError(f"{operation}: {int(low)} .. {int(high)} must lie within {most}")
+
+
+def _check_table(
+    operation: str, name: str, table: Tensor, shape: tuple[int, ...], low: int, high: int
+) -> None:
+    if table.dtype != torch.int32 or table.shape != shape or table.device != _CPU:
+        raise ValueError(f"{operation} takes {name} as int32 {list(shape)}, got {table.shape}")
+    if int(table.min()) < low or int(table.max()) > high:
+        raise ValueError(f"{operation}: {name} must lie in {low} .. {high}")
+
+
+def _check_frequencies(operation: str, halves: Tensor, tails: Tensor) -> None:
+    _check_table(operation, "halves", halves, (2 * CLASSES, 2), 1, 1 << PRECISION)
+    _check_table(operation, "tails", tails, (2 * CLASSES, TOKENS), 1, 1 << TAIL_PRECISION)
+    if int(halves.sum(dim=1).max()) >= 1 << (PRECISION - 1):
+        raise ValueError(f"{operation}: halves leave nothing to zero")
+    if not bool((tails.sum(dim=1) == 1 << TAIL_PRECISION).all()):
+        raise ValueError(f"{operation}: tails must add up to {1 << TAIL_PRECISION}")
+
+
+def _check_shapes(operation: str, shapes: Tensor, segments: int, count: int) -> None:
+    if shapes.dtype != torch.int64 or shapes.dim() != 2 or shapes.shape[1] != 2:
+        raise ValueError(f"{operation} takes shapes as int64 [tensors, 2], got {shapes.shape}")
+    if not shapes.numel() or int(shapes.min()) < 1 or int(shapes.prod(dim=1).sum()) != count:
+        raise ValueError(f"{operation}: shapes {shapes.tolist()[:8]} for {count} elements")
+    if not 1 <= segments <= count:
+        raise ValueError(f"{operation}: {segments} segments of {count} elements")

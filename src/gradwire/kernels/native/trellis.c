@@ -1,0 +1,621 @@
+/* Trellis-coded quantisation, number for number as reference/trellis.py, which says what is done.
+
+   The search takes sixteen blocks at a time, one in each lane: a step is the same for all of them,
+   so that nothing is shuffled. It keeps two bytes of each step and lane, from which the way back
+   is read. The coder is sequential, since each index decides what the next one means; segments are
+   independent of one another. */
+#include "native.h"
+#include "threads.h"
+
+#include <stdlib.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define GW_WIDE __attribute__((target("avx512f,avx512bw,avx512vl")))
+#include <immintrin.h>
+#endif
+
+enum {
+    UNIT = 64,       /* of a step: what scaled numbers count */
+    LANES = 16,      /* blocks searched together */
+    BLOCK = 1024,    /* elements of a block */
+    CLASSES = 16,    /* of expected magnitude */
+    RATES = 8,       /* per class: two quantisers, each with the rates of 0, 1, 2 and a slope */
+    TILE = 32,       /* steps whose rates are looked up at once */
+    STEEPEST = 16,   /* indices above have the rate of this one */
+    FAR = 16383,     /* no number counts as farther from zero */
+    NEVER = 1 << 28, /* the cost of a state that no path has reached */
+    PRECISION = 15,
+    TAIL_PRECISION = 12,
+    LOW = 1 << 16,
+    DIRECT = 16, /* tails below have a token of their own */
+    TOKENS = 28,
+};
+
+static const int64_t MOST_TAIL = 65535;
+
+GW_INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* yes ? a : b, in a way that stays free of branches: they would keep loops from being vectors. */
+GW_INLINE int32_t pick(int32_t yes, int32_t a, int32_t b) { return b ^ ((a ^ b) & -yes); }
+
+/* ------------------------------------------------------------------------- the search */
+
+typedef struct {
+    const int32_t *scaled;
+    const uint8_t *contexts;
+    const int32_t *rates; /* [RATES, CLASSES] */
+    int32_t offsets[6];
+    int64_t count;
+    int32_t *indices;
+    int32_t failed;
+} search_job;
+
+typedef struct {
+    int32_t scaled[BLOCK][LANES];
+    uint8_t classes[BLOCK][LANES];
+    uint16_t ways[BLOCK][LANES]; /* what cheapest() chose, twice, and where states came from */
+    int32_t rates[TILE][RATES][LANES];
+    int32_t costs[8][LANES];
+} search_space;
+
+/* The cost of index k of quantiser q. */
+GW_INLINE int32_t cost_of(int32_t u, int32_t k, int32_t q, int32_t one, int32_t two, int32_t slope,
+                          const int32_t offsets[3]) {
+    const int32_t is_one = k == 1, is_two = k == 2;
+    const int32_t offset = pick(is_one, offsets[0], pick(is_two, offsets[1], offsets[2]));
+    const int32_t d = u - (2 * UNIT * k - UNIT * q - offset);
+    return d * d + pick(is_one, one, two + slope * (least(k, STEEPEST) - 2));
+}
+
+/* The cheapest even and odd index of quantiser q: costs, and which of zero, floor - 1, floor and
+   floor + 1 they are, as 0 .. 3. */
+GW_INLINE void cheapest(int32_t u, int32_t q, const int32_t (*rates)[LANES], int l,
+                        const int32_t offsets[3], int32_t *even, int32_t *odd, int32_t *code) {
+    const int32_t one = rates[4 * q + 1][l], two = rates[4 * q + 2][l];
+    const int32_t slope = rates[4 * q + 3][l];
+    const int32_t k = (u + UNIT * q) >> 7, is_odd = k & 1, z = least(u, FAR);
+    const int32_t zero = z * z + rates[4 * q][l];
+    const int32_t below = cost_of(u, k - 1, q, one, two, slope, offsets);
+    const int32_t here = cost_of(u, k, q, one, two, slope, offsets);
+    const int32_t above = cost_of(u, k + 1, q, one, two, slope, offsets);
+    const int32_t under = pick(k >= 2, below, NEVER), own = pick(k >= 1, here, NEVER);
+    const int32_t around = least(above, under), around_code = 1 + 2 * (above < under);
+    const int32_t even_one = pick(is_odd, around, own);
+    *even = least(even_one, zero);
+    *odd = pick(is_odd, own, around);
+    *code = (pick(is_odd, around_code, 2) & -(even_one < zero)) | pick(is_odd, 2, around_code) << 2;
+}
+
+GW_INLINE void search_tile(search_space *space, int64_t first, int64_t steps,
+                           const int32_t *offsets) {
+    const int32_t offsets0[3] = {offsets[0], offsets[1], offsets[2]};
+    const int32_t offsets1[3] = {offsets[3], offsets[4], offsets[5]};
+    int32_t costs[8][LANES]; /* local, so that the compiler knows that nothing else is written */
+    memcpy(costs, space->costs, sizeof costs);
+    for (int64_t i = 0; i < steps; i++) {
+        const int32_t *const scaled = space->scaled[first + i];
+        const int32_t(*const rates)[LANES] = (const int32_t(*)[LANES])space->rates[i];
+        int32_t codes[LANES];
+        for (int l = 0; l < LANES; l++) {
+            const int32_t u = (scaled[l] ^ scaled[l] >> 31) - (scaled[l] >> 31);
+            int32_t even0, odd0, even1, odd1, code0, code1, bits = 0;
+            cheapest(u, 0, rates, l, offsets0, &even0, &odd0, &code0);
+            cheapest(u, 1, rates, l, offsets1, &even1, &odd1, &code1);
+/* Into state t: from `from` with the parity of bit 1 of t, or from `from` + 4 with the other. */
+#define ENTER(t, from, same, other)                                   \
+    const int32_t a##t = costs[from][l] + same;                       \
+    const int32_t b##t = costs[from + 4][l] + other;                  \
+    const int32_t next##t = least(a##t, b##t);                        \
+    bits |= (b##t < a##t) << t
+            ENTER(0, 0, even0, odd0);
+            ENTER(1, 2, even0, odd0);
+            ENTER(2, 0, odd0, even0);
+            ENTER(3, 2, odd0, even0);
+            ENTER(4, 3, even1, odd1);
+            ENTER(5, 1, even1, odd1);
+            ENTER(6, 3, odd1, even1);
+            ENTER(7, 1, odd1, even1);
+#undef ENTER
+            costs[0][l] = next0;
+            costs[1][l] = next1;
+            costs[2][l] = next2;
+            costs[3][l] = next3;
+            costs[4][l] = next4;
+            costs[5][l] = next5;
+            costs[6][l] = next6;
+            costs[7][l] = next7;
+            codes[l] = bits << 8 | code1 << 4 | code0;
+        }
+        for (int l = 0; l < LANES; l++) space->ways[first + i][l] = (uint16_t)codes[l];
+    }
+    /* Only differences of costs matter. */
+    for (int l = 0; l < LANES; l++) {
+        int32_t low = costs[0][l];
+        for (int t = 1; t < 8; t++) low = least(low, costs[t][l]);
+        for (int t = 0; t < 8; t++) space->costs[t][l] = costs[t][l] - low;
+    }
+}
+
+GW_CLONES static void search_steps(search_space *space, int64_t steps, const search_job *job) {
+    for (int64_t first = 0; first < steps; first += TILE) {
+        const int64_t tile = steps - first < TILE ? steps - first : TILE;
+        for (int64_t i = 0; i < tile; i++)
+            for (int r = 0; r < RATES; r++)
+                for (int l = 0; l < LANES; l++)
+                    space->rates[i][r][l] = job->rates[r * CLASSES + space->classes[first + i][l]];
+        search_tile(space, first, tile, job->offsets);
+    }
+}
+
+#ifdef GW_WIDE
+GW_WIDE static void search_wide(search_space *space, int64_t steps, const search_job *job) {
+    __m512i table[RATES];
+    for (int r = 0; r < RATES; r++) table[r] = _mm512_loadu_si512(job->rates + r * CLASSES);
+    for (int64_t first = 0; first < steps; first += TILE) {
+        const int64_t tile = steps - first < TILE ? steps - first : TILE;
+        for (int64_t i = 0; i < tile; i++) {
+            const __m512i class = _mm512_cvtepu8_epi32(
+                _mm_loadu_si128((const __m128i *)(const void *)space->classes[first + i]));
+            for (int r = 0; r < RATES; r++)
+                _mm512_storeu_si512(space->rates[i][r], _mm512_permutexvar_epi32(class, table[r]));
+        }
+        search_tile(space, first, tile, job->offsets);
+    }
+}
+#endif
+
+/* The way back from the cheapest state of a lane, or from state 0. */
+GW_INLINE void trace(const search_space *space, int l, int64_t steps, int is_last,
+                     int32_t *indices) {
+    int32_t state = 0;
+    for (int32_t t = 1; is_last && t < 8; t++)
+        if (space->costs[t][l] < space->costs[state][l]) state = t;
+    for (int64_t i = steps - 1; i >= 0; i--) {
+        const int32_t way = space->ways[i][l], q = state >> 2, b = way >> (8 + state) & 1;
+        const int32_t odd = (state >> 1 & 1) ^ b;
+        state = (q | ((state & 1) ^ q) << 1) | b << 2;
+        const int32_t x = space->scaled[i][l], u = x < 0 ? -x : x;
+        const int32_t code = way >> (4 * q + 2 * odd) & 3;
+        const int32_t k = code ? ((u + UNIT * q) >> 7) + code - 2 : 0;
+        indices[i] = x < 0 ? -k : k;
+    }
+}
+
+/* Sixteen blocks from `first` on; the last block of all may be shorter and is done alone. */
+static void search_blocks(search_space *space, const search_job *job, int64_t first,
+                          int64_t blocks) {
+    const int64_t start = first * BLOCK;
+    const int64_t left = job->count - start, steps = left < BLOCK ? left : BLOCK;
+    for (int64_t l = 0; l < LANES; l++) {
+        const int64_t from = start + (l < blocks ? l : 0) * BLOCK;
+        for (int64_t i = 0; i < steps; i++) {
+            space->scaled[i][l] = job->scaled[from + i];
+            space->classes[i][l] = job->contexts[from + i] >> 1;
+        }
+        for (int t = 0; t < 8; t++) space->costs[t][l] = t ? NEVER : 0;
+    }
+#ifdef GW_WIDE
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        search_wide(space, steps, job);
+    else
+#endif
+        search_steps(space, steps, job);
+    for (int64_t l = 0; l < blocks; l++) {
+        const int64_t from = start + l * BLOCK;
+        trace(space, (int)l, steps, from + steps == job->count, job->indices + from);
+    }
+}
+
+static void search_task(void *given, int64_t first, int64_t last) {
+    search_job *const job = given;
+    search_space *const space = malloc(sizeof *space);
+    if (!space) {
+        __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    const int64_t whole = job->count / BLOCK;
+    while (first < last) {
+        int64_t blocks = 1;
+        if (first < whole) {
+            blocks = (last < whole ? last : whole) - first;
+            if (blocks > LANES) blocks = LANES;
+        }
+        search_blocks(space, job, first, blocks);
+        first += blocks;
+    }
+    free(space);
+}
+
+/* 0, or -2 without memory. */
+int32_t gw_trellis_search(const int32_t *scaled, const uint8_t *contexts, int64_t count,
+                          const int32_t *rates, const int32_t *offsets, int32_t *indices) {
+    search_job job = {scaled, contexts, rates, {0}, count, indices, 0};
+    memcpy(job.offsets, offsets, sizeof job.offsets);
+    gw_parallel(search_task, &job, (count + BLOCK - 1) / BLOCK, LANES, LANES);
+    return job.failed ? -2 : 0;
+}
+
+/* --------------------------------------------------------------------------- contexts */
+
+enum { START = 1024, LEAST = 16, ROW_SHIFT = 6, VECTOR_SHIFT = 7, MOST = 1023, FRACTION = 12 };
+
+/* What is expected of the next element, from those before it. */
+typedef struct {
+    uint32_t row, columns, left, mean; /* averages; `columns` is of the columns along the row */
+    uint32_t *column, *columns_of;     /* of the element, and the first of the tensor */
+    int64_t at, width, rows_done;      /* of the row */
+    int64_t rows_left;                 /* of the tensor, this one included */
+    const int64_t *shape;              /* of the tensor, (rows, width) */
+    int32_t shift, state;
+} model;
+
+GW_INLINE uint32_t logarithm(uint32_t u) {
+    const uint32_t z = (uint32_t)__builtin_clz(u);
+    return (31 - z) << 6 | (u << z >> 25 & 63);
+}
+
+static void start_row(model *m) {
+    m->row = m->columns = 3 * m->mean;
+    m->left = m->mean;
+    m->column = m->columns_of;
+    const int64_t a = m->rows_done;
+    m->shift = m->shape[0] == 1 ? VECTOR_SHIFT : a < 4 ? 2 : a < 12 ? 3 : a < 28 ? 4 : 5;
+}
+
+static void start_tensor(model *m) {
+    const int64_t columns = m->shape[0] == 1 ? 1 : m->shape[1];
+    for (int64_t j = 0; j < columns; j++) m->columns_of[j] = m->mean;
+    m->width = m->shape[1];
+    m->rows_left = m->shape[0];
+    m->rows_done = m->at = 0;
+    start_row(m);
+}
+
+/* The segment that begins at element `first`. */
+static void start_model(model *m, const int64_t *shapes, int64_t first, uint32_t *columns) {
+    m->shape = shapes;
+    while (first >= m->shape[0] * m->shape[1]) {
+        first -= m->shape[0] * m->shape[1];
+        m->shape += 2;
+    }
+    m->columns_of = columns;
+    m->mean = START;
+    m->state = 0;
+    start_tensor(m);
+    m->rows_left -= first / m->width;
+    m->at = first % m->width;
+    m->column += m->shape[0] == 1 ? 0 : m->at;
+}
+
+static void end_row(model *m, int is_last) {
+    m->mean += (uint32_t)((int32_t)((m->row >> ROW_SHIFT) - m->mean) >> ROW_SHIFT);
+    if (m->mean < LEAST) m->mean = LEAST;
+    m->at = 0;
+    m->rows_done++;
+    if (--m->rows_left) {
+        start_row(m);
+    } else if (!is_last) {
+        m->shape += 2;
+        start_tensor(m);
+    }
+}
+
+GW_INLINE int32_t context(const model *m) {
+    const int32_t level = (int32_t)(logarithm(m->row + LEAST) - logarithm(m->columns + LEAST) +
+                                    logarithm(*m->column + LEAST));
+    const int32_t mixed = (7 * level + (int32_t)logarithm(m->left + LEAST)) >> 3;
+    const int32_t class = ((mixed - 64 * FRACTION + 32) >> 6) + CLASSES / 2;
+    return (class < 0 ? 0 : class >= CLASSES ? CLASSES - 1 : class) << 1 | (m->state & 1);
+}
+
+GW_INLINE int32_t next_state(int32_t s, int32_t k) {
+    return ((s ^ s >> 1) & 1) | ((s >> 2 ^ k) & 1) << 1 | (s & 1) << 2;
+}
+
+GW_INLINE void learn(model *m, int32_t magnitude, int is_last) {
+    const uint32_t v = (uint32_t)least(magnitude, MOST) << FRACTION, c = *m->column;
+    m->left = (m->left + v) >> 1;
+    m->row += v - (m->row >> ROW_SHIFT);
+    m->columns += c - (m->columns >> ROW_SHIFT);
+    *m->column = c + (uint32_t)((int32_t)(v - c) >> m->shift);
+    m->column += m->shift != VECTOR_SHIFT;
+    m->state = next_state(m->state, magnitude);
+    if (++m->at == m->width) end_row(m, is_last);
+}
+
+typedef struct {
+    const int32_t *scaled, *indices; /* `indices` may be null */
+    int64_t count, segments;
+    const int64_t *shapes;
+    int64_t most_columns;
+    uint8_t *contexts;
+    int64_t *counts; /* [segments, 2 CLASSES, 4] zeros, ones, more, by how much more */
+    int64_t *errors; /* [segments, 6, 2] */
+    int32_t failed;
+} context_job;
+
+GW_INLINE int64_t segment_start(int64_t count, int64_t segments, int64_t s) {
+    return count / segments * s + (s < count % segments ? s : count % segments);
+}
+
+GW_INLINE void tally(int64_t *counts, int32_t k) {
+    const int32_t kind = least(k, 2);
+    counts[kind]++;
+    counts[3] += k - kind;
+}
+
+GW_INLINE void tally_error(int64_t *errors, int32_t k, int32_t q, int32_t u) {
+    if (k) {
+        int64_t *const error = errors + 6 * q + 2 * (k > 2 ? 2 : k - 1);
+        error[0]++;
+        error[1] += 2 * UNIT * k - UNIT * q - u;
+    }
+}
+
+/* Counts and errors as in gw_trellis_contexts, where the classes are those of `contexts`. */
+void gw_trellis_counts(const int32_t *scaled, const int32_t *indices, const uint8_t *contexts,
+                       int64_t count, int64_t *counts, int64_t *errors) {
+    int32_t state = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t k = indices[i] < 0 ? -indices[i] : indices[i], q = state & 1;
+        tally(counts + 4 * ((contexts[i] & ~1) | q), k);
+        tally_error(errors, k, q, scaled[i] < 0 ? -scaled[i] : scaled[i]);
+        state = next_state(state, k);
+    }
+}
+
+GW_INLINE void contexts_of(const context_job *job, int64_t s, uint32_t *columns, int is_first) {
+    const int64_t first = segment_start(job->count, job->segments, s);
+    const int64_t end = segment_start(job->count, job->segments, s + 1);
+    int64_t *const counts = job->counts + s * 2 * CLASSES * 4, *const errors = job->errors + s * 12;
+    model m;
+    start_model(&m, job->shapes, first, columns);
+    for (int64_t i = first; i < end; i++) {
+        const int32_t c = context(&m), x = job->scaled[i], u = x < 0 ? -x : x;
+        int32_t k;
+        job->contexts[i] = (uint8_t)c;
+        if (is_first) {
+            k = (u + 50) >> 7;
+            tally(counts + 4 * (c & ~1), k);
+            tally(counts + 4 * (c | 1), (u + 78) >> 7);
+            m.state = 0;
+        } else {
+            k = job->indices[i];
+            k = k < 0 ? -k : k;
+            tally(counts + 4 * c, k);
+            tally_error(errors, k, c & 1, u);
+        }
+        learn(&m, k, i + 1 == job->count);
+    }
+}
+
+static void context_task(void *given, int64_t first, int64_t last) {
+    context_job *const job = given;
+    uint32_t *const columns = malloc((size_t)job->most_columns * sizeof *columns);
+    if (!columns) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+    for (int64_t s = first; columns && s < last; s++) {
+        if (job->indices)
+            contexts_of(job, s, columns, 0);
+        else
+            contexts_of(job, s, columns, 1);
+    }
+    free(columns);
+}
+
+/* `shapes` are tensors as (rows, width) that make up `count` elements, none of them empty; `counts`
+   and `errors` are zero. 0, or -2 without memory. */
+int32_t gw_trellis_contexts(const int32_t *scaled, const int32_t *indices, int64_t count,
+                            const int64_t *shapes, int64_t most_columns, int64_t segments,
+                            uint8_t *contexts, int64_t *counts, int64_t *errors) {
+    context_job job = {scaled,       indices,  count,  segments, shapes,
+                       most_columns, contexts, counts, errors,   0};
+    gw_parallel(context_task, &job, segments, 1, 1);
+    return job.failed ? -2 : 0;
+}
+
+/* -------------------------------------------------------------------------- the coder */
+
+/* Symbols of an element: 0, +1, -1, more, -more. */
+typedef struct {
+    uint32_t frequency[5], start[5];
+    int32_t tail;
+} context_table;
+
+typedef struct {
+    uint16_t frequency[TOKENS], start[TOKENS];
+    uint8_t token_of[1 << TAIL_PRECISION];
+} tail_table;
+
+typedef struct {
+    context_table contexts[2 * CLASSES];
+    tail_table tails[2 * CLASSES];
+} tables;
+
+static tables *tabulate(const int32_t *halves, const int32_t *tails) {
+    tables *const t = malloc(sizeof *t);
+    for (int c = 0; t && c < 2 * CLASSES; c++) {
+        context_table *const own = &t->contexts[c];
+        const uint32_t one = (uint32_t)halves[2 * c], more = (uint32_t)halves[2 * c + 1];
+        const uint32_t f[5] = {(1u << PRECISION) - 2 * (one + more), one, one, more, more};
+        uint32_t start = 0;
+        for (int s = 0; s < 5; s++) {
+            own->frequency[s] = f[s];
+            own->start[s] = start;
+            start += f[s];
+        }
+        start = 0;
+        own->tail = c;
+        for (int s = 0; s < TOKENS; s++) {
+            const uint32_t frequency = (uint32_t)tails[c * TOKENS + s];
+            t->tails[c].frequency[s] = (uint16_t)frequency;
+            t->tails[c].start[s] = (uint16_t)start;
+            memset(t->tails[c].token_of + start, s, frequency);
+            start += frequency;
+        }
+    }
+    return t;
+}
+
+/* A tail below DIRECT is its own token, one of 2^b .. 2^(b + 1) - 1 has b bits after it. */
+GW_INLINE int32_t extra_bits(int32_t token) { return token < DIRECT ? 0 : token - DIRECT + 4; }
+
+GW_INLINE uint16_t *push(uint32_t *x, uint32_t f, uint32_t start, int precision, uint16_t *next) {
+    const uint32_t full = (*x >> (32 - precision)) >= f;
+    next[-1] = (uint16_t)*x;
+    next -= full;
+    *x >>= 16 * full;
+    const uint32_t q = *x / f;
+    *x += start + q * ((1u << precision) - f);
+    return next;
+}
+
+typedef struct {
+    const int32_t *indices;
+    const uint8_t *contexts;
+    int64_t count, segments;
+    const tables *tables;
+    uint16_t *words;  /* three for each element and two for each segment, written from behind */
+    int64_t *lengths; /* [segments] words */
+} encode_job;
+
+static void encode_task(void *given, int64_t first, int64_t last) {
+    const encode_job *const job = given;
+    for (int64_t s = first; s < last; s++) {
+        const int64_t from = segment_start(job->count, job->segments, s);
+        const int64_t to = segment_start(job->count, job->segments, s + 1);
+        uint16_t *const end = job->words + 3 * to + 2 * (s + 1), *next = end;
+        uint32_t x = LOW;
+        for (int64_t i = to - 1; i >= from; i--) {
+            const int32_t k = job->indices[i], sign = k < 0, u = sign ? -k : k;
+            const context_table *const t = &job->tables->contexts[job->contexts[i]];
+            const int32_t symbol = u == 0 ? 0 : (u == 1 ? 1 : 3) + sign;
+            if (u >= 2) {
+                const int32_t tail = u - 2;
+                const tail_table *const own = &job->tables->tails[t->tail];
+                int32_t token = tail;
+                if (tail >= DIRECT) {
+                    const int32_t bits = 31 - __builtin_clz((uint32_t)tail);
+                    token = DIRECT + bits - 4;
+                    next = push(&x, 1, (uint32_t)tail - (1u << bits), bits, next);
+                }
+                next = push(&x, own->frequency[token], own->start[token], TAIL_PRECISION, next);
+            }
+            next = push(&x, t->frequency[symbol], t->start[symbol], PRECISION, next);
+        }
+        *--next = (uint16_t)(x >> 16);
+        *--next = (uint16_t)x;
+        job->lengths[s] = end - next;
+    }
+}
+
+/* `halves` [2 CLASSES, 2]: the frequencies of +1 and of +more; `tails` [2 CLASSES, TOKENS]. All are
+   positive, and so is what they leave to zero. 0, -1 if an index is too large or a context unknown,
+   -2 without memory. */
+int32_t gw_trellis_encode(const int32_t *indices, const uint8_t *contexts, int64_t count,
+                          int64_t segments, const int32_t *halves, const int32_t *tails,
+                          uint16_t *words, int64_t *lengths) {
+    uint32_t wrong = 0;
+    for (int64_t i = 0; i < count; i++)
+        wrong |= (indices[i] > MOST_TAIL + 2) | (indices[i] < -MOST_TAIL - 2) |
+                 (contexts[i] >= 2 * CLASSES);
+    if (wrong) return -1;
+    tables *const t = tabulate(halves, tails);
+    if (!t) return -2;
+    encode_job job = {indices, contexts, count, segments, t, words, lengths};
+    gw_parallel(encode_task, &job, segments, 1, 1);
+    free(t);
+    return 0;
+}
+
+typedef struct {
+    const uint8_t *bytes; /* words, not aligned */
+    const int64_t *starts; /* [segments + 1] in words */
+    int64_t count, segments;
+    const int64_t *shapes;
+    int64_t most_columns;
+    const tables *tables;
+    int32_t offsets[6];
+    int32_t *values;
+    int32_t failed, wrong;
+} decode_job;
+
+typedef struct {
+    const uint8_t *next, *end;
+    uint32_t x, missing;
+} reader;
+
+GW_INLINE void refill(reader *r) {
+    const uint32_t empty = r->x < LOW, there = r->next < r->end;
+    uint16_t word = 0;
+    if (empty) {
+        if (there) memcpy(&word, r->next, 2);
+        r->missing |= !there;
+        r->next += there ? 2 : 0;
+        r->x = r->x << 16 | word;
+    }
+}
+
+static int32_t decode_tail(reader *r, const tail_table *own) {
+    const uint32_t slot = r->x & ((1u << TAIL_PRECISION) - 1), token = own->token_of[slot];
+    r->x = own->frequency[token] * (r->x >> TAIL_PRECISION) + slot - own->start[token];
+    refill(r);
+    const int32_t bits = extra_bits((int32_t)token);
+    if (!bits) return (int32_t)token;
+    const uint32_t low = r->x & ((1u << bits) - 1);
+    r->x >>= bits;
+    refill(r);
+    return (int32_t)(1u << bits | low);
+}
+
+GW_INLINE int32_t decode_one(reader *r, model *m, const tables *all, const int32_t *offsets,
+                             int is_last) {
+    const int32_t c = context(m), q = c & 1;
+    const context_table *const t = &all->contexts[c];
+    const uint32_t slot = r->x & ((1u << PRECISION) - 1);
+    const int32_t s = (slot >= t->start[1]) + (slot >= t->start[2]) + (slot >= t->start[3]) +
+                      (slot >= t->start[4]);
+    r->x = t->frequency[s] * (r->x >> PRECISION) + slot - t->start[s];
+    refill(r);
+    int32_t k = (s + 1) >> 1;
+    if (k == 2) k += decode_tail(r, &all->tails[t->tail]);
+    const int32_t magnitude = 2 * UNIT * k - UNIT * q - offsets[3 * q + (k > 2 ? 2 : k ? k - 1 : 0)];
+    learn(m, k, is_last);
+    return k == 0 ? 0 : s & 1 ? magnitude : -magnitude;
+}
+
+static void decode_segment(decode_job *job, int64_t s, uint32_t *columns) {
+    const int64_t from = segment_start(job->count, job->segments, s);
+    const int64_t to = segment_start(job->count, job->segments, s + 1);
+    const uint8_t *const start = job->bytes + 2 * job->starts[s];
+    reader r = {start + 4, job->bytes + 2 * job->starts[s + 1], 0, 0};
+    model m;
+    memcpy(&r.x, start, 4);
+    start_model(&m, job->shapes, from, columns);
+    for (int64_t i = from; i < to && !r.missing; i++)
+        job->values[i] = decode_one(&r, &m, job->tables, job->offsets, i + 1 == job->count);
+    if (r.missing || r.next != r.end || r.x != LOW)
+        __atomic_store_n(&job->wrong, 1, __ATOMIC_RELAXED);
+}
+
+static void decode_task(void *given, int64_t first, int64_t last) {
+    decode_job *const job = given;
+    uint32_t *const columns = malloc((size_t)job->most_columns * sizeof *columns);
+    if (!columns) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+    for (int64_t s = first; columns && s < last; s++) decode_segment(job, s, columns);
+    free(columns);
+}
+
+/* The caller has checked the tables, and that each segment has two words or more and lies in
+   `bytes`. 0, -1 if the bytes are no code, -2 without memory. */
+int32_t gw_trellis_decode(const uint8_t *bytes, const int64_t *starts, int64_t count,
+                          int64_t segments, const int64_t *shapes, int64_t most_columns,
+                          const int32_t *halves, const int32_t *tails, const int32_t *offsets,
+                          int32_t *values) {
+    tables *const t = tabulate(halves, tails);
+    if (!t) return -2;
+    decode_job job = {bytes, starts, count, segments, shapes, most_columns, t, {0}, values, 0, 0};
+    memcpy(job.offsets, offsets, sizeof job.offsets);
+    gw_parallel(decode_task, &job, segments, 1, 1);
+    free(t);
+    return job.failed ? -2 : job.wrong ? -1 : 0;
+}

@@ -1,0 +1,131 @@
+"""Trellis-coded quantisation in C: the numbers and bytes of reference/trellis.py, exactly."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.native._library import dense, load, parallel, pointer
+from gradwire.kernels.reference.trellis import CLASSES, no_code
+
+_CPU = torch.device("cpu")
+
+
+def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+    scaled, contexts, rates, offsets = map(dense, (scaled, contexts, rates, offsets))
+    indices = torch.empty(scaled.numel(), dtype=torch.int32, device=_CPU)
+    status = parallel().gw_trellis_search(
+        scaled.data_ptr(),
+        contexts.data_ptr(),
+        scaled.numel(),
+        rates.data_ptr(),
+        offsets.data_ptr(),
+        indices.data_ptr(),
+    )
+    if status:
+        raise MemoryError("trellis_search")
+    return indices
+
+
+def trellis_contexts(
+    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    scaled, shapes = dense(scaled), dense(shapes)
+    indices = None if indices is None else dense(indices)
+    contexts = torch.empty(scaled.numel(), dtype=torch.uint8, device=_CPU)
+    counts = torch.zeros(segments, 2 * CLASSES, 4, dtype=torch.int64, device=_CPU)
+    errors = torch.zeros(segments, 6, 2, dtype=torch.int64, device=_CPU)
+    status = parallel().gw_trellis_contexts(
+        scaled.data_ptr(),
+        pointer(indices),
+        scaled.numel(),
+        shapes.data_ptr(),
+        most_columns(shapes),
+        segments,
+        contexts.data_ptr(),
+        counts.data_ptr(),
+        errors.data_ptr(),
+    )
+    if status:
+        raise MemoryError("trellis_contexts")
+    return contexts, counts.sum(dim=0), errors.sum(dim=0)
+
+
+def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+    scaled, indices, contexts = map(dense, (scaled, indices, contexts))
+    counts = torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device=_CPU)
+    errors = torch.zeros(6, 2, dtype=torch.int64, device=_CPU)
+    load().gw_trellis_counts(
+        scaled.data_ptr(),
+        indices.data_ptr(),
+        contexts.data_ptr(),
+        scaled.numel(),
+        counts.data_ptr(),
+        errors.data_ptr(),
+    )
+    return counts, errors
+
+
+def trellis_encode(
+    indices: Tensor, contexts: Tensor, halves: Tensor, tails: Tensor, segments: int
+) -> tuple[Tensor, Tensor]:
+    indices, contexts, halves, tails = map(dense, (indices, contexts, halves, tails))
+    count = indices.numel()
+    # Mostly untouched: a segment writes from the end of its part.
+    words = torch.empty(3 * count + 2 * segments, dtype=torch.int16, device=_CPU)
+    lengths = torch.empty(segments, dtype=torch.int64, device=_CPU)
+    status = parallel().gw_trellis_encode(
+        indices.data_ptr(),
+        contexts.data_ptr(),
+        count,
+        segments,
+        halves.data_ptr(),
+        tails.data_ptr(),
+        words.data_ptr(),
+        lengths.data_ptr(),
+    )
+    if status:
+        raise (
+            MemoryError("trellis_encode")
+            if status == -2
+            else ValueError("trellis_encode: an index or a context out of range")
+        )
+    each, more = divmod(count, segments)
+    pieces = []
+    for s, length in enumerate(lengths.tolist()):
+        end = 3 * (each * (s + 1) + min(s + 1, more)) + 2 * (s + 1)
+        pieces.append(words[end - length : end])
+    return torch.cat(pieces).view(torch.uint8), lengths
+
+
+def trellis_decode(
+    packed: Tensor,
+    lengths: Tensor,
+    halves: Tensor,
+    tails: Tensor,
+    offsets: Tensor,
+    shapes: Tensor,
+    count: int,
+) -> Tensor:
+    packed, halves, tails, offsets, shapes = map(dense, (packed, halves, tails, offsets, shapes))
+    starts = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=_CPU)
+    torch.cumsum(lengths, 0, out=starts[1:])
+    values = torch.empty(count, dtype=torch.int32, device=_CPU)
+    status = parallel().gw_trellis_decode(
+        packed.data_ptr(),
+        starts.data_ptr(),
+        count,
+        lengths.numel(),
+        shapes.data_ptr(),
+        most_columns(shapes),
+        halves.data_ptr(),
+        tails.data_ptr(),
+        offsets.data_ptr(),
+        values.data_ptr(),
+    )
+    if status:
+        raise MemoryError("trellis_decode") if status == -2 else no_code()
+    return values
+
+
+def most_columns(shapes: Tensor) -> int:
+    """How many columns are remembered at once: one for a vector."""
+    return int(torch.where(shapes[:, 0] == 1, 1, shapes[:, 1]).max())

@@ -1,0 +1,363 @@
+"""Trellis-coded quantisation: contexts, the search for the best indices, and their code.
+
+All of it is integer arithmetic. Numbers come scaled: 64 is one step. An index k stands for an even
+multiple of the step in quantiser 0 and for an odd one, or zero, in quantiser 1:
+
+    value = sgn(k) (64 (2|k| - q) - offset),   0 for k = 0
+
+Which quantiser q is used follows from the parities of the indices before, through the eight states
+of Ungerboeck's code (1 + D + D^3, D^2): q is the lowest bit of a state, and with parity z
+
+    (s0, s1, s2) -> (s0 + s1, s2 + z, s0)   modulo 2, from state 0 at the start of a segment.
+
+Contexts. How large the next index may be is told by those before it in its segment. Averages
+forget exponentially: of the row so far, of the same columns in the rows before, of the last few
+elements. Expected is row / (mean of the columns along the row) * column, as for an outer product;
+its logarithm, mixed with that of the last few, rounded, is the class. A context is 2 class + q.
+
+The search is Viterbi's, over blocks of 1024 elements that begin and end in state 0 (the last one
+ends anywhere): it minimises the sum of squared errors and rates of the indices. Of each quantiser
+it looks at 0 and the three indices around the number; of equal costs the lower index is taken.
+
+The code is rANS as in reference/rans.py, one state per segment. A symbol is 0, +1, -1, more or
+-more at 15 bits; `more` is followed by the tail |k| - 2 as a token of 12 bits: 0 .. 15, or
+the number of bits of what is larger, followed by those bits.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+UNIT = 64
+BLOCK = 1024
+CLASSES = 16
+STEEPEST = 16
+TOKENS, DIRECT = 28, 16
+PRECISION, TAIL_PRECISION = 15, 12
+LARGEST = 65535 + 2  # of an index
+_NEVER, _FAR, _LOW = 1 << 28, 16383, 1 << 16
+_START, _LEAST, _FRACTION, _MOST = 1024, 16, 12, 1023
+_ROW_SHIFT, _VECTOR_SHIFT = 6, 7
+
+
+def no_code() -> ValueError:
+    return ValueError("trellis_decode: the bytes are no code of so many elements")
+
+
+def segment_starts(count: int, segments: int) -> list[int]:
+    """Where segments begin, and the end of the last."""
+    each, more = divmod(count, segments)
+    return [each * s + min(s, more) for s in range(segments + 1)]
+
+
+def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+    count = scaled.numel()
+    whole = count // BLOCK * BLOCK
+    pieces = [
+        _search(
+            scaled[first:last].view(-1, steps),
+            contexts[first:last].view(-1, steps) >> 1,
+            rates,
+            offsets,
+            last == count,
+        )
+        for first, last, steps in ((0, whole, BLOCK), (whole, count, count - whole))
+        if last > first
+    ]
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32)
+
+
+def _search(scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, last: bool) -> Tensor:
+    """Blocks [b, steps]; `last`: the last of them ends in any state."""
+    blocks, steps = scaled.shape
+    magnitudes = scaled.abs().to(torch.int64)
+    costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64)
+    costs[:, 0] = 0
+    target = torch.arange(8)
+    quantiser, parity = target >> 2, target >> 1 & 1
+    before = quantiser | ((target & 1) ^ quantiser) << 1  # and that with bit 2 set
+    came = torch.empty(steps, blocks, 8, dtype=torch.int64)
+    chosen = torch.empty(steps, blocks, 2, 2, dtype=torch.int64)
+    for i in range(steps):
+        u = magnitudes[:, i]
+        rate = rates.to(torch.int64)[:, classes[:, i].long()]  # [8, b]
+        branches = [_cheapest(u, q, rate[4 * q : 4 * q + 4], offsets[3 * q :]) for q in (0, 1)]
+        branch = torch.stack([cost for cost, _ in branches], dim=1)  # [b, quantiser, parity]
+        chosen[i] = torch.stack([index for _, index in branches], dim=1)
+        a = costs[:, before] + branch[:, quantiser, parity]
+        b = costs[:, before | 4] + branch[:, quantiser, 1 - parity]
+        came[i] = b < a
+        costs = torch.minimum(a, b)
+        costs -= costs.amin(dim=1, keepdim=True)
+    state = torch.zeros(blocks, dtype=torch.int64)
+    if last:
+        state[-1] = costs[-1].argmin()
+    indices = torch.empty(blocks, steps, dtype=torch.int32)
+    row = torch.arange(blocks)
+    for i in reversed(range(steps)):
+        second = came[i][row, state]
+        z = parity[state] ^ second
+        indices[:, i] = chosen[i][row, quantiser[state], z].to(torch.int32)
+        state = before[state] | second << 2
+    return torch.where(scaled < 0, -indices, indices).reshape(-1)
+
+
+def _cheapest(u: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The least cost and the index that has it, [b, 2]: even, odd."""
+    floor = (u + UNIT * q) >> 7
+    zero = torch.zeros_like(u)
+    best = torch.stack([u.clamp(max=_FAR).square() + rate[0], torch.full_like(u, _NEVER)], dim=1)
+    index = torch.stack([zero, zero], dim=1)
+    for k in (floor - 1, floor, floor + 1):
+        offset = torch.where(k == 1, offsets[0], torch.where(k == 2, offsets[1], offsets[2]))
+        slope = rate[3] * (k.clamp(max=STEEPEST) - 2)
+        cost = (u - (2 * UNIT * k - UNIT * q - offset)).square()
+        cost += torch.where(k == 1, rate[1], rate[2] + slope)
+        for z in (0, 1):
+            better = (k & 1 == z) & (k >= 1) & (cost < best[:, z])
+            best[:, z] = torch.where(better, cost, best[:, z])
+            index[:, z] = torch.where(better, k, index[:, z])
+    return best, index
+
+
+class _Model:
+    """What is expected of the next element, from those before it in its segment."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], first: int) -> None:
+        self._shapes = shapes
+        self._tensor = 0
+        while first >= shapes[self._tensor][0] * shapes[self._tensor][1]:
+            first -= shapes[self._tensor][0] * shapes[self._tensor][1]
+            self._tensor += 1
+        self._mean = _START
+        self.state = 0
+        self._start_tensor()
+        self._rows_left -= first // self._width
+        self._at = first % self._width
+
+    def _start_tensor(self) -> None:
+        self._rows_left, self._width = self._shapes[self._tensor]
+        self._is_vector = self._rows_left == 1
+        self._columns_of = [self._mean] * (1 if self._is_vector else self._width)
+        self._rows_done = self._at = 0
+        self._start_row()
+
+    def _start_row(self) -> None:
+        self._row = self._columns = 3 * self._mean
+        self._left = self._mean
+        done = self._rows_done
+        self._shift = 2 if done < 4 else 3 if done < 12 else 4 if done < 28 else 5
+        if self._is_vector:
+            self._shift = _VECTOR_SHIFT
+
+    def _end_row(self) -> None:
+        self._mean += ((self._row >> _ROW_SHIFT) - self._mean) >> _ROW_SHIFT
+        self._mean = max(self._mean, _LEAST)
+        self._at = 0
+        self._rows_done += 1
+        self._rows_left -= 1
+        if self._rows_left:
+            self._start_row()
+        elif self._tensor + 1 < len(self._shapes):
+            self._tensor += 1
+            self._start_tensor()
+
+    def context(self) -> int:
+        column = self._columns_of[0 if self._is_vector else self._at]
+        level = _logarithm(self._row) - _logarithm(self._columns) + _logarithm(column)
+        mixed = (7 * level + _logarithm(self._left)) >> 3
+        number = ((mixed - 64 * _FRACTION + 32) >> 6) + CLASSES // 2
+        return min(max(number, 0), CLASSES - 1) << 1 | self.state & 1
+
+    def learn(self, magnitude: int) -> None:
+        at = 0 if self._is_vector else self._at
+        v, c = min(magnitude, _MOST) << _FRACTION, self._columns_of[at]
+        self._left = (self._left + v) >> 1
+        self._row += v - (self._row >> _ROW_SHIFT)
+        self._columns += c - (self._columns >> _ROW_SHIFT)
+        self._columns_of[at] = c + ((v - c) >> self._shift)
+        self.state = _next_state(self.state, magnitude)
+        self._at += 1
+        if self._at == self._width:
+            self._end_row()
+
+
+def _next_state(s: int, k: int) -> int:
+    return (s ^ s >> 1) & 1 | ((s >> 2 ^ k) & 1) << 1 | (s & 1) << 2
+
+
+def _logarithm(average: int) -> int:
+    """To base 2, with 6 bits after the point."""
+    u = average + _LEAST
+    exponent = u.bit_length() - 1
+    return exponent << 6 | (u << 31 >> exponent >> 25) & 63
+
+
+def trellis_contexts(
+    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    tensors = [(int(rows), int(width)) for rows, width in shapes.tolist()]
+    magnitudes = scaled.abs().tolist()
+    known = None if indices is None else indices.abs().tolist()
+    contexts = []
+    counts = [[0] * 4 for _ in range(2 * CLASSES)]
+    errors = [[0] * 2 for _ in range(6)]
+    starts = segment_starts(len(magnitudes), segments)
+    for first, last in itertools.pairwise(starts):
+        model = _Model(tensors, first)
+        for i in range(first, last):
+            context, u = model.context(), magnitudes[i]
+            contexts.append(context & ~1 if known is None else context)
+            if known is None:
+                # No indices yet: rounded, with a wider zero, by each of the quantisers.
+                k = (u + 50) >> 7
+                _tally(counts[context & ~1], k)
+                _tally(counts[context | 1], (u + 78) >> 7)
+            else:
+                k, q = known[i], context & 1
+                _tally(counts[context], k)
+                _tally_error(errors, k, q, u)
+            model.learn(k)
+    return (
+        torch.tensor(contexts, dtype=torch.uint8),
+        torch.tensor(counts, dtype=torch.int64),
+        torch.tensor(errors, dtype=torch.int64),
+    )
+
+
+def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+    counts = [[0] * 4 for _ in range(2 * CLASSES)]
+    errors = [[0] * 2 for _ in range(6)]
+    state = 0
+    magnitudes, known = scaled.abs().tolist(), indices.abs().tolist()
+    for u, k, context in zip(magnitudes, known, contexts.tolist()):
+        q = state & 1
+        _tally(counts[context & ~1 | q], k)
+        _tally_error(errors, k, q, u)
+        state = _next_state(state, k)
+    return torch.tensor(counts, dtype=torch.int64), torch.tensor(errors, dtype=torch.int64)
+
+
+def _tally_error(errors: list[list[int]], k: int, q: int, u: int) -> None:
+    if k:
+        error = errors[3 * q + min(k, 3) - 1]
+        error[0] += 1
+        error[1] += 2 * UNIT * k - UNIT * q - u
+
+
+def _tally(counts: list[int], k: int) -> None:
+    counts[min(k, 2)] += 1
+    counts[3] += k - min(k, 2)
+
+
+def trellis_encode(
+    indices: Tensor, contexts: Tensor, halves: Tensor, tails: Tensor, segments: int
+) -> tuple[Tensor, Tensor]:
+    tables = [_symbol_table(*pair) for pair in halves.tolist()]
+    tail_tables = [_starts(row) for row in tails.tolist()]
+    ks, cs = indices.tolist(), contexts.tolist()
+    code: list[int] = []
+    lengths = []
+    starts = segment_starts(len(ks), segments)
+    for first, last in itertools.pairwise(starts):
+        x, words = _LOW, []
+        for i in reversed(range(first, last)):
+            k, c = ks[i], cs[i]
+            u = abs(k)
+            steps: list[tuple[int, int, int]] = []  # frequency, start, precision; last one first
+            if u >= 2:
+                tail = token = u - 2
+                if tail >= DIRECT:
+                    bits = tail.bit_length() - 1
+                    token = DIRECT + bits - 4
+                    steps.append((1, tail - (1 << bits), bits))
+                steps.append((*tail_tables[c][token], TAIL_PRECISION))
+            symbol = 0 if u == 0 else (1 if u == 1 else 3) + (k < 0)
+            steps.append((*tables[c][symbol], PRECISION))
+            for f, start, precision in steps:
+                if x >> (32 - precision) >= f:
+                    words.append(x & 0xFFFF)
+                    x >>= 16
+                x = (x // f << precision) + start + x % f
+        words += [x >> 16, x & 0xFFFF]
+        code += reversed(words)
+        lengths.append(len(words))
+    shifts = torch.tensor([0, 8])
+    words_out = torch.tensor(code, dtype=torch.int64)[:, None] >> shifts & 0xFF
+    return words_out.to(torch.uint8).reshape(-1), torch.tensor(lengths, dtype=torch.int64)
+
+
+def trellis_decode(
+    packed: Tensor,
+    lengths: Tensor,
+    halves: Tensor,
+    tails: Tensor,
+    offsets: Tensor,
+    shapes: Tensor,
+    count: int,
+) -> Tensor:
+    tables = [_symbol_table(*pair) for pair in halves.tolist()]
+    tail_tables = [_starts(row) for row in tails.tolist()]
+    tensors = [(int(rows), int(width)) for rows, width in shapes.tolist()]
+    offset = offsets.tolist()
+    pairs = packed.view(-1, 2).tolist()
+    words = [low | high << 8 for low, high in pairs]
+    values: list[int] = []
+    starts = segment_starts(count, lengths.numel())
+    position = 0
+    for first, last, length in zip(starts, starts[1:], lengths.tolist()):
+        stream = iter(words[position : position + length])
+        position += length
+        x = next(stream) | next(stream) << 16
+        model = _Model(tensors, first)
+        for _ in range(first, last):
+            c = model.context()
+            symbol, x = _pop(x, tables[c], PRECISION, stream)
+            k = (symbol + 1) >> 1
+            if k == 2:
+                token, x = _pop(x, tail_tables[c], TAIL_PRECISION, stream)
+                if token >= DIRECT:
+                    bits = token - DIRECT + 4
+                    token = 1 << bits | x & ((1 << bits) - 1)
+                    x = _refilled(x >> bits, stream)
+                k += token
+            q = c & 1
+            value = 2 * UNIT * k - UNIT * q - offset[3 * q + min(k, 3) - 1] if k else 0
+            values.append(value if symbol & 1 else -value)
+            model.learn(k)
+        if x != _LOW or next(stream, None) is not None:
+            raise no_code()
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _symbol_table(one: int, more: int) -> list[tuple[int, int]]:
+    return _starts([(1 << PRECISION) - 2 * (one + more), one, one, more, more])
+
+
+def _starts(frequencies: Sequence[int]) -> list[tuple[int, int]]:
+    """(frequency, sum of those before)."""
+    table, start = [], 0
+    for frequency in frequencies:
+        table.append((frequency, start))
+        start += frequency
+    return table
+
+
+def _pop(
+    x: int, table: Sequence[tuple[int, int]], precision: int, stream: Iterator[int]
+) -> tuple[int, int]:
+    slot = x & ((1 << precision) - 1)
+    symbol = next(s for s in reversed(range(len(table))) if slot >= table[s][1])
+    f, start = table[symbol]
+    return symbol, _refilled(f * (x >> precision) + slot - start, stream)
+
+
+def _refilled(x: int, stream: Iterator[int]) -> int:
+    if x >= _LOW:
+        return x
+    word = next(stream, None)
+    if word is None:
+        raise no_code()
+    return x << 16 | word

@@ -1,0 +1,196 @@
+"""Dependent quantisation: its error at a given rate, its rate, its bytes, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.coding.trellis import choose_tables, read_tables, to_bytes
+from gradwire.compression import COMPRESSION
+from gradwire.compression.quantization.dq import DQ
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.spec import Spec
+from gradwire.experiment.gradients import saved_facts, saved_gradients
+
+KEY = Key(seed=2).private(0)
+ROWS = Spec((64 * 96,), torch.float32, tensors=(("w", 0, 64 * 96, (64, 96)),))
+
+
+def measured(codec, x: Tensor, spec: Spec | None = None) -> tuple[float, float]:
+    """Bits per element and relative squared error."""
+    spec = spec or Spec.of(x)
+    payload, _ = codec.encode(x, codec.init(spec), KEY)
+    error = codec.decode(payload, spec, KEY).double() - x.double()
+    energy = float(x.double().square().sum())
+    return 8 * payload.nbytes / x.numel(), float(error.square().sum()) / energy
+
+
+def spec_of(name: str, x: Tensor) -> Spec:
+    tensors, start = [], 0
+    for layer, shape in saved_facts()[name]["layers"].items():
+        stop = start + math.prod(shape)
+        tensors.append((layer, start, stop, tuple(shape)))
+        start = stop
+    return Spec(tuple(x.shape), x.dtype, tensors=tuple(tensors))
+
+
+def outer_product(dtype: torch.dtype = torch.float32) -> Tensor:
+    rows, columns = KEY.child("rows").normal(64).exp(), KEY.child("columns").normal(96).exp()
+    return (KEY.child("x").normal(64 * 96).view(64, 96) * rows[:, None] * columns).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("rate", "scalar"), [(0.1, 0.908), (0.25, 0.789), (0.5, 0.617), (1.0, 0.349), (2.0, 0.089)]
+)
+def test_a_gaussian_costs_less_than_with_a_scalar_quantiser(rate, scalar) -> None:
+    """`scalar`: the best entropy-coded scalar quantiser, without a byte around it."""
+    x = Key(seed=3).normal(1 << 16)
+    bits, error = measured(DQ(rate), x)
+    assert 0.95 * rate <= bits <= rate
+    assert error * 4.0 ** (bits - rate) <= (1.003 if rate < 0.5 else 0.97) * scalar
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("name", ["mlp late", "mnist_cnn early", "nanogpt early"])
+def test_gradients_cost_less_than_with_the_best_of_the_others(name, rate) -> None:
+    x = saved_gradients()[name]
+    spec = spec_of(name, x)
+    bits, error = measured(DQ(rate), x, spec)
+    assert 0.93 * rate <= bits <= rate
+    rivals = (
+        "topk(0.03)",
+        "topk(0.1)",
+        "topk(0.03) >> qsgd(bits=4)",
+        "topk(0.1) >> qsgd(bits=6)",
+        "qsgd(1) >> rans",
+        "qsgd(7) >> rans",
+        "eden(1)",
+        "eden(3)",
+        "sbc(0.03)",
+        "stc(0.03)",
+    )
+    figures = [measured(COMPRESSION.parse(rival), x, spec) for rival in rivals]
+    assert error < 0.8 * min(e for b, e in figures if b <= 1.05 * rate)
+
+
+def test_rows_and_columns_of_a_matrix_are_told_apart() -> None:
+    x = outer_product().reshape(-1)
+    bits, error = measured(DQ(1.0), x, ROWS)
+    flat_bits, flat_error = measured(DQ(1.0), x)
+    assert max(bits, flat_bits) <= 1.0
+    assert error < 0.8 * flat_error
+
+
+def test_a_step_is_relative_and_bounds_the_error_of_what_is_not_zero() -> None:
+    x = outer_product()
+    for scale in (1.0, 1e-20, 1e20):
+        codec = DQ(step=0.05)
+        payload, _ = codec.encode(x * scale, codec.init(Spec.of(x)), KEY)
+        decoded = codec.decode(payload, Spec.of(x), KEY) / scale
+        step = 0.05 * float(x.square().mean().sqrt())
+        error = (decoded - x).abs()[decoded != 0]
+        # The next index of the same parity is four steps away; rate may cost one quantiser cell.
+        assert float(error.max()) <= 4.5 * step
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_other_dtypes(dtype) -> None:
+    bits, error = measured(DQ(2.0), outer_product(dtype))
+    assert bits <= 2.0
+    assert error < 0.05
+
+
+def test_few_elements_and_rates_that_cannot_be_kept() -> None:
+    for numel in (1, 2, 5):
+        x = torch.ones(numel)
+        payload, _ = DQ(0.5).encode(x, None, KEY)
+        assert payload.parts["code"].tolist() == [0]  # no room: all zero
+        _, error = measured(DQ(step=0.01), x)
+        assert error < 1e-3
+
+
+def test_a_lone_spike_among_tiny_numbers() -> None:
+    x = 1e-9 * KEY.child("tiny").normal(5000)
+    x[77] = 3.0
+    bits, error = measured(DQ(0.2), x)
+    assert bits <= 0.2
+    assert error < 1e-4
+    _, error = measured(DQ(step=2.0**-12), x)
+    assert error < 1e-6
+
+
+def test_bytes_do_not_depend_on_the_backend(monkeypatch) -> None:
+    x, codec = outer_product().reshape(-1)[:1500], DQ(step=0.4)
+    spec = Spec((1500,), x.dtype, tensors=(("w", 0, 1440, (15, 96)), ("b", 1440, 1500, (60,))))
+    payloads, decoded = [], []
+    for backend in ("", "reference"):
+        monkeypatch.setenv("GRADWIRE_KERNELS", backend)
+        payloads.append(codec.encode(x, codec.init(spec), KEY)[0])
+        decoded.append(codec.decode(payloads[-1], spec, KEY))
+    assert torch.equal(payloads[0].buffer, payloads[1].buffer)
+    assert torch.equal(*decoded)
+
+
+def test_long_vectors_are_coded_in_segments() -> None:
+    x = KEY.child("long").normal(600_000)
+    spec = Spec(tuple(x.shape), x.dtype, tensors=(("w", 0, 600_000, (600, 1000)),))
+    bits, error = measured(DQ(0.5), x, spec)
+    assert 0.95 * 0.5 <= bits <= 0.5
+    assert error < 0.62
+
+
+def test_error_feedback_sends_it_all_in_the_end() -> None:
+    x, codec = outer_product(), DQ(0.5)
+    residual, total = torch.zeros_like(x), torch.zeros_like(x)
+    for _ in range(20):
+        payload, residual, _ = codec.encode_feedback(x, residual, codec.init(Spec.of(x)), KEY)
+        total += codec.decode(payload, Spec.of(x), KEY)
+    assert float((total / 20 - x).square().sum() / x.square().sum()) < 0.01
+
+
+def test_tables_survive_the_wire() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for size in (0, 3, 1000, 10**6):
+        counts = torch.randint(0, size + 1, (32, 4), generator=generator)
+        tables = choose_tables(counts)
+        packed = torch.frombuffer(bytearray(to_bytes(tables.bits)), dtype=torch.uint8)
+        again, used = read_tables(packed)
+        assert used == packed.numel()
+        assert again.levels == tables.levels
+
+
+def test_forged_bytes_are_refused() -> None:
+    x = outer_product().reshape(-1)
+    codec, spec = DQ(0.5), Spec.of(x)
+    code = codec.encode(x, codec.init(spec), KEY)[0].parts["code"]
+
+    def decode(forged: Tensor) -> None:
+        codec.join({"code": forged}, spec.flat(), KEY)
+
+    decode(code)
+    for forged in (
+        code[:0],
+        code[:4],
+        code[:9],
+        code[:-1],
+        code[:-2],
+        torch.cat([code, code[:2]]),
+        torch.cat([code[:1], torch.full((4,), 255, dtype=torch.uint8), code[5:]]),  # a NaN
+        torch.cat([torch.tensor([7], dtype=torch.uint8), code[1:]]),
+        torch.zeros(2, dtype=torch.uint8),
+    ):
+        with pytest.raises(WireError):
+            decode(forged)
+
+
+def test_errors_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match="one of them"):
+        DQ()
+    with pytest.raises(ValueError, match="one of them"):
+        DQ(0.5, step=0.1)
+    with pytest.raises(ValueError, match=r"\(0, 12\]"):
+        DQ(0.0)
+    with pytest.raises(ValueError, match="step must lie"):
+        DQ(step=0.0)

@@ -1,0 +1,136 @@
+"""Trellis-coded quantisation: the C kernels against the reference, and what the trellis gains."""
+
+import math
+
+import pytest
+import torch
+
+from gradwire import kernels
+from gradwire.coding.trellis import choose_tables
+from gradwire.core.key import Key
+from gradwire.kernels.native import trellis as native
+from gradwire.kernels.reference import trellis as reference
+
+KEY = Key(seed=9).child("trellis")
+NO_OFFSETS = torch.zeros(6, dtype=torch.int32)
+LAYOUTS = (
+    ((1, 1),),
+    ((1, 300),),
+    ((40, 30), (1, 30), (7, 100), (1, 1), (2, 3)),
+    ((3, 700),),
+)
+
+
+def numbers(count: int, step: float, name: str) -> torch.Tensor:
+    """Of heavy tails, scaled."""
+    x = KEY.child(name).normal(count)
+    return (x * x.abs().square() * (64 / step)).round().clamp(-(2**22), 2**22).to(torch.int32)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(("segments", "threads"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize("step", [3.0, 0.1, 0.0005])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_c_equals_the_reference(layout, step, segments, threads) -> None:
+    shapes = torch.tensor(layout)
+    count = int(shapes.prod(dim=1).sum())
+    segments = min(segments, count)
+    scaled = numbers(count, step, f"{layout} {step}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        offsets = NO_OFFSETS
+        contexts, counts, _ = both("trellis_contexts", scaled, None, shapes, segments)
+        for offset in ([4, -8, 0, 12, 4, -4], [0, 0, 28, -32, 8, 4]):
+            rates = choose_tables(counts).rates(0.3 * 4096)
+            (indices,) = both("trellis_search", scaled, contexts, rates, offsets)
+            both("trellis_counts", scaled, indices, contexts)
+            contexts, counts, _ = both("trellis_contexts", scaled, indices, shapes, segments)
+            offsets = torch.tensor(offset, dtype=torch.int32)
+        halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
+        packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
+        (values,) = both("trellis_decode", packed, lengths, halves, tails, offsets, shapes, count)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(values.sign(), indices.sign())
+    # An index is at most one cell of its quantiser from the number, unless it is zero.
+    error = (values - scaled).abs()
+    assert bool((error[indices != 0] <= 3 * 64 + 64).all())
+    # The size that the tables promise is that of the code, but for what a state takes.
+    tables = choose_tables(counts)
+    promised = (tables.size_bits - len(tables.bits)) / 8
+    assert packed.numel() <= 1.02 * promised + 6 * segments
+
+
+def both(name, *arguments):
+    """What the public operation gives, after a comparison of the two backends."""
+    own, other = getattr(native, name)(*arguments), getattr(reference, name)(*arguments)
+    public = getattr(kernels, name)(*arguments)
+    if isinstance(own, torch.Tensor):
+        own, other, public = (own,), (other,), (public,)
+    for a, b, c in zip(own, other, public, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+    return own
+
+
+@pytest.mark.usefixtures("native")
+def test_whatever_bytes_come_nothing_breaks() -> None:
+    shapes = torch.tensor([[10, 20], [1, 20]])
+    tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
+    halves, tails = tables.halves(), tables.tails()
+    refused = 0
+    for i in range(200):
+        packed = KEY.child(f"bytes {i}").halfwords(2 * (4 + i % 60)).to(torch.uint8)
+        words = packed.numel() // 2
+        lengths = torch.tensor([words // 2, words - words // 2])
+        arguments = packed, lengths, halves, tails, NO_OFFSETS, shapes, 220
+        with pytest.raises(ValueError, match="no code"):
+            native.trellis_decode(*arguments)
+        with pytest.raises(ValueError, match="no code"):
+            reference.trellis_decode(*arguments)
+        refused += 1
+    assert refused == 200
+
+
+def test_the_trellis_gains_one_decibel_on_a_uniform_source() -> None:
+    """At high rate, over a scalar quantiser of the same rate: 1.53 dB would be all there is.
+
+    Indices are uniform there, so the rate is that of cells of two steps: log2(range / 2 steps).
+    """
+    scaled = (KEY.child("uniform").uniform64(100_000) * 64 * 4000 - 64 * 2000).to(torch.int32)
+    contexts = torch.zeros(scaled.numel(), dtype=torch.uint8)
+    rates = torch.zeros(8, 16, dtype=torch.int32)
+    indices = kernels.trellis_search(scaled, contexts, rates, NO_OFFSETS)
+    state, error = 0, 0
+    for k, x in zip(indices.tolist(), scaled.tolist()):
+        value = 64 * (2 * abs(k) - (state & 1)) if k else 0
+        error += (abs(x) - value) ** 2
+        state = (state ^ state >> 1) & 1 | ((state >> 2 ^ k) & 1) << 1 | (state & 1) << 2
+    scalar = (2 * 64) ** 2 / 12
+    assert 10 * math.log10(scalar / (error / scaled.numel())) == pytest.approx(1.09, abs=0.06)
+
+
+def test_arguments_are_checked() -> None:
+    scaled = torch.zeros(10, dtype=torch.int32)
+    contexts = torch.zeros(10, dtype=torch.uint8)
+    rates = torch.zeros(8, 16, dtype=torch.int32)
+    shapes = torch.tensor([[2, 5]])
+    with pytest.raises(ValueError, match=r"torch\.int32"):
+        kernels.trellis_search(scaled.long(), contexts, rates, NO_OFFSETS)
+    with pytest.raises(ValueError, match="one length"):
+        kernels.trellis_search(scaled, contexts[1:], rates, NO_OFFSETS)
+    with pytest.raises(ValueError, match="below 32"):
+        kernels.trellis_search(scaled, contexts + 32, rates, NO_OFFSETS)
+    with pytest.raises(ValueError, match="must lie within"):
+        kernels.trellis_search(scaled + 2**30, contexts, rates, NO_OFFSETS)
+    with pytest.raises(ValueError, match="for 10 elements"):
+        kernels.trellis_contexts(scaled, None, shapes[:, :1].expand(1, 2), 1)
+    with pytest.raises(ValueError, match="11 segments"):
+        kernels.trellis_contexts(scaled, None, shapes, 11)
+    tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="add up"):
+        kernels.trellis_encode(scaled, contexts, tables.halves(), tables.tails() + 1, 1)
+    with pytest.raises(ValueError, match="leave nothing"):
+        kernels.trellis_encode(scaled, contexts, tables.halves() + 2**14, tables.tails(), 1)
