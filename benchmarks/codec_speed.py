@@ -116,19 +116,18 @@ def main() -> None:
             lambda: parse("fp16").encode(x, None, KEY),
         ),
     }
-    piece = 2**20  # the transform has no `out`; results of this size stay in malloc's hands
-    flips = kernels.pack_signs(x[:piece])
-
-    def rotate() -> None:
-        for start in range(0, NUMEL - NUMEL % 4096, piece):
-            rows = x[start : start + piece]
-            rows = rows[: len(rows) - len(rows) % 4096].reshape(-1, 4096)
-            kernels.pack_signs(kernels.hadamard(rows, flips[: rows.numel() // 8]))
-
+    matrix = x[: NUMEL - NUMEL % 4096].reshape(-1, 4096)
+    flips = kernels.pack_signs(residual[: matrix.numel()])
     rows["rotation (fast Hadamard, 4096) + 1 bit"] = (
         8.0,
-        rotate,
+        lambda: kernels.rotated_signs(matrix, flips),
         lambda: parse("drive").encode(x, None, KEY),
+    )
+    fed = parse("topk(0.01) >> qsgd(bits=4)")
+    rows["ef + exact top-k 1% >> qsgd 4 bit"] = (
+        8.0,
+        lambda: kernels.select_largest(x, residual, k, out),
+        lambda: fed.encode_feedback(x, residual, None, KEY),
     )
 
     def memcpy(part: int = 0, parts: int = 1) -> None:

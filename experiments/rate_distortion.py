@@ -37,7 +37,7 @@ KEPT = kept.ROOT / "experiments" / "rate_distortion.json"
 FIGURE = kept.ROOT / "docs" / "rd_gradients.png"
 PAGE = kept.ROOT / "docs" / "polar.md"
 NUMEL = 1 << 18  # of the drawn vectors
-_MOST_BITS = 4  # of points that are kept
+_MOST_BITS = 6  # of points that are kept
 AT = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 SHOWN = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 OURS = ("polar", "polar, rotated", "dq")
@@ -51,7 +51,7 @@ _DENSITIES = (
     *(0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012, 0.016, 0.02, 0.025, 0.03, 0.04, 0.05),
     *(0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
 )
-_LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+_LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 
 
 def families() -> dict[str, list[str]]:
@@ -236,16 +236,16 @@ def _mean(errors: Sequence[float | None]) -> float | None:
 
 
 def _winners(by_vector: dict[str, dict[str, Curve]]) -> Iterable[list[str]]:
-    """The best family, and in brackets the best that is not ours over the best that is."""
+    """The best family, and the least NMSE that is not ours over the least that is."""
     for vector, own in by_vector.items():
         cells = []
         for bits in AT:
             ranked = ranking(own, bits)
             ours = next((error for error, family in ranked if family in OURS), None)
             others = next((error for error, family in ranked if family not in OURS), None)
-            cell = ranked[0][1] if ranked else "-"
+            cell = ranked[0][1].removeprefix("polar, ") if ranked else "-"
             if ours is not None and others is not None:
-                cell += f" ({others / ours:.2f})"
+                cell += f" {others / ours:.2f}"
             cells.append(cell)
         yield [vector, *cells]
 

@@ -349,10 +349,12 @@ class RDCommand:
         if self.json:
             print(json.dumps(measured))
             return
-        _out.print("Share of random bits that arrive wrong, R bits sent for each; Shannon's bound.")
+        _out.print("Share of random bits that arrive wrong where R bits are sent for each.")
         for table in rd_tables(measured):
             _out.print(table)
-        _out.print("0.12475(5): the standard error, in units of the last digit.")
+        _out.print(
+            "bound: Shannon's D(R). In brackets: standard error, in units of the last digit."
+        )
         if self.figure is not None:
             _out.print(f"Figure: {self.figure}", soft_wrap=True)
 

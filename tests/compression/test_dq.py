@@ -48,7 +48,7 @@ def test_a_gaussian_costs_less_than_with_a_scalar_quantiser(rate, scalar) -> Non
     """`scalar`: the best entropy-coded scalar quantiser, without a byte around it."""
     x = Key(seed=3).normal(1 << 16)
     bits, error = measured(DQ(rate), x)
-    assert 0.95 * rate <= bits <= rate
+    assert 0.98 * rate <= bits <= rate
     assert error * 4.0 ** (bits - rate) <= (1.003 if rate < 0.5 else 0.97) * scalar
 
 
@@ -58,7 +58,7 @@ def test_gradients_cost_less_than_with_the_best_of_the_others(name, rate) -> Non
     x = saved_gradients()[name]
     spec = spec_of(name, x)
     bits, error = measured(DQ(rate), x, spec)
-    assert 0.93 * rate <= bits <= rate
+    assert 0.97 * rate <= bits <= rate
     rivals = (
         "topk(0.03)",
         "topk(0.1)",
@@ -137,8 +137,13 @@ def test_long_vectors_are_coded_in_segments() -> None:
     x = KEY.child("long").normal(600_000)
     spec = Spec(tuple(x.shape), x.dtype, tensors=(("w", 0, 600_000, (600, 1000)),))
     bits, error = measured(DQ(0.5), x, spec)
-    assert 0.95 * 0.5 <= bits <= 0.5
+    assert 0.98 * 0.5 <= bits <= 0.5
     assert error < 0.62
+    # One that begins where no block does would start in the wrong state.
+    codec = DQ(step=0.4)
+    decoded = codec.decode(codec.encode(x, codec.init(spec), KEY)[0], spec, KEY)
+    first, second = (decoded - x).square().view(2, -1).mean(dim=1).tolist()
+    assert second == pytest.approx(first, rel=0.02)
 
 
 def test_error_feedback_sends_it_all_in_the_end() -> None:

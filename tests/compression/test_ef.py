@@ -119,3 +119,21 @@ def test_the_old_state_is_left_as_it_was() -> None:
     run(reducer, 2, range(1), states)
     for state in states:
         assert torch.equal(state["residual"], torch.zeros(NUMEL, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ef(ef(sign))",
+        'ef(partition({"*": "ef(sign)"}))',
+        'ef(partition({"a": "ef(sign)", "*": "fp16"}))',
+    ],
+)
+def test_feedback_within_feedback_is_refused_before_anything_runs(text) -> None:
+    with pytest.raises(ValueError, match="one ef is enough"):
+        COMPRESSION.parse(text)
+
+
+def test_a_coder_alone_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ValueError, match="must follow a quantiser"):
+        COMPRESSION.parse("ef(rans)")

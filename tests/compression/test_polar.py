@@ -41,7 +41,7 @@ def test_a_gaussian_comes_close_to_shannons_bound(rate, goal) -> None:
     assert 4**-rate < nmse(x, y) < goal + 0.0005  # of a sample of a million
 
 
-@pytest.mark.parametrize(("rate", "reached"), [(0.75, 0.3795), (1.0, 0.2712)])
+@pytest.mark.parametrize(("rate", "reached"), [(0.75, 0.3788), (1.0, 0.2709)])
 def test_three_planes_come_close_too(rate, reached) -> None:
     x = Key(3).normal(1 << 20)
     assert 4**-rate < nmse(x, passed(Polar(rate), x)[0]) < reached

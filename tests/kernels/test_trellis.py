@@ -17,7 +17,7 @@ LAYOUTS = (
     ((1, 1),),
     ((1, 300),),
     ((40, 30), (1, 30), (7, 100), (1, 1), (2, 3)),
-    ((3, 700),),
+    ((3, 700), (1, 1025), (50, 1)),
 )
 
 
@@ -34,7 +34,7 @@ def numbers(count: int, step: float, name: str) -> torch.Tensor:
 def test_c_equals_the_reference(layout, step, segments, threads) -> None:
     shapes = torch.tensor(layout)
     count = int(shapes.prod(dim=1).sum())
-    segments = min(segments, count)
+    segments = min(segments, max(1, count // 1024))
     scaled = numbers(count, step, f"{layout} {step}")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -76,8 +76,23 @@ def both(name, *arguments):
 
 
 @pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("step", [3.0, 0.0005])
+@pytest.mark.parametrize("segments", [5, 19])
+def test_segments_side_by_side(segments, step) -> None:
+    shapes = torch.tensor([[1000, 3], [1, 5000], [64, 170], [1, 1], [2, 900]])
+    count = int(shapes.prod(dim=1).sum())
+    scaled = numbers(count, step, f"{segments} {step}")
+    both("trellis_contexts", scaled, None, shapes, segments)
+    indices = scaled.sign() * ((scaled.abs() + 60) >> 7)
+    contexts, counts, _ = both("trellis_contexts", scaled, indices, shapes, segments)
+    halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
+    packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
+    both("trellis_decode", packed, lengths, halves, tails, NO_OFFSETS, shapes, count)
+
+
+@pytest.mark.usefixtures("native")
 def test_whatever_bytes_come_nothing_breaks() -> None:
-    shapes = torch.tensor([[10, 20], [1, 20]])
+    shapes = torch.tensor([[100, 20], [1, 120]])
     tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
     halves, tails = tables.halves(), tables.tails()
     refused = 0
@@ -85,7 +100,7 @@ def test_whatever_bytes_come_nothing_breaks() -> None:
         packed = KEY.child(f"bytes {i}").halfwords(2 * (4 + i % 60)).to(torch.uint8)
         words = packed.numel() // 2
         lengths = torch.tensor([words // 2, words - words // 2])
-        arguments = packed, lengths, halves, tails, NO_OFFSETS, shapes, 220
+        arguments = packed, lengths, halves, tails, NO_OFFSETS, shapes, 2120
         with pytest.raises(ValueError, match="no code"):
             native.trellis_decode(*arguments)
         with pytest.raises(ValueError, match="no code"):
@@ -127,8 +142,8 @@ def test_arguments_are_checked() -> None:
         kernels.trellis_search(scaled + 2**30, contexts, rates, NO_OFFSETS)
     with pytest.raises(ValueError, match="for 10 elements"):
         kernels.trellis_contexts(scaled, None, shapes[:, :1].expand(1, 2), 1)
-    with pytest.raises(ValueError, match="11 segments"):
-        kernels.trellis_contexts(scaled, None, shapes, 11)
+    with pytest.raises(ValueError, match="2 segments of 10 elements"):
+        kernels.trellis_contexts(scaled, None, shapes, 2)
     tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match="add up"):
         kernels.trellis_encode(scaled, contexts, tables.halves(), tables.tails() + 1, 1)

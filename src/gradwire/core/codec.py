@@ -331,6 +331,12 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def clamp_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as `dtype`; what lies beyond its range becomes its largest value, not infinity."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
 @lru_cache(maxsize=4096)
 def _context(codec: str, spec: Spec) -> int:
     return zlib.crc32(f"{codec}|{spec.shape}|{spec.dtype}".encode())

@@ -27,6 +27,7 @@ from gradwire.core.codec import Codec, Compression, Kind
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
+from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.experiment.gradients import facts, saved_facts, saved_gradients, worker_gradients
@@ -43,7 +44,7 @@ CHAINS = (
     "topk(0.01) >> sign",
     "randomk(0.01) >> fp16",
 )
-STEPS = 8  # of a reducer; what it remembers shows only after some
+STEPS = 8  # of a method that remembers; what it remembers shows only after some
 REAL = "real"  # the row that sums up all saved gradients
 _KEY = Key(seed=0).child("gradwire codecs")
 _REPEATS, _ENOUGH_S = 5, 0.5
@@ -129,18 +130,21 @@ def measure_codec(codec: Codec, vectors: dict[str, Tensor]) -> list[Row]:
 def _measure(codec: Codec, name: str, x: Tensor) -> Row:
     spec, key, copy = spec_of(name, x), _KEY.private(0), torch.empty_like(x)
     state = codec.init(spec)
-    payload, _ = codec.encode(x, state, key)
-    decoded = codec.decode(payload, spec, key)
+    if codec.needs_feedback:  # which sends in some steps what it kept in others
+        payloads, decoded = _fed_back(codec, x, spec, key)
+    else:
+        payloads = [codec.encode(x, state, key)[0]]
+        decoded = codec.decode(payloads[0], spec, key)
     encode_s, decode_s, memcpy_s = _best_s(
         lambda: codec.encode(x, state, key),
-        lambda: codec.decode(payload, spec, key),
+        lambda: codec.decode(payloads[-1], spec, key),
         lambda: copy.copy_(x),
     )
     return {
         "method": repr(codec),
         "input": name,
         "numel": x.numel(),
-        "bits": 8 * payload.nbytes / x.numel(),
+        "bits": 8 * sum(payload.nbytes for payload in payloads) / len(payloads) / x.numel(),
         "nmse": nmse(decoded, x),
         "cosine": cosine(decoded, x),
         "encode_s": encode_s,
@@ -148,6 +152,17 @@ def _measure(codec: Codec, name: str, x: Tensor) -> Row:
         "memcpy_s": memcpy_s,
         **_speeds(x.numel(), encode_s, decode_s, memcpy_s),
     }
+
+
+def _fed_back(codec: Codec, x: Tensor, spec: Spec, key: Key) -> tuple[list[Payload], Tensor]:
+    """The payloads of several steps with the same gradient, and the mean of what is heard."""
+    state, residual = codec.init(spec), torch.zeros_like(x)
+    payloads, heard = [], torch.zeros_like(x)
+    for step in range(STEPS):
+        payload, residual, state = codec.encode_feedback(x, residual, state, key.at(step))
+        payloads.append(payload)
+        heard += codec.decode(payload, spec, key.at(step)) / STEPS
+    return payloads, heard
 
 
 def spec_of(name: str, x: Tensor) -> Spec:

@@ -92,20 +92,24 @@ def measure(
 
     `blocks` are coded per code, by default as many as make two million bits.
     """
-    for name, values in (("n", lengths), ("rate", rates), ("construction", constructions)):
+    given = {"n": lengths, "rate": rates, "decision": decisions, "construction": constructions}
+    for name, values in {**given, "list_size": list_sizes}.items():
         if not values:
             raise ValueError(f"{name}: give at least one")
     for rate in rates:
         if not 0 < rate <= 1:
             raise ValueError(f"rate must lie in (0, 1] bits per bit, got {rate:g}")
+    chosen = product(
+        dict.fromkeys(lengths),
+        searches(decisions, list_sizes, constructions),
+        dict.fromkeys(rates),
+    )
+    # All are checked before any is measured.
+    codes = [(rate, way, _compressor(n, rate, way)) for n, way, rate in chosen]
     if blocks is not None and not 2 <= blocks <= _MOST // max(lengths):
         raise ValueError(
             f"blocks must lie in 2 .. {_MOST // max(lengths)} at N = {max(lengths)}, got {blocks}"
         )
-    ways = searches(decisions, list_sizes, constructions)
-    codes = [
-        (rate, way, _compressor(n, rate, way)) for n, way, rate in product(lengths, ways, rates)
-    ]  # all are checked before any is measured
     rows = []
     with use_threads(1):
         for done, (rate, way, code) in enumerate(codes):

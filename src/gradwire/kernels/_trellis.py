@@ -7,6 +7,7 @@ from gradwire.kernels._dispatch import pick
 from gradwire.kernels.native import trellis as native
 from gradwire.kernels.reference import trellis as reference
 from gradwire.kernels.reference.trellis import (
+    BLOCK,
     CLASSES,
     LARGEST,
     PRECISION,
@@ -82,8 +83,7 @@ def trellis_encode(
     _check_range("trellis_encode", indices, LARGEST)
     _check_contexts("trellis_encode", contexts)
     _check_frequencies("trellis_encode", halves, tails)
-    if not 1 <= segments <= indices.numel():
-        raise ValueError(f"trellis_encode: {segments} segments of {indices.numel()} elements")
+    _check_segments("trellis_encode", segments, indices.numel())
     run = pick(_CPU, native.trellis_encode, reference.trellis_encode)
     return run(indices, contexts, halves, tails, segments)
 
@@ -159,5 +159,11 @@ def _check_shapes(operation: str, shapes: Tensor, segments: int, count: int) -> 
         raise ValueError(f"{operation} takes shapes as int64 [tensors, 2], got {shapes.shape}")
     if not shapes.numel() or int(shapes.min()) < 1 or int(shapes.prod(dim=1).sum()) != count:
         raise ValueError(f"{operation}: shapes {shapes.tolist()[:8]} for {count} elements")
-    if not 1 <= segments <= count:
-        raise ValueError(f"{operation}: {segments} segments of {count} elements")
+    _check_segments(operation, segments, count)
+
+
+def _check_segments(operation: str, segments: int, count: int) -> None:
+    if not count or not 1 <= segments <= max(1, count // BLOCK):
+        raise ValueError(
+            f"{operation}: {segments} segments of {count} elements, must have {BLOCK} or more each"
+        )

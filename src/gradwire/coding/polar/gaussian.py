@@ -28,10 +28,6 @@ _REACH = 4.5  # standard deviations; beyond, x is treated as if it were there
 _BINS = 1 << 10
 BINS_PER_DEVIATION = _BINS / (2 * _REACH)
 _DRAWS = 1 << 16
-_ROUNDS = 60
-# A code of finite length does best if it is designed for a little more than its rate.
-_EXCESS = 1.03
-MOST_BITS = 8  # a label is a byte
 
 
 @dataclass(frozen=True)
@@ -49,20 +45,35 @@ class GaussianChannel:
         return len(self.channels)
 
 
-def num_bits(rate: float) -> int:
-    """m: with more points the error of a code of 8192 positions does not fall further."""
-    limits = {0.6: 1, 1.25: 3, 1.75: 5, 2.25: 6, 3.0: 7}
-    return next((m for limit, m in limits.items() if rate <= limit), MOST_BITS)
+@dataclass(frozen=True)
+class _Design:
+    """What was found to serve codes of 8192 positions best, by trying."""
+
+    limit: float  # up to this rate
+    num_bits: int  # more points do not lower the error further
+    rounds: int  # of the fit: points drift together, and stopping early may keep some apart
+    excess: float = 1.0  # a low rate does better if designed for a little more
+
+
+_DESIGNS = (
+    _Design(0.6, 1, 60),
+    _Design(0.9, 3, 1000, 1.03),
+    _Design(1.25, 3, 40, 1.03),
+    _Design(1.75, 5, 60, 1.03),
+    _Design(2.25, 6, 60),
+    _Design(4.0, 8, 60),
+)
 
 
 @lru_cache(maxsize=32)
 def gaussian_channel(rate: float) -> GaussianChannel:
     """The channel that a code of `rate` bits per element is designed for."""
-    m = num_bits(rate)
+    design = next(design for design in _DESIGNS if rate <= design.limit)
+    m = design.num_bits
     x = _grid()
     mass = torch.exp(-0.5 * x * x)
     mass /= mass.sum()
-    points, log_p, slope = _fitted(_EXCESS * rate if m > 1 else rate, m, x, mass)
+    points, log_p, slope = _fitted(design.excess * rate, m, design.rounds, x, mass)
     labels = torch.arange(1 << m)
     ratios, channels = [], []
     for j in range(m):
@@ -94,14 +105,16 @@ def _draws(hits: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(-127, 128, dtype=torch.int8), counts)
 
 
-def _fitted(rate: float, m: int, x: Tensor, mass: Tensor) -> tuple[Tensor, Tensor, float]:
+def _fitted(
+    rate: float, m: int, rounds: int, x: Tensor, mass: Tensor
+) -> tuple[Tensor, Tensor, float]:
     """Points, log p(k | x) on the grid, and 4 s a in units if there are two points."""
     num = 1 << m
     quantiles = (torch.arange(num, dtype=torch.float64) + 0.5) / num
     points = math.sqrt(2) * torch.erfinv(2 * quantiles - 1) * math.sqrt(1 - 4**-rate)
     weights = torch.zeros(num, dtype=torch.float64)
     log_s = math.log(0.5 * 4**rate)
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for _ in range(3):
             log_p = torch.log_softmax(-math.exp(log_s) * (x[:, None] - points) ** 2 + weights, 1)
             share = mass @ log_p.exp()

@@ -12,7 +12,8 @@ residual may grow; it holds one more vector of the gradient's size per worker.
 """
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -25,6 +26,15 @@ from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 
 
+def _has_feedback(inner: object) -> bool:
+    if isinstance(inner, Mapping):
+        return any(_has_feedback(value) for value in inner.values())
+    if not isinstance(inner, Reducer):
+        return False
+    held = [getattr(inner, field.name) for field in fields(inner)]  # type: ignore[arg-type]
+    return isinstance(inner, EF) or any(_has_feedback(value) for value in held)
+
+
 @dataclass(frozen=True, repr=False)
 class EF(Reducer):
     """Remember what compression lost and add it the next time."""
@@ -32,7 +42,7 @@ class EF(Reducer):
     inner: Codec | Reducer
 
     def __post_init__(self) -> None:
-        if isinstance(self.inner, EF):
+        if _has_feedback(self.inner):
             raise ValueError(f"ef({self.inner!r}): feedback within feedback; one ef is enough")
         lift(self.inner)  # refuses what cannot stand on its own
 

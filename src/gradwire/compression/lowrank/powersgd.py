@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.lowrank._matrix import Layout, layout, matrix_shape
-from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.core.codec import State, check_input, corrected
+from gradwire.core.codec import State, check_input, clamp_to, corrected
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key

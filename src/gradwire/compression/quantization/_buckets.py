@@ -25,7 +25,10 @@ def from_buckets(buckets: Tensor, numel: int) -> Tensor:
 
 
 def dither(count: int, key: Key, like: Tensor) -> Tensor:
-    """Uniform on (0, 1) in steps of 2^-16: one Philox block serves eight elements."""
+    """Uniform on (0, 1) in steps of 2^-16: one Philox block serves eight elements.
+
+    So a fraction below 2^-17 always rounds down: that much of a step is what unbiased means here.
+    """
     return (key.halfwords(count, like.device).to(like.dtype) + 0.5) * 2.0**-16
 
 
@@ -33,9 +36,3 @@ def round_at_random(x: Tensor, key: Key) -> Tensor:
     """To a neighbouring whole number, up with probability x - floor(x): E = x."""
     floor = x.floor()
     return floor + (dither(x.numel(), key, x).reshape(x.shape) < x - floor)
-
-
-def clamp_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as `dtype`; what lies beyond its range becomes its largest value, not infinity."""
-    largest = torch.finfo(dtype).max
-    return x.clamp(-largest, largest).to(dtype)

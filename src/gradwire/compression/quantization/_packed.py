@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.core.codec import Codec, Kind, Parts, State, check_input, expect
+from gradwire.core.codec import Codec, Kind, Parts, State, check_input, clamp_to, expect
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to
+from gradwire.core.codec import clamp_to
 
 
 def bucket_scale(buckets: Tensor, norm: Literal["max", "l2"] = "max") -> Tensor:
@@ -49,3 +49,18 @@ def bucket_sizes(numel: int, bucket: int, device: torch.device) -> Tensor:
     """How many elements each bucket holds, int64: the last one may hold fewer."""
     starts = torch.arange(0, numel, bucket, device=device)
     return (numel - starts).clamp(max=bucket)
+
+
+def check_levels(name: str, levels: int | None, bits: int | None) -> None:
+    """Refuses anything but a number of levels above zero, or the bits of an element."""
+    if (levels is None) == (bits is None):
+        raise ValueError(f"{name} needs levels or bits, one of them: {name}(7) or {name}(bits=4)")
+    if levels is not None and not 1 <= levels < 2**15:
+        raise ValueError(f"{name}: levels must lie in 1 .. 32767, got {levels}")
+    if bits is not None and not 2 <= bits <= 16:
+        raise ValueError(f"{name}: bits must lie in 2 .. 16, got {bits}")
+
+
+def levels_above_zero(levels: int | None, bits: int | None) -> int:
+    """s: as many as given, or as fit into so many bits with their negatives and zero."""
+    return levels if levels is not None else 2 ** ((bits or 0) - 1) - 1

@@ -34,8 +34,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.trellis import Tables, choose_tables, read_tables, to_bytes
-from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.core.codec import Codec, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.codec import Codec, Kind, Parts, State, clamp_to, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
@@ -44,15 +43,16 @@ from gradwire.kernels.reference.trellis import BLOCK, LARGEST, UNIT
 _LAMBDA = 0.27  # squared steps per bit
 _BLOCKS = 64  # of a long vector, on which tables are made
 _PASSES, _SHORT = 2, 1 << 18  # searches of the whole, in vectors of so many elements at most
-_ROUNDS, _MORE_ROUNDS = 3, 2  # of search and count until they fit; from a good start
+_ROUNDS = 3  # of search and count until they fit
 _SEGMENT = 1 << 18  # elements coded by themselves, in long vectors
 _MOST_SEGMENTS = 256
-_SAMPLE = 1 << 18  # elements on which a step is looked for
+_SAMPLE, _LARGER = 1 << 16, 1 << 18  # elements on which a step is looked for, and corrected
+_PART = 64  # elements of a part of a row
 _FINE = 4  # offsets travel in units of 4/64 of a step, as -8 .. 7
 _NO_OFFSETS: tuple[int, ...] = (0,) * 6
 _NOTHING, _CODED, _OFFSETS = 0, 1, 2  # the first byte: all zero, coded, coded with offsets
-_TRIES, _MORE_TRIES = 20, 8  # of a search for the step: without and with a good guess
-_SLACK = 0.01  # how far below the rate will do
+_TRIES, _SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole, on a sample
+_SLACK, _AIM = 0.02, -0.012  # how far below the rate will do, and what to try for, as log2
 _AROUND = 12  # bytes of a payload besides its parts: see core/payload.py
 
 
@@ -79,13 +79,15 @@ class DQ(Codec):
             raise ValueError(f"dq: step must lie in 2^-12 .. 2^12, got {self.step}")
 
     def init(self, spec: Spec) -> State:
-        return spec.layout
+        return {"tensors": spec.layout, "start": None}
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         numbers = x.cpu().to(scale_dtype(x.dtype))
-        shapes = _shapes(state, x.numel())
-        code = self._encoded(numbers, shapes)
-        return {"code": torch.frombuffer(code, dtype=torch.uint8).to(x.device)}, state
+        state = state or {"tensors": None, "start": None}
+        shapes = _shapes(state["tensors"], x.numel())
+        code, start = self._encoded(numbers, shapes, state["start"])
+        packed = torch.frombuffer(code, dtype=torch.uint8).to(x.device)
+        return {"code": packed}, {**state, "start": start}
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         packed = expect(parts["code"], "code", parts["code"].numel(), torch.uint8)
@@ -93,14 +95,19 @@ class DQ(Codec):
         decoded = _decoded(packed.cpu(), shapes, spec)
         return decoded.to(packed.device)
 
-    def _encoded(self, x: Tensor, shapes: tuple[tuple[int, int], ...]) -> bytearray:
+    def _encoded(
+        self, x: Tensor, shapes: tuple[tuple[int, int], ...], last: State
+    ) -> tuple[bytearray, State]:
+        """The code, and what the next one may start from."""
         rms = _root_mean_square(x)
         if not rms:
-            return bytearray([_NOTHING])
+            return bytearray([_NOTHING]), last
         if self.step is not None:
-            return _quantised(x, shapes, self.step * rms).code()
+            return _quantised(x, shapes, self.step * rms, None, _ROUNDS).code(), None
         assert self.rate is not None
-        return _coded(x, shapes, rms, self.rate)
+        start = None if last is None else _Start.of(last)
+        code, start = _coded(x, shapes, rms, self.rate, start)
+        return code, None if start is None else start.state()
 
 
 class _Quantised(NamedTuple):
@@ -114,10 +121,16 @@ class _Quantised(NamedTuple):
     segments: int
 
     @property
+    def header(self) -> int:
+        """Bytes that do not grow with the vector."""
+        front = 1 + self.step.element_size() + 3 * any(self.offsets)
+        return front + -(-len(self.tables.bits) // 8)
+
+    @property
     def num_bytes(self) -> int:
         """Of the code, to within a few."""
-        tables = -(-int(self.tables.size_bits) // 8)
-        return 1 + self.step.element_size() + 3 * any(self.offsets) + tables + 7 * self.segments - 3
+        streams = (self.tables.size_bits - len(self.tables.bits)) / 8
+        return self.header + math.ceil(streams) + 7 * self.segments - 3
 
     def code(self) -> bytearray:
         words, lengths = kernels.trellis_encode(
@@ -140,30 +153,45 @@ class _Quantised(NamedTuple):
 
 
 def _quantised(
-    x: Tensor, shapes: tuple[tuple[int, int], ...], step: float, like: "_Quantised | None" = None
+    x: Tensor,
+    shapes: tuple[tuple[int, int], ...],
+    step: float,
+    start: "_Start | None" = None,
+    rounds: int = 0,
+    passes: int | None = None,
 ) -> _Quantised:
-    """With this step; `like` is the same with another one, whose tables are a good start."""
-    largest = float(x.abs().max())
-    tiny = torch.finfo(x.dtype).tiny * 2.0**40
-    least = largest / (2 * LARGEST - 64)
-    wire = torch.tensor(max(step, least, tiny), dtype=x.dtype)
+    """With this step; the search takes the tables of `start`, or some that settle in `rounds`."""
+    wire = torch.tensor(max(step, _least_step(x)), dtype=x.dtype)
     most = UNIT * (2 * LARGEST - 16)
     scaled = (x * (UNIT / float(wire))).round_().clamp_(-most, most).to(torch.int32)
     layout = torch.tensor(shapes, dtype=torch.int64)
     segments = _num_segments(x.numel())
     contexts, counts, _ = kernels.trellis_contexts(scaled, None, layout, segments)
-    # Tables and indices depend on each other. They settle on some blocks, in a few rounds.
-    some, where = _blocks(scaled), _blocks(contexts)
-    tables, offsets = choose_tables(counts), _NO_OFFSETS
-    if like is not None:
-        tables, offsets = like.tables, like.offsets
-    for _ in range(_ROUNDS if like is None else _MORE_ROUNDS):
-        tables, offsets = _settled(some, where, tables, offsets)
-    for _ in range(_PASSES if x.numel() <= _SHORT else 1):
+    if start is not None:
+        tables, offsets = start.tables, start.offsets
+    else:
+        # Tables and indices depend on each other. They settle on some blocks.
+        some, where = _blocks(scaled), _blocks(contexts)
+        tables, offsets = choose_tables(counts), _NO_OFFSETS
+        for _ in range(rounds):
+            tables, offsets = _settled(some, where, tables, offsets)
+    coded, moved = tables, offsets
+    for _ in range(passes or _passes(x)):
+        if start is None:
+            tables, offsets = coded, moved
         indices = _searched(scaled, contexts, tables, offsets)
         contexts, counts, errors = kernels.trellis_contexts(scaled, indices, layout, segments)
-        tables, offsets = choose_tables(counts), _offsets(errors)
-    return _Quantised(wire, indices, contexts, tables, offsets, segments)
+        coded, moved = choose_tables(counts), _offsets(errors)
+    return _Quantised(wire, indices, contexts, coded, moved, segments)
+
+
+def _passes(x: Tensor) -> int:
+    return _PASSES if x.numel() <= _SHORT else 1
+
+
+def _least_step(x: Tensor) -> float:
+    """The smallest that leaves indices in their range."""
+    return max(float(x.abs().max()) / (2 * LARGEST - 64), torch.finfo(x.dtype).tiny * 2.0**40)
 
 
 def _searched(scaled: Tensor, contexts: Tensor, tables: Tables, offsets: tuple[int, ...]) -> Tensor:
@@ -201,96 +229,149 @@ def _offsets(errors: Tensor) -> tuple[int, ...]:
     return tuple(moved) if pays else _NO_OFFSETS
 
 
-def _coded(x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, rate: float) -> bytearray:
-    """The code with about the smallest step that keeps to a rate."""
-    room = int(rate * x.numel() / 8) - _AROUND
-    guess = math.log2(rms) + 1 - rate
-    sample, its_shapes = _sampled(x, shapes)
-    if sample.numel() == x.numel():
-        return _search(x, shapes, guess, room, None, _TRIES).code
-    its_room = int(room * sample.numel() / x.numel())
-    found = _search(sample, its_shapes, guess, its_room, None, _TRIES)
-    return _search(x, shapes, found.step, room, found.start, _MORE_TRIES).code
+class _Start(NamedTuple):
+    """Where a search for the step begins: at that of the last vector, or of a sample."""
+
+    step: float  # log2, in terms of the root mean square
+    slope: float  # by how many times faster the size falls than the step grows, as logarithms
+    tables: Tables
+    offsets: tuple[int, ...]
+
+    @staticmethod
+    def of(state: State) -> "_Start":
+        tables = Tables(state["levels"], "", 0.0)
+        return _Start(state["step"], state["slope"], tables, state["offsets"])
+
+    def state(self) -> State:
+        return {
+            "step": self.step,
+            "slope": self.slope,
+            "levels": self.tables.levels,
+            "offsets": self.offsets,
+        }
 
 
-class _Found(NamedTuple):
-    """What a search for the step has come to."""
+def _coded(
+    x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, rate: float, start: _Start | None
+) -> tuple[bytearray, _Start | None]:
+    """The code with about the smallest step that keeps to a rate, and a start for the next one.
 
-    step: float  # its binary logarithm
-    start: _Quantised | None  # with tables for other steps like it
-    code: bytearray
-
-
-def _search(
-    x: Tensor,
-    shapes: tuple[tuple[int, int], ...],
-    at: float,
-    room: int,
-    start: _Quantised | None,
-    tries: int,
-) -> _Found:
-    """From a first guess of the step to one whose code is no longer than `room`, and hardly less.
-
-    If nearly all is zero, what is not costs so much that even more becomes zero: the size may jump.
-    So where tables start from stays the same, once it is one of a few more bits than wanted.
+    Tables and indices depend on each other, and where nearly all is zero what is not costs so much
+    that even more becomes zero: sizes jump. So tables settle while the step follows the rate, on a
+    sample; then they stay, and the size changes smoothly with the step.
     """
-    best = _Found(at, start, bytearray([_NOTHING]))
-    low: tuple[float, float] | None = None  # a step too small, log2 of its bytes
-    high: tuple[float, float] | None = None
-    target, slope = math.log2(max(room, 1) * (1 - _SLACK / 2)), 2.0
-    largest = float(x.abs().max())
-    for _ in range(tries):
-        if 2.0**at > largest * UNIT:
-            break  # nothing would be left
-        tried = _quantised(x, shapes, 2.0**at, start)
+    room = int(rate * x.numel() / 8) - _AROUND
+    guess = math.log2(rms)
+    tried: _Quantised | None = None
+    if start is not None:
+        tried = _quantised(x, shapes, 2.0 ** (guess + start.step), start)
+        if not 0.7 <= tried.num_bytes / max(room, 1) <= 1.4:
+            start = tried = None
+    if start is None:
+        start = _settled_start(x, shapes, guess, rate, room)
+    if start is None:
+        return bytearray([_NOTHING]), None
+    at, slope = guess + start.step, start.slope
+    low: _Point | None = None  # a step too small
+    high: _Point | None = None
+    best, code = start, bytearray([_NOTHING])
+    for _ in range(_TRIES):
+        tried = tried or _quantised(x, shapes, 2.0**at, start)
         size = tried.num_bytes
-        if abs(size - room) < 0.1 * room:  # an estimate is not enough
-            code = tried.code()
-            size = len(code)
-            if len(best.code) < size <= room:
-                best = _Found(at, start or tried, code)
+        if size < 1.005 * room:  # an estimate is not enough
+            own = tried.code()
+            size = len(own)
+            if len(code) < size <= room:
+                best, code = _Start(at - guess, slope, tried.tables, tried.offsets), own
             if room * (1 - _SLACK) <= size <= room or room - 2 <= size <= room:
                 break
-        point = at, math.log2(size)
+        point, tried = (at, math.log2(size / max(room, 1))), None
         before = low if size > room else high
-        if before and before[0] != at:
-            slope = min(max((before[1] - point[1]) / (point[0] - before[0]), 0.3), 40.0)
         if size > room:
             low = point
-            if start is None and size < 1.5 * room:
-                start, high = tried, None
         else:
             high = point
         if low and high:
-            share = (low[1] - target) / max(low[1] - high[1], 1e-9)
-            share = min(max(share, 0.15), 0.85) if high[1] > target - 1 else 0.4
-            at = low[0] + (high[0] - low[0]) * share
-            if high[0] - low[0] < 1e-4:
-                low = high = None  # from different starts
-        elif low:
-            at = low[0] + min(max((low[1] - target) / slope, 0.002), 1.0)
-        elif high:
-            at = high[0] - min(max((target - high[1]) / slope, 0.002), 2.0)
-    if len(best.code) == 1 and high:
-        tried = _quantised(x, shapes, 2.0 ** high[0], start)
-        code = tried.code()
-        if len(code) <= room:
-            best = _Found(high[0], start or tried, code)
-    return best
+            slope = _slope(low, high)
+            share = (low[1] - _AIM) / (low[1] - high[1])
+            at = low[0] + (high[0] - low[0]) * min(max(share, 0.1), 0.9)
+            if high[0] - low[0] < 1e-5:
+                break
+        else:
+            if before:
+                slope = _slope(before, point)
+            at += min(max((point[1] - _AIM) / slope, -2.0), 2.0)
+        if not _least_step(x) <= 2.0**at <= float(x.abs().max()) * UNIT:
+            break
+    return code, best
+
+
+_Point = tuple[float, float]  # log2 of a step, log2 of its bytes over what there is room for
+
+
+def _settled_start(
+    x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, rate: float, room: int
+) -> _Start | None:
+    """A step for the rate and tables that go with it, from samples; None if there is no room."""
+    at, slope = rms + 1 - rate, min(max(1.44 / rate, 0.4), 4.0)
+    lowest, highest = math.log2(_least_step(x)), math.log2(float(x.abs().max()) * UNIT)
+    start: _Start | None = None
+    found: _Start | None = None
+    before: _Point | None = None
+    sample, own = _sampled(x, shapes, _SAMPLE)
+    for i in range(_SAMPLE_TRIES):
+        at = min(max(at, lowest), highest)
+        tried = _quantised(sample, own, 2.0**at, start, 1, _passes(x))
+        point = at, _excess(tried, x, sample, room)
+        is_near = abs(point[1] - _AIM) < 1
+        if before and is_near and abs(before[0] - at) > 0.01:
+            slope = _slope(before, point)
+        before = point if is_near else None
+        move = min(max((point[1] - _AIM) / slope, -2.0), 2.0)
+        start = _Start(at + move - rms, slope, tried.tables, tried.offsets)
+        if is_near or found is None or move < 0:
+            found = start
+        if (abs(point[1] - _AIM) < 0.03 and i >= 2) or (at in (lowest, highest) and i):
+            break
+        if not is_near:
+            start = None
+        at += move
+    if found is not None and x.numel() >= 4 * _LARGER:
+        sample, own = _sampled(x, shapes, _LARGER)
+        at = rms + found.step
+        point = at, _excess(_quantised(sample, own, 2.0**at, found), x, sample, room)
+        if abs(point[1] - _AIM) < 1:
+            found = found._replace(step=found.step + (point[1] - _AIM) / slope)
+    return found
+
+
+def _excess(tried: _Quantised, x: Tensor, sample: Tensor, room: int) -> float:
+    """By how much x would be too long, as log2, if it were all like the sample."""
+    share = x.numel() / sample.numel()
+    size = tried.header + share * (tried.num_bytes - tried.header)
+    return math.log2(size / max(room, 1))
+
+
+def _slope(a: _Point, b: _Point) -> float:
+    return min(max((a[1] - b[1]) / ((b[0] - a[0]) or 1e-9), 0.2), 40.0)
 
 
 def _sampled(
-    x: Tensor, shapes: tuple[tuple[int, int], ...]
+    x: Tensor, shapes: tuple[tuple[int, int], ...], numel: int
 ) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
-    """Some rows of every matrix, if the vector is long."""
-    stride = x.numel() // _SAMPLE
+    """Some rows of every matrix, and if there are few, parts of them, if the vector is long."""
+    stride = x.numel() // numel
     if stride < 2:
         return x, shapes
     pieces, own, start = [], [], 0
     for rows, width in shapes:
         tensor = x[start : start + rows * width].view(rows, width)
         start += rows * width
-        kept = tensor[::stride] if rows > 1 else tensor[:, : -(-width // stride)]
+        leap = min(stride, max(1, rows // 8))
+        kept, few = tensor[::leap], stride // leap
+        if few > 1 and width >= 2 * _PART:
+            whole = kept[:, : width // _PART * _PART].unflatten(1, (-1, _PART))
+            kept = whole[:, ::few].flatten(1)
         pieces.append(kept.reshape(-1))
         own.append((kept.shape[0], kept.shape[1]))
     return torch.cat(pieces), tuple(own)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to, num_buckets
+from gradwire.compression.quantization._buckets import num_buckets
 from gradwire.compression.quantization._rotation import (
     bound,
     check_block,
@@ -41,6 +41,7 @@ from gradwire.core.codec import (
     Parts,
     State,
     check_input,
+    clamp_to,
     expect,
     expect_scale,
     scale_dtype,

@@ -26,7 +26,13 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
 from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
-from gradwire.compression.quantization._scales import bucket_norm, check_bucket, mirrored
+from gradwire.compression.quantization._scales import (
+    bucket_norm,
+    check_bucket,
+    check_levels,
+    levels_above_zero,
+    mirrored,
+)
 from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -52,12 +58,7 @@ class NUQ(PackedCodec):
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
-        if (self.levels is None) == (self.bits is None):
-            raise ValueError("nuq needs levels or bits, one of them: nuq(7) or nuq(bits=4)")
-        if self.levels is not None and not 1 <= self.levels < 2**15:
-            raise ValueError(f"nuq: levels must lie in 1 .. 32767, got {self.levels}")
-        if self.bits is not None and not 2 <= self.bits <= 16:
-            raise ValueError(f"nuq: bits must lie in 2 .. 16, got {self.bits}")
+        check_levels("nuq", self.levels, self.bits)
         if not 0 < self.ratio < 1:
             raise ValueError(f"nuq: ratio must lie between 0 and 1, got {self.ratio}")
         if (self.num_levels - 1) * math.log2(1 / self.ratio) > _OCTAVES:
@@ -69,7 +70,7 @@ class NUQ(PackedCodec):
 
     @property
     def num_levels(self) -> int:
-        return self.levels if self.levels is not None else 2 ** ((self.bits or 0) - 1) - 1
+        return levels_above_zero(self.levels, self.bits)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         s, b, p = self.num_levels, max(1, min(self.bucket, spec.numel)), self.ratio

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to, num_buckets
+from gradwire.compression.quantization._buckets import num_buckets
 from gradwire.compression.quantization._packed import PackedCodec, finished
 from gradwire.compression.quantization._scales import bucket_sizes, check_bucket
-from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
+from gradwire.core.codec import Guarantee, Parts, clamp_to, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 

@@ -28,7 +28,6 @@ from gradwire import kernels
 from gradwire.coding.polar.gaussian import BINS_PER_DEVIATION, gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
 from gradwire.coding.polar.planes import gaussian_planes, sign_plane, sign_ratios
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.quantization._rotation import bound, rotate, saturated, unrotate
 from gradwire.compression.quantization.sign import Sign
 from gradwire.core.codec import (
@@ -37,6 +36,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    clamp_to,
     expect,
     expect_scale,
     scale_dtype,
@@ -109,15 +109,13 @@ class Polar(Codec):
         x = x.to(dtype)
         if self.rotate:
             x = rotate(rotate(saturated(x), key, _ALL), key.child("again"), _ALL)
-        rms = math.sqrt(float(torch.dot(x, x)) / x.numel())
-        unit = rms
-        if not _LEAST < rms < _MOST:  # squares run out of range: make it a vector like any other
-            rms = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / math.sqrt(x.numel())
-            x, unit = x / rms if rms else x, 1.0
-        heard, code = self._coded(x.float(), unit, key)
-        power = float(torch.dot(heard, heard))
-        gain = max(0.0, float(torch.dot(heard, x.float())) / power)
-        scale = torch.tensor([gain * rms / unit], dtype=torch.float64, device=x.device)
+        unit, factor = _deviation(x), 1.0
+        if not _LEAST < unit < _MOST and bool(x.any()):  # squares run out of range
+            factor = float(x.abs().max())
+            x = x / factor
+            unit = _deviation(x)
+        gain, code = self._coded(x.float(), unit or 1.0, key)
+        scale = torch.tensor([max(0.0, gain) * factor], dtype=torch.float64, device=x.device)
         return {"scale": clamp_to(scale, dtype), "code": code}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
@@ -136,46 +134,39 @@ class Polar(Codec):
         for j, own in enumerate(planes.rows):
             words.append(lanes.bits(planes.word(j, rows[:, start : start + len(own)]), order))
             start += len(own)
-        heard = self._points(words, lanes).to(dtype)
+        points = gaussian_channel(self.rate).points.to(code.device)
         if not self.rotate:
-            return clamp_to(heard * scale, spec.dtype)
+            return _named(words, clamp_to(points * scale, spec.dtype), lanes.numel)
         # Once mixes all only if their number is a power of two, so it was done twice.
-        heard = unrotate(heard * scale.clamp(max=bound(dtype)), key.child("again"), _ALL)
-        heard = unrotate(heard, key, _ALL)
+        heard = _named(words, points * scale.clamp(max=bound(dtype)), lanes.numel)
+        heard = unrotate(unrotate(heard, key.child("again"), _ALL), key, _ALL)
         return clamp_to(heard, spec.dtype)
 
-    def _coded(self, x: Tensor, unit: float, key: Key) -> tuple[Tensor, Tensor]:
-        """What is heard of x (float32, of deviation `unit`) before it is scaled, and the code."""
+    def _coded(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
+        """The code of x (float32, of deviation `unit`), and the best factor of what is heard."""
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
         planes, order = gaussian_planes(self.rate, lanes), self._order(lanes, key, x.device)
-        words, inputs = [], []
-        labels = x.new_zeros(x.numel(), dtype=torch.uint8) if channel.num_bits > 1 else None
+        single = channel.num_bits == 1
+        labels = x.new_zeros(0 if single else x.numel(), dtype=torch.uint8)
+        inputs = []
         for j, kinds in enumerate(planes.kinds):
-            if labels is None:  # point 0, bit 0, is the negative one
+            if single:  # point 0, bit 0, is the negative one
                 ratios = kernels.polar_ratios(x, -channel.slope / unit)
             else:
                 per_bin = BINS_PER_DEVIATION / unit
                 ratios = kernels.polar_lookup(x, per_bin, channel.ratios[j], labels)
             word = kernels.polar_quantise(lanes.spread(ratios, order), kinds.to(x.device))
-            words.append(lanes.bits(word, order))
+            bits = lanes.bits(word, order)
+            if single:
+                labels = bits
+            else:
+                kernels.polar_label(labels, bits, j)
             inputs.append(planes.inputs(j, word))
-            if labels is not None:
-                kernels.polar_label(labels, words[-1], j)
-        return self._points(words, lanes), lanes.join(torch.cat(inputs, dim=1))
-
-    def _points(self, words: list[Tensor], lanes: Lanes) -> Tensor:
-        """The points that packed bits of all planes name, float32 [numel]."""
-        points = gaussian_channel(self.rate).points
-        if len(words) == 1:
-            # A zero stands for the first point, which is negative.
-            scale, out = points[:1].to(words[0].device), None
-            if words[0].device.type == "cpu":
-                out = kernels.empty(lanes.numel)
-            return kernels.mean_signs(words, [scale], lanes.numel, 8 * lanes.numel, out)
-        labels = words[0].new_zeros(lanes.numel)
-        for j, bits in enumerate(words):
-            kernels.polar_label(labels, bits, j)
-        return kernels.polar_points(labels, points)
+        packing = (2, 1, 0) if single else (256, 8, 0)
+        values = x.new_zeros(packing[0])
+        values[: len(channel.points)] = channel.points.to(x.device)
+        along, squares = kernels.cell_products(x, labels, x.numel(), values, packing)
+        return float(along) / float(squares), lanes.join(torch.cat(inputs, dim=1))
 
     def _lanes(self, numel: int) -> Lanes:
         return Lanes(numel, self.block)
@@ -186,6 +177,24 @@ class Polar(Codec):
             return None
         words = key.shared().child("polar positions").words(lanes.used, device)
         return torch.argsort(words, stable=True)
+
+
+def _named(words: list[Tensor], points: Tensor, numel: int) -> Tensor:
+    """The points that the packed bits of all planes name."""
+    if len(words) > 1:
+        labels = words[0].new_zeros(numel)
+        for j, bits in enumerate(words):
+            kernels.polar_label(labels, bits, j)
+        if points.dtype == torch.float32:
+            return kernels.polar_points(labels, points)
+        return points[labels.to(torch.int64)]
+    if kernels.fuses(points):  # a zero names the first point, which is negative
+        return kernels.mean_signs(words, [points[:1]], numel, 8 * numel, kernels.empty(numel))
+    return points[kernels.unpack_uints(words[0], 1, numel).to(torch.int64)]
+
+
+def _deviation(x: Tensor) -> float:
+    return math.sqrt(float(kernels.bucket_squares(x, x.numel())) / x.numel())
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,8 @@ Each bucket of elements is divided by its norm and rounded at random to one of s
 Q(v_i) = norm * sign(v_i) * xi_i,  E xi_i = |v_i| / norm   (their sec. 3.1).  It is unbiased, with
 relative variance at most min(b / s^2, sqrt(b) / s) for buckets of b elements (Lemma 3.1). With the
 maximum in place of the Euclidean norm, as in their experiments, rounding a fraction p costs
-p(1 - p) <= 1/4 of a squared step, so b / (4 s^2) holds.
+p(1 - p) <= 1/4 of a squared step, so b / (4 s^2) holds. Rounding draws 16 bits per element, as in
+the other quantisers that round at random: it is unbiased but for 2^-17 of a step.
 
 Use it as the first unbiased quantiser to try, at 4 to 8 bits, without `ef(...)` and with `>> rans`,
 which makes up for long buckets if tails are heavy. Without a coder `adaptive` and `eden` err less
@@ -20,13 +21,12 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import (
-    clamp_to,
     from_buckets,
     num_buckets,
     round_at_random,
     to_buckets,
 )
-from gradwire.compression.quantization._scales import bucket_scale
+from gradwire.compression.quantization._scales import bucket_scale, check_levels, levels_above_zero
 from gradwire.core.codec import (
     Codec,
     Guarantee,
@@ -34,6 +34,7 @@ from gradwire.core.codec import (
     Parts,
     State,
     check_input,
+    clamp_to,
     expect,
     expect_scale,
     scale_dtype,
@@ -61,12 +62,7 @@ class QSGD(Codec):
     parts = ("scale", "values")
 
     def __post_init__(self) -> None:
-        if (self.levels is None) == (self.bits is None):
-            raise ValueError("qsgd needs levels or bits, one of them: qsgd(7) or qsgd(bits=4)")
-        if self.levels is not None and not 1 <= self.levels < 2**15:
-            raise ValueError(f"qsgd: levels must lie in 1 .. 32767, got {self.levels}")
-        if self.bits is not None and not 2 <= self.bits <= 16:
-            raise ValueError(f"qsgd: bits must lie in 2 .. 16, got {self.bits}")
+        check_levels("qsgd", self.levels, self.bits)
         if self.bucket < 1:
             raise ValueError(f"qsgd: bucket must be at least 1, got {self.bucket}")
         if self.norm not in ("max", "l2"):
@@ -74,7 +70,7 @@ class QSGD(Codec):
 
     @property
     def num_levels(self) -> int:
-        return self.levels if self.levels is not None else 2 ** ((self.bits or 0) - 1) - 1
+        return levels_above_zero(self.levels, self.bits)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         s, b = self.num_levels, max(1, min(self.bucket, spec.numel))

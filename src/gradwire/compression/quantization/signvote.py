@@ -27,8 +27,17 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to
-from gradwire.core.codec import Algebra, Codec, Guarantee, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.codec import (
+    Algebra,
+    Codec,
+    Guarantee,
+    Kind,
+    Parts,
+    State,
+    clamp_to,
+    expect,
+    scale_dtype,
+)
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload

@@ -4,8 +4,9 @@ deep learning").
 g~_i = s sign(g_i) b_i,  b_i ~ Bernoulli(|g_i| / s),  s = max |g|       (their eq. 1 to 3)
 
 Before that, elements beyond c sigma are clipped to it, with c = 2.5: fewer elements then
-round to zero, at the price of a bias. One s serves the whole tensor (their layer-wise ternarising)
-or, with `bucket`, as many consecutive elements. With `share` all workers use the largest s of any
+round to zero, at the price of a bias. One s serves the whole vector, which is a layer, as in their
+layer-wise ternarising, if the schedule is `sequential("layer")`, or, with `bucket`, as many
+consecutive elements. With `share` all workers use the largest s of any
 of them (their scaler sharing): one number is exchanged before, and none travels with the trits.
 
 We differ in sigma: the root mean square, which is about zero and not about the mean. It is the

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.quantization._packed import finished, look_up, packing
 from gradwire.compression.quantization._scales import bucket_norm
 from gradwire.core.codec import (
@@ -32,6 +31,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    clamp_to,
     expect,
     expect_scale,
     scale_dtype,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.core.codec import (
     Codec,
     Guarantee,
@@ -21,6 +20,7 @@ from gradwire.core.codec import (
     Parts,
     State,
     check_input,
+    clamp_to,
     expect,
     is_finite,
     scale_dtype,

@@ -30,10 +30,9 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import check_density, scatter
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import State, corrected, is_finite, scale_dtype
+from gradwire.core.codec import State, clamp_to, corrected, is_finite, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key

@@ -23,14 +23,22 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import (
     check_density,
     num_kept,
     scatter,
     strata,
 )
-from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, expect, scale_dtype
+from gradwire.core.codec import (
+    Algebra,
+    Codec,
+    Guarantee,
+    Parts,
+    State,
+    clamp_to,
+    expect,
+    scale_dtype,
+)
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 

@@ -44,6 +44,7 @@ class SampledK(Selection, Selector):
     sample_ratio: float = 0.001  # fraction of the elements that the threshold is estimated from
 
     paper = "Lin et al. 2018, Deep gradient compression"
+    known_as = ("dgc",)
     examples = ("sampledk(0.01)", "sampledk(0.3)", "sampledk(0.1, sample_ratio=0.25)")
 
     one_pass = True

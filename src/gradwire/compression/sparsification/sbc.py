@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import (
     Selector,
     check_density,
@@ -27,7 +26,7 @@ from gradwire.compression.sparsification._selection import (
     num_kept,
     scatter,
 )
-from gradwire.core.codec import Kind, Parts, expect, is_finite, scale_dtype
+from gradwire.core.codec import Kind, Parts, clamp_to, expect, is_finite, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.coders.golomb import Golomb
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import (
     Selector,
     check_density,
@@ -34,6 +33,7 @@ from gradwire.core.codec import (
     Guarantee,
     Kind,
     Parts,
+    clamp_to,
     expect_scale,
     scale_dtype,
 )

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization._buckets import clamp_to
 from gradwire.compression.sparsification._selection import (
     check_density,
     decode_positions,
@@ -39,7 +38,16 @@ from gradwire.compression.sparsification._selection import (
     reaching,
     scatter,
 )
-from gradwire.core.codec import Codec, Guarantee, Parts, State, expect, expect_scale, scale_dtype
+from gradwire.core.codec import (
+    Codec,
+    Guarantee,
+    Parts,
+    State,
+    clamp_to,
+    expect,
+    expect_scale,
+    scale_dtype,
+)
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 

@@ -310,13 +310,13 @@ typedef struct {
 } ratios_job;
 
 GW_CLONES static void ratios_part(void *argument, int64_t first, int64_t last) {
-    const ratios_job *job = argument;
+    const ratios_job job = *(const ratios_job *)argument; /* bytes stored could change the other */
     const float magic = 0x1.8p23f; /* added and taken away it rounds to whole numbers, ties to even */
     for (int64_t i = first; i < last; i++) {
-        float ratio = job->x[i] * job->factor;
+        float ratio = job.x[i] * job.factor;
         ratio = ratio > 127.0f ? 127.0f : ratio;
         ratio = ratio < -127.0f ? -127.0f : ratio;
-        job->out[i] = (int8_t)(int32_t)((ratio + magic) - magic);
+        job.out[i] = (int8_t)(int32_t)((ratio + magic) - magic);
     }
 }
 
@@ -338,18 +338,18 @@ typedef struct {
 enum { PIECE = 256 };
 
 GW_CLONES static void lookup_part(void *argument, int64_t first, int64_t last) {
-    const lookup_job *job = argument;
-    const float top = (float)(job->bins - 1), half = 0.5f * (float)job->bins;
+    const lookup_job job = *(const lookup_job *)argument;
+    const float top = (float)(job.bins - 1), half = 0.5f * (float)job.bins;
     int32_t at[PIECE];
     for (int64_t start = first; start < last; start += PIECE) {
         const int64_t n = last - start < PIECE ? last - start : PIECE;
         for (int64_t i = 0; i < n; i++) {
-            float place = job->x[start + i] * job->factor + half;
+            float place = job.x[start + i] * job.factor + half;
             place = place < top ? place : top;
             place = place > 0.0f ? place : 0.0f;
-            at[i] = (int32_t)place + job->labels[start + i] * job->bins;
+            at[i] = (int32_t)place + job.labels[start + i] * job.bins;
         }
-        for (int64_t i = 0; i < n; i++) job->out[start + i] = job->table[at[i]];
+        for (int64_t i = 0; i < n; i++) job.out[start + i] = job.table[at[i]];
     }
 }
 
@@ -367,14 +367,14 @@ typedef struct {
 } label_job;
 
 GW_CLONES static void label_part(void *argument, int64_t first, int64_t last) {
-    const label_job *job = argument;
+    const label_job job = *(const label_job *)argument;
     for (int64_t start = first; start < last; start += 8) {
-        uint64_t eight = job->bits[start / 8] * 0x0101010101010101u & 0x8040201008040201u, old = 0;
+        uint64_t eight = job.bits[start / 8] * 0x0101010101010101u & 0x8040201008040201u, old = 0;
         eight = ((eight + 0x7F7F7F7F7F7F7F7Fu) | eight) >> 7 & 0x0101010101010101u;
         const size_t n = last - start < 8 ? (size_t)(last - start) : 8;
-        memcpy(&old, job->labels + start, n);
-        old |= eight << job->plane;
-        memcpy(job->labels + start, &old, n);
+        memcpy(&old, job.labels + start, n);
+        old |= eight << job.plane;
+        memcpy(job.labels + start, &old, n);
     }
 }
 
@@ -391,8 +391,8 @@ typedef struct {
 } points_job;
 
 GW_CLONES static void points_part(void *argument, int64_t first, int64_t last) {
-    const points_job *job = argument;
-    for (int64_t i = first; i < last; i++) job->out[i] = job->points[job->labels[i]];
+    const points_job job = *(const points_job *)argument;
+    for (int64_t i = first; i < last; i++) job.out[i] = job.points[job.labels[i]];
 }
 
 /* points has 256 entries. */

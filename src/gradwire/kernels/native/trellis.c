@@ -16,7 +16,9 @@
 
 enum {
     UNIT = 64,       /* of a step: what scaled numbers count */
-    LANES = 16,      /* blocks searched together */
+    LANES = 16,      /* blocks searched together, or segments */
+    WAYS = 4,        /* segments whose coders take turns */
+    FEW = 4,         /* segments that are worth lanes */
     BLOCK = 1024,    /* elements of a block */
     CLASSES = 16,    /* of expected magnitude */
     RATES = 8,       /* per class: two quantisers, each with the rates of 0, 1, 2 and a slope */
@@ -335,7 +337,7 @@ typedef struct {
 } context_job;
 
 GW_INLINE int64_t segment_start(int64_t count, int64_t segments, int64_t s) {
-    return count / segments * s + (s < count % segments ? s : count % segments);
+    return s == segments ? count : count / BLOCK * s / segments * BLOCK;
 }
 
 GW_INLINE void tally(int64_t *counts, int32_t k) {
@@ -364,40 +366,338 @@ void gw_trellis_counts(const int32_t *scaled, const int32_t *indices, const uint
     }
 }
 
-GW_INLINE void contexts_of(const context_job *job, int64_t s, uint32_t *columns, int is_first) {
-    const int64_t first = segment_start(job->count, job->segments, s);
-    const int64_t end = segment_start(job->count, job->segments, s + 1);
-    int64_t *const counts = job->counts + s * 2 * CLASSES * 4, *const errors = job->errors + s * 12;
-    model m;
-    start_model(&m, job->shapes, first, columns);
+GW_INLINE void contexts_from(const context_job *job, model *m, int64_t first, int64_t end,
+                             int64_t *counts, int64_t *errors, int is_first) {
     for (int64_t i = first; i < end; i++) {
-        const int32_t c = context(&m), x = job->scaled[i], u = x < 0 ? -x : x;
+        const int32_t c = context(m), x = job->scaled[i], u = x < 0 ? -x : x;
         int32_t k;
         job->contexts[i] = (uint8_t)c;
         if (is_first) {
             k = (u + 50) >> 7;
             tally(counts + 4 * (c & ~1), k);
             tally(counts + 4 * (c | 1), (u + 78) >> 7);
-            m.state = 0;
         } else {
             k = job->indices[i];
             k = k < 0 ? -k : k;
             tally(counts + 4 * c, k);
             tally_error(errors, k, c & 1, u);
         }
-        learn(&m, k, i + 1 == job->count);
+        learn(m, k, i + 1 == job->count);
+        if (is_first) m->state = 0;
     }
 }
 
+static void contexts_narrow(const context_job *job, model *m, int64_t first, int64_t end,
+                            int64_t s) {
+    int64_t *const counts = job->counts + s * 2 * CLASSES * 4, *const errors = job->errors + s * 12;
+    if (job->indices)
+        contexts_from(job, m, first, end, counts, errors, 0);
+    else
+        contexts_from(job, m, first, end, counts, errors, 1);
+}
+
+#ifdef GW_WIDE
+typedef struct {
+    model own[LANES];
+    uint32_t row[LANES], columns[LANES], left[LANES], column[LANES]; /* `column` as a number */
+    uint32_t shift[LANES], state[LANES], at[LANES], width[LANES], moves[LANES];
+    uint32_t *columns_of;
+} models;
+
+GW_INLINE void to_lane(models *all, int l) {
+    const model *const m = &all->own[l];
+    all->row[l] = m->row;
+    all->columns[l] = m->columns;
+    all->left[l] = m->left;
+    all->column[l] = (uint32_t)(m->column - all->columns_of);
+    all->shift[l] = (uint32_t)m->shift;
+    all->state[l] = (uint32_t)m->state;
+    all->at[l] = (uint32_t)m->at;
+    all->width[l] = m->width > INT32_MAX ? 0 : (uint32_t)m->width;
+    all->moves[l] = m->shift != VECTOR_SHIFT;
+}
+
+GW_INLINE void from_lane(models *all, int l) {
+    model *const m = &all->own[l];
+    m->row = all->row[l];
+    m->columns = all->columns[l];
+    m->left = all->left[l];
+    m->column = all->columns_of + all->column[l];
+    m->state = (int32_t)all->state[l];
+    m->at = all->at[l];
+}
+
+/* Rows r[i] of sixteen numbers become columns: what is off the diagonal changes places, in ever
+   larger squares. */
+GW_WIDE GW_INLINE void transpose(__m512i r[16]) {
+    const __m512i lane =
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#pragma GCC unroll 4
+    for (int h = 1; h < 16; h *= 2) {
+        const __m512i bit = _mm512_set1_epi32(h), other = _mm512_xor_si512(lane, bit);
+        const __mmask16 high = _mm512_test_epi32_mask(lane, bit);
+        const __m512i second = _mm512_set1_epi32(16);
+        const __m512i low_from = _mm512_mask_add_epi32(lane, high, other, second);
+        const __m512i high_from = _mm512_mask_add_epi32(other, high, lane, second);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            if (i & h) continue;
+            const __m512i a = r[i], b = r[i | h];
+            r[i] = _mm512_permutex2var_epi32(a, low_from, b);
+            r[i | h] = _mm512_permutex2var_epi32(a, high_from, b);
+        }
+    }
+}
+
+#define GW_WIDER __attribute__((target("avx512f,avx512bw,avx512vl,avx512cd")))
+
+GW_WIDER GW_INLINE __m512i wide_logarithm(__m512i average) {
+    const __m512i u = _mm512_add_epi32(average, _mm512_set1_epi32(LEAST));
+    const __m512i z = _mm512_lzcnt_epi32(u);
+    const __m512i mantissa = _mm512_and_si512(_mm512_srli_epi32(_mm512_sllv_epi32(u, z), 25),
+                                              _mm512_set1_epi32(63));
+    return _mm512_or_si512(
+        _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(31), z), 6), mantissa);
+}
+
+GW_WIDER GW_INLINE __m512i wide_class(__m512i row, __m512i columns, __m512i column, __m512i left) {
+    const __m512i level = _mm512_add_epi32(
+        _mm512_sub_epi32(wide_logarithm(row), wide_logarithm(columns)), wide_logarithm(column));
+    const __m512i seven = _mm512_sub_epi32(_mm512_slli_epi32(level, 3), level);
+    const __m512i mixed = _mm512_srai_epi32(_mm512_add_epi32(seven, wide_logarithm(left)), 3);
+    const __m512i class = _mm512_add_epi32(
+        _mm512_srai_epi32(_mm512_sub_epi32(mixed, _mm512_set1_epi32(64 * FRACTION - 32)), 6),
+        _mm512_set1_epi32(CLASSES / 2));
+    return _mm512_min_epi32(_mm512_max_epi32(class, _mm512_setzero_si512()),
+                            _mm512_set1_epi32(CLASSES - 1));
+}
+
+GW_WIDER GW_INLINE __m512i wide_next_state(__m512i s, __m512i k) {
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i low = _mm512_and_si512(_mm512_xor_si512(s, _mm512_srli_epi32(s, 1)), one);
+    const __m512i middle =
+        _mm512_and_si512(_mm512_xor_si512(_mm512_srli_epi32(s, 2), k), one);
+    return _mm512_or_si512(_mm512_or_si512(low, _mm512_slli_epi32(middle, 1)),
+                           _mm512_slli_epi32(_mm512_and_si512(s, one), 2));
+}
+
+/* Rows that have ended, where bit l of `ends` is set. */
+static void end_rows(models *all, uint32_t ends, const int64_t *from, int64_t i, int64_t count) {
+    for (; ends; ends &= ends - 1) {
+        const int l = __builtin_ctz(ends);
+        from_lane(all, l);
+        end_row(&all->own[l], from[l] + i + 1 == count);
+        to_lane(all, l);
+    }
+}
+
+/* Sixteen segments side by side, `steps` elements of each from `from` on, a multiple of 16; those
+   of the lanes from `used` on are done in vain. */
+GW_WIDER GW_INLINE void contexts_wide(const context_job *job, models *all, const int64_t *from,
+                                      int64_t steps, int used, int is_first, int64_t *counts,
+                                      int64_t *errors) {
+    /* By context and |k| = 0, 1, 2, more: how many, and above bit 24 by how much more than 2. In
+       four places, so that additions to one number do not wait for each other. */
+    uint64_t tallies[4][2 * CLASSES][4];
+    int32_t *const column_of = (int32_t *)(void *)all->columns_of;
+    const __m512i zero = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
+    memset(tallies, 0, sizeof tallies);
+    __m512i row = _mm512_loadu_si512(all->row), columns = _mm512_loadu_si512(all->columns);
+    __m512i left = _mm512_loadu_si512(all->left), column = _mm512_loadu_si512(all->column);
+    __m512i shift = _mm512_loadu_si512(all->shift), state = _mm512_loadu_si512(all->state);
+    __m512i at = _mm512_loadu_si512(all->at), width = _mm512_loadu_si512(all->width);
+    __m512i moves = _mm512_loadu_si512(all->moves);
+    for (int64_t first = 0; first < steps; first += 16) {
+        __m512i scaled[16], index[16], context[16], total[6];
+        for (int l = 0; l < 16; l++)
+            scaled[l] = _mm512_abs_epi32(_mm512_loadu_si512(job->scaled + from[l] + first));
+        transpose(scaled);
+        if (!is_first) {
+            for (int l = 0; l < 16; l++)
+                index[l] = _mm512_abs_epi32(_mm512_loadu_si512(job->indices + from[l] + first));
+            transpose(index);
+        }
+        for (int t = 0; t < 6; t++) total[t] = zero;
+        for (int i = 0; i < 16; i++) {
+            const __m512i u = scaled[i];
+            const __m512i k =
+                is_first ? _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(50)), 7)
+                         : index[i];
+            const __m512i c = _mm512_i32gather_epi32(column, column_of, 4);
+            const __m512i class = wide_class(row, columns, c, left);
+            const __m512i q = is_first ? zero : _mm512_and_si512(state, one);
+            context[i] = _mm512_or_si512(_mm512_slli_epi32(class, 1), q);
+            const __m512i v = _mm512_slli_epi32(_mm512_min_epi32(k, _mm512_set1_epi32(MOST)),
+                                                FRACTION);
+            left = _mm512_srli_epi32(_mm512_add_epi32(left, v), 1);
+            row = _mm512_add_epi32(row, _mm512_sub_epi32(v, _mm512_srli_epi32(row, ROW_SHIFT)));
+            columns = _mm512_add_epi32(
+                columns, _mm512_sub_epi32(c, _mm512_srli_epi32(columns, ROW_SHIFT)));
+            const __m512i moved =
+                _mm512_add_epi32(c, _mm512_srav_epi32(_mm512_sub_epi32(v, c), shift));
+            _mm512_i32scatter_epi32(column_of, column, moved, 4);
+            column = _mm512_add_epi32(column, moves);
+            at = _mm512_add_epi32(at, one);
+            if (!is_first) {
+                const __m512i value = _mm512_sub_epi32(_mm512_slli_epi32(k, 7),
+                                                       _mm512_slli_epi32(q, 6));
+                const __m512i error = _mm512_sub_epi32(value, u);
+                const __mmask16 odd = _mm512_test_epi32_mask(q, one);
+                const __mmask16 is[3] = {
+                    _mm512_cmpeq_epi32_mask(k, one),
+                    _mm512_cmpeq_epi32_mask(k, _mm512_set1_epi32(2)),
+                    _mm512_cmpgt_epi32_mask(k, _mm512_set1_epi32(2)),
+                };
+                for (int t = 0; t < 3; t++) {
+                    total[t] = _mm512_mask_add_epi32(total[t], is[t] & ~odd, total[t], error);
+                    total[3 + t] =
+                        _mm512_mask_add_epi32(total[3 + t], is[t] & odd, total[3 + t], error);
+                }
+                state = wide_next_state(state, k);
+            }
+            const uint32_t ends = _mm512_cmpeq_epi32_mask(at, width);
+            if (ends) {
+                _mm512_storeu_si512(all->row, row);
+                _mm512_storeu_si512(all->columns, columns);
+                _mm512_storeu_si512(all->left, left);
+                _mm512_storeu_si512(all->column, column);
+                _mm512_storeu_si512(all->state, state);
+                _mm512_storeu_si512(all->at, at);
+                end_rows(all, ends, from, first + i, job->count);
+                row = _mm512_loadu_si512(all->row);
+                columns = _mm512_loadu_si512(all->columns);
+                left = _mm512_loadu_si512(all->left);
+                column = _mm512_loadu_si512(all->column);
+                shift = _mm512_loadu_si512(all->shift);
+                at = _mm512_loadu_si512(all->at);
+                width = _mm512_loadu_si512(all->width);
+                moves = _mm512_loadu_si512(all->moves);
+            }
+        }
+        transpose(context);
+        for (int l = 0; l < used; l++) {
+            const int64_t start = from[l] + first;
+            _mm_storeu_si128((__m128i *)(void *)(job->contexts + start),
+                             _mm512_cvtepi32_epi8(context[l]));
+        }
+        for (int t = 0; t < 6 && !is_first; t++) {
+            const __mmask16 lanes = (__mmask16)((1u << used) - 1);
+            const __m512i own = _mm512_maskz_mov_epi32(lanes, total[t]);
+            const __m512i wide = _mm512_add_epi64(
+                _mm512_cvtepi32_epi64(_mm512_castsi512_si256(own)),
+                _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(own, 1)));
+            errors[2 * t + 1] += _mm512_reduce_add_epi64(wide);
+        }
+        for (int l = 0; l < used; l++) {
+            const int64_t start = from[l] + first;
+            for (int i = 0; i < 16; i++) {
+                const int32_t c = job->contexts[start + i];
+                int32_t k;
+                if (is_first) {
+                    const int32_t x = job->scaled[start + i], u = x < 0 ? -x : x;
+                    const int32_t other = (u + 78) >> 7;
+                    k = (u + 50) >> 7;
+                    tallies[i & 3][c | 1][least(other, 3)] +=
+                        1 + ((uint64_t)(other - least(other, 2)) << 24);
+                } else {
+                    k = job->indices[start + i];
+                    k = k < 0 ? -k : k;
+                }
+                tallies[i & 3][c][least(k, 3)] += 1 + ((uint64_t)(k - least(k, 2)) << 24);
+            }
+        }
+    }
+    _mm512_storeu_si512(all->row, row);
+    _mm512_storeu_si512(all->columns, columns);
+    _mm512_storeu_si512(all->left, left);
+    _mm512_storeu_si512(all->column, column);
+    _mm512_storeu_si512(all->state, state);
+    _mm512_storeu_si512(all->at, at);
+    for (int l = 0; l < LANES; l++) from_lane(all, l);
+    for (int c = 0; c < 2 * CLASSES; c++)
+        for (int kind = 0; kind < 4; kind++)
+            for (int i = 0; i < 4; i++) {
+                const uint64_t sum = tallies[i][c][kind];
+                const int64_t n = (int64_t)(sum & 0xffffff);
+                counts[4 * c + least(kind, 2)] += n;
+                counts[4 * c + 3] += (int64_t)(sum >> 24);
+                if (kind && !is_first) errors[6 * (c & 1) + 2 * (kind - 1)] += n;
+            }
+}
+
+GW_WIDER static void contexts_wide_first(const context_job *job, models *all, const int64_t *from,
+                                         int64_t steps, int used, int64_t *counts,
+                                         int64_t *errors) {
+    contexts_wide(job, all, from, steps, used, 1, counts, errors);
+}
+
+GW_WIDER static void contexts_wide_known(const context_job *job, models *all, const int64_t *from,
+                                         int64_t steps, int used, int64_t *counts,
+                                         int64_t *errors) {
+    contexts_wide(job, all, from, steps, used, 0, counts, errors);
+}
+
+static int is_wide(void) {
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512cd");
+}
+
+/* Columns that a lane remembers: not a power of two, which would put all lanes into one place of
+   the cache. */
+GW_INLINE int64_t lane_columns(int64_t most_columns) { return (most_columns + 15) / 16 * 16 | 16; }
+
+/* Segments `first` to `last`, sixteen at most, side by side. */
+static void contexts_of_some(const context_job *job, int64_t first, int64_t last,
+                             uint32_t *columns) {
+    enum { FLUSH = 1 << 16 }; /* steps after which no tally has overflown */
+    models all;
+    int64_t from[LANES], end[LANES], left = INT64_MAX;
+    all.columns_of = columns;
+    for (int l = 0; l < LANES; l++) {
+        const int64_t s = first + (first + l < last ? l : 0);
+        from[l] = segment_start(job->count, job->segments, s);
+        end[l] = segment_start(job->count, job->segments, s + 1);
+        if (end[l] - from[l] < left) left = end[l] - from[l];
+        start_model(&all.own[l], job->shapes, from[l], columns + l * lane_columns(job->most_columns));
+        to_lane(&all, l);
+    }
+    int64_t *const counts = job->counts + first * 2 * CLASSES * 4;
+    int64_t *const errors = job->errors + first * 12;
+    for (left -= left % 16; left; ) {
+        const int64_t steps = left < FLUSH ? left : FLUSH;
+        (job->indices ? contexts_wide_known : contexts_wide_first)(job, &all, from, steps,
+                                                                   (int)(last - first), counts,
+                                                                   errors);
+        for (int l = 0; l < LANES; l++) from[l] += steps;
+        left -= steps;
+    }
+    for (int l = 0; first + l < last; l++)
+        contexts_narrow(job, &all.own[l], from[l], end[l], first + l);
+}
+#endif
+
 static void context_task(void *given, int64_t first, int64_t last) {
     context_job *const job = given;
-    uint32_t *const columns = malloc((size_t)job->most_columns * sizeof *columns);
+    int64_t columns_of_all = job->most_columns;
+#ifdef GW_WIDE
+    const int wide = is_wide() && job->most_columns < 1 << 24;
+    if (wide) columns_of_all = LANES * lane_columns(job->most_columns);
+#endif
+    uint32_t *const columns = malloc((size_t)columns_of_all * sizeof *columns);
     if (!columns) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
-    for (int64_t s = first; columns && s < last; s++) {
-        if (job->indices)
-            contexts_of(job, s, columns, 0);
-        else
-            contexts_of(job, s, columns, 1);
+    for (int64_t s = first, next; columns && s < last; s = next) {
+        next = s + 1;
+#ifdef GW_WIDE
+        if (wide && last - s >= FEW) {
+            next = last - s < LANES ? last : s + LANES;
+            contexts_of_some(job, s, next, columns);
+            continue;
+        }
+#endif
+        model m;
+        const int64_t from = segment_start(job->count, job->segments, s);
+        start_model(&m, job->shapes, from, columns);
+        contexts_narrow(job, &m, from, segment_start(job->count, job->segments, s + 1), s);
     }
     free(columns);
 }
@@ -409,7 +709,7 @@ int32_t gw_trellis_contexts(const int32_t *scaled, const int32_t *indices, int64
                             uint8_t *contexts, int64_t *counts, int64_t *errors) {
     context_job job = {scaled,       indices,  count,  segments, shapes,
                        most_columns, contexts, counts, errors,   0};
-    gw_parallel(context_task, &job, segments, 1, 1);
+    gw_parallel(context_task, &job, segments, LANES, 1);
     return job.failed ? -2 : 0;
 }
 
@@ -478,34 +778,52 @@ typedef struct {
     int64_t *lengths; /* [segments] words */
 } encode_job;
 
+/* Writes element i before what was written last, at *next. */
+GW_INLINE void encode_one(const encode_job *job, int64_t i, uint32_t *x, uint16_t **next) {
+    const int32_t k = job->indices[i], sign = k < 0, u = sign ? -k : k;
+    const context_table *const t = &job->tables->contexts[job->contexts[i]];
+    const int32_t symbol = u == 0 ? 0 : (u == 1 ? 1 : 3) + sign;
+    if (u >= 2) {
+        const int32_t tail = u - 2;
+        const tail_table *const own = &job->tables->tails[t->tail];
+        int32_t token = tail;
+        if (tail >= DIRECT) {
+            const int32_t bits = 31 - __builtin_clz((uint32_t)tail);
+            token = DIRECT + bits - 4;
+            *next = push(x, 1, (uint32_t)tail - (1u << bits), bits, *next);
+        }
+        *next = push(x, own->frequency[token], own->start[token], TAIL_PRECISION, *next);
+    }
+    *next = push(x, t->frequency[symbol], t->start[symbol], PRECISION, *next);
+}
+
+/* `ways` segments from `first` on, which take turns: none of them keeps the processor busy. */
+GW_INLINE void encode_some(const encode_job *job, int64_t first, const int ways) {
+    int64_t from[WAYS], to[WAYS], steps = INT64_MAX;
+    uint16_t *ends[WAYS], *next[WAYS];
+    uint32_t x[WAYS];
+    for (int w = 0; w < ways; w++) {
+        from[w] = segment_start(job->count, job->segments, first + w);
+        to[w] = segment_start(job->count, job->segments, first + w + 1);
+        if (to[w] - from[w] < steps) steps = to[w] - from[w];
+        ends[w] = next[w] = job->words + 3 * to[w] + 2 * (first + w + 1);
+        x[w] = LOW;
+    }
+    for (int64_t i = 1; i <= steps; i++)
+#pragma GCC unroll 4
+        for (int w = 0; w < ways; w++) encode_one(job, to[w] - i, &x[w], &next[w]);
+    for (int w = 0; w < ways; w++) {
+        for (int64_t i = to[w] - steps - 1; i >= from[w]; i--) encode_one(job, i, &x[w], &next[w]);
+        *--next[w] = (uint16_t)(x[w] >> 16);
+        *--next[w] = (uint16_t)x[w];
+        job->lengths[first + w] = ends[w] - next[w];
+    }
+}
+
 static void encode_task(void *given, int64_t first, int64_t last) {
     const encode_job *const job = given;
-    for (int64_t s = first; s < last; s++) {
-        const int64_t from = segment_start(job->count, job->segments, s);
-        const int64_t to = segment_start(job->count, job->segments, s + 1);
-        uint16_t *const end = job->words + 3 * to + 2 * (s + 1), *next = end;
-        uint32_t x = LOW;
-        for (int64_t i = to - 1; i >= from; i--) {
-            const int32_t k = job->indices[i], sign = k < 0, u = sign ? -k : k;
-            const context_table *const t = &job->tables->contexts[job->contexts[i]];
-            const int32_t symbol = u == 0 ? 0 : (u == 1 ? 1 : 3) + sign;
-            if (u >= 2) {
-                const int32_t tail = u - 2;
-                const tail_table *const own = &job->tables->tails[t->tail];
-                int32_t token = tail;
-                if (tail >= DIRECT) {
-                    const int32_t bits = 31 - __builtin_clz((uint32_t)tail);
-                    token = DIRECT + bits - 4;
-                    next = push(&x, 1, (uint32_t)tail - (1u << bits), bits, next);
-                }
-                next = push(&x, own->frequency[token], own->start[token], TAIL_PRECISION, next);
-            }
-            next = push(&x, t->frequency[symbol], t->start[symbol], PRECISION, next);
-        }
-        *--next = (uint16_t)(x >> 16);
-        *--next = (uint16_t)x;
-        job->lengths[s] = end - next;
-    }
+    for (; last - first >= WAYS; first += WAYS) encode_some(job, first, WAYS);
+    for (; first < last; first++) encode_some(job, first, 1);
 }
 
 /* `halves` [2 CLASSES, 2]: the frequencies of +1 and of +more; `tails` [2 CLASSES, TOKENS]. All are
@@ -522,7 +840,7 @@ int32_t gw_trellis_encode(const int32_t *indices, const uint8_t *contexts, int64
     tables *const t = tabulate(halves, tails);
     if (!t) return -2;
     encode_job job = {indices, contexts, count, segments, t, words, lengths};
-    gw_parallel(encode_task, &job, segments, 1, 1);
+    gw_parallel(encode_task, &job, segments, WAYS, 1);
     free(t);
     return 0;
 }
@@ -583,25 +901,47 @@ GW_INLINE int32_t decode_one(reader *r, model *m, const tables *all, const int32
     return k == 0 ? 0 : s & 1 ? magnitude : -magnitude;
 }
 
-static void decode_segment(decode_job *job, int64_t s, uint32_t *columns) {
-    const int64_t from = segment_start(job->count, job->segments, s);
-    const int64_t to = segment_start(job->count, job->segments, s + 1);
-    const uint8_t *const start = job->bytes + 2 * job->starts[s];
-    reader r = {start + 4, job->bytes + 2 * job->starts[s + 1], 0, 0};
-    model m;
-    memcpy(&r.x, start, 4);
-    start_model(&m, job->shapes, from, columns);
-    for (int64_t i = from; i < to && !r.missing; i++)
-        job->values[i] = decode_one(&r, &m, job->tables, job->offsets, i + 1 == job->count);
-    if (r.missing || r.next != r.end || r.x != LOW)
-        __atomic_store_n(&job->wrong, 1, __ATOMIC_RELAXED);
+/* `ways` segments from `first` on, which take turns. */
+GW_INLINE void decode_some(decode_job *job, int64_t first, uint32_t *columns, const int ways) {
+    int64_t from[WAYS], to[WAYS], steps = INT64_MAX;
+    reader readers[WAYS];
+    model models_of[WAYS];
+    uint32_t missing = 0;
+    for (int w = 0; w < ways; w++) {
+        const uint8_t *const start = job->bytes + 2 * job->starts[first + w];
+        from[w] = segment_start(job->count, job->segments, first + w);
+        to[w] = segment_start(job->count, job->segments, first + w + 1);
+        if (to[w] - from[w] < steps) steps = to[w] - from[w];
+        readers[w] = (reader){start + 4, job->bytes + 2 * job->starts[first + w + 1], 0, 0};
+        memcpy(&readers[w].x, start, 4);
+        start_model(&models_of[w], job->shapes, from[w], columns + w * job->most_columns);
+    }
+    for (int64_t i = 0; i < steps && !missing; i++) {
+#pragma GCC unroll 4
+        for (int w = 0; w < ways; w++) {
+            job->values[from[w] + i] = decode_one(&readers[w], &models_of[w], job->tables,
+                                                  job->offsets, from[w] + i + 1 == job->count);
+            missing |= readers[w].missing;
+        }
+    }
+    for (int w = 0; w < ways; w++) {
+        reader *const r = &readers[w];
+        for (int64_t i = from[w] + steps; i < to[w] && !missing; i++) {
+            job->values[i] =
+                decode_one(r, &models_of[w], job->tables, job->offsets, i + 1 == job->count);
+            missing |= r->missing;
+        }
+        if (missing || r->next != r->end || r->x != LOW)
+            __atomic_store_n(&job->wrong, 1, __ATOMIC_RELAXED);
+    }
 }
 
 static void decode_task(void *given, int64_t first, int64_t last) {
     decode_job *const job = given;
-    uint32_t *const columns = malloc((size_t)job->most_columns * sizeof *columns);
+    uint32_t *const columns = malloc(WAYS * (size_t)job->most_columns * sizeof *columns);
     if (!columns) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
-    for (int64_t s = first; columns && s < last; s++) decode_segment(job, s, columns);
+    for (; columns && last - first >= WAYS; first += WAYS) decode_some(job, first, columns, WAYS);
+    for (; columns && first < last; first++) decode_some(job, first, columns, 1);
     free(columns);
 }
 
@@ -615,7 +955,7 @@ int32_t gw_trellis_decode(const uint8_t *bytes, const int64_t *starts, int64_t c
     if (!t) return -2;
     decode_job job = {bytes, starts, count, segments, shapes, most_columns, t, {0}, values, 0, 0};
     memcpy(job.offsets, offsets, sizeof job.offsets);
-    gw_parallel(decode_task, &job, segments, 1, 1);
+    gw_parallel(decode_task, &job, segments, WAYS, 1);
     free(t);
     return job.failed ? -2 : job.wrong ? -1 : 0;
 }

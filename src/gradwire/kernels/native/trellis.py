@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import dense, load, parallel, pointer
-from gradwire.kernels.reference.trellis import CLASSES, no_code
+from gradwire.kernels.reference.trellis import CLASSES, no_code, segment_starts
 
 _CPU = torch.device("cpu")
 
@@ -88,10 +88,10 @@ def trellis_encode(
             if status == -2
             else ValueError("trellis_encode: an index or a context out of range")
         )
-    each, more = divmod(count, segments)
+    ends = segment_starts(count, segments)[1:]
     pieces = []
     for s, length in enumerate(lengths.tolist()):
-        end = 3 * (each * (s + 1) + min(s + 1, more)) + 2 * (s + 1)
+        end = 3 * ends[s] + 2 * (s + 1)
         pieces.append(words[end - length : end])
     return torch.cat(pieces).view(torch.uint8), lengths
 

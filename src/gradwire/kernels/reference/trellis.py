@@ -16,7 +16,7 @@ elements. Expected is row / (mean of the columns along the row) * column, as for
 its logarithm, mixed with that of the last few, rounded, is the class. A context is 2 class + q.
 
 The search is Viterbi's, over blocks of 1024 elements that begin and end in state 0 (the last one
-ends anywhere): it minimises the sum of squared errors and rates of the indices. Of each quantiser
+ends anywhere), so that a segment may begin with any of them: it minimises the sum of squared errors and rates of the indices. Of each quantiser
 it looks at 0 and the three indices around the number; of equal costs the lower index is taken.
 
 The code is rANS as in reference/rans.py, one state per segment. A symbol is 0, +1, -1, more or
@@ -47,9 +47,9 @@ def no_code() -> ValueError:
 
 
 def segment_starts(count: int, segments: int) -> list[int]:
-    """Where segments begin, and the end of the last."""
-    each, more = divmod(count, segments)
-    return [each * s + min(s, more) for s in range(segments + 1)]
+    """Where segments begin, and the end of the last. They are of whole blocks but for the last."""
+    blocks = count // BLOCK
+    return [*(blocks * s // segments * BLOCK for s in range(segments)), count]
 
 
 def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
@@ -72,22 +72,18 @@ def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Ten
 def _search(scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, last: bool) -> Tensor:
     """Blocks [b, steps]; `last`: the last of them ends in any state."""
     blocks, steps = scaled.shape
-    magnitudes = scaled.abs().to(torch.int64)
-    costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64)
-    costs[:, 0] = 0
     target = torch.arange(8)
     quantiser, parity = target >> 2, target >> 1 & 1
     before = quantiser | ((target & 1) ^ quantiser) << 1  # and that with bit 2 set
+    own = rates.to(torch.int64)[:, classes.T.long()]  # [8, steps, b]
+    found = [_cheapest(scaled.T, q, own[4 * q : 4 * q + 4], offsets[3 * q :]) for q in (0, 1)]
+    branches, chosen = (torch.stack(of, dim=2) for of in zip(*found))  # [steps, b, quantiser, z]
+    same, other = branches[:, :, quantiser, parity], branches[:, :, quantiser, 1 - parity]
+    costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64)
+    costs[:, 0] = 0
     came = torch.empty(steps, blocks, 8, dtype=torch.int64)
-    chosen = torch.empty(steps, blocks, 2, 2, dtype=torch.int64)
     for i in range(steps):
-        u = magnitudes[:, i]
-        rate = rates.to(torch.int64)[:, classes[:, i].long()]  # [8, b]
-        branches = [_cheapest(u, q, rate[4 * q : 4 * q + 4], offsets[3 * q :]) for q in (0, 1)]
-        branch = torch.stack([cost for cost, _ in branches], dim=1)  # [b, quantiser, parity]
-        chosen[i] = torch.stack([index for _, index in branches], dim=1)
-        a = costs[:, before] + branch[:, quantiser, parity]
-        b = costs[:, before | 4] + branch[:, quantiser, 1 - parity]
+        a, b = costs[:, before] + same[i], costs[:, before | 4] + other[i]
         came[i] = b < a
         costs = torch.minimum(a, b)
         costs -= costs.amin(dim=1, keepdim=True)
@@ -104,22 +100,23 @@ def _search(scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, las
     return torch.where(scaled < 0, -indices, indices).reshape(-1)
 
 
-def _cheapest(u: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """The least cost and the index that has it, [b, 2]: even, odd."""
+def _cheapest(scaled: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The least cost and the index that has it, with a last dimension of 2: even, odd."""
+    u = scaled.abs().to(torch.int64)
     floor = (u + UNIT * q) >> 7
-    zero = torch.zeros_like(u)
-    best = torch.stack([u.clamp(max=_FAR).square() + rate[0], torch.full_like(u, _NEVER)], dim=1)
-    index = torch.stack([zero, zero], dim=1)
+    zero, never = torch.zeros_like(u), torch.full_like(u, _NEVER)
+    best = [u.clamp(max=_FAR).square() + rate[0], never]
+    index = [zero, zero]
     for k in (floor - 1, floor, floor + 1):
         offset = torch.where(k == 1, offsets[0], torch.where(k == 2, offsets[1], offsets[2]))
         slope = rate[3] * (k.clamp(max=STEEPEST) - 2)
         cost = (u - (2 * UNIT * k - UNIT * q - offset)).square()
         cost += torch.where(k == 1, rate[1], rate[2] + slope)
         for z in (0, 1):
-            better = (k & 1 == z) & (k >= 1) & (cost < best[:, z])
-            best[:, z] = torch.where(better, cost, best[:, z])
-            index[:, z] = torch.where(better, k, index[:, z])
-    return best, index
+            better = (k & 1 == z) & (k >= 1) & (cost < best[z])
+            best[z] = torch.where(better, cost, best[z])
+            index[z] = torch.where(better, k, index[z])
+    return torch.stack(best, dim=-1), torch.stack(index, dim=-1)
 
 
 class _Model:
