@@ -26,6 +26,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/effects.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/codec_speed.py
+	$(BIN)/python benchmarks/indices.py
+	$(BIN)/python benchmarks/entropy_coders.py
+	$(BIN)/python benchmarks/polar.py
 
 # Guided by coverage where atheris can be installed, blind otherwise.
 fuzz: $(VENV)/.installed-dev

@@ -9,17 +9,16 @@ with `codec`: both make a payload, `kernel` does not. `2 threads` is how many ti
 kernel is on two threads; beside it, for memcpy, what memory allows: its halves copied by two
 threads.
 
-Answer (ranges over four runs): 1 to 3.6 copies. All kernels are within the goals, but for ef +
-qsgd at 3.1 to 3.6, around its goal of 3.5. The sampled threshold takes a sample of 0.1%; one of 1%
-makes it 3.4. The payload adds a copy and a checksum: 0.5 copies to qsgd, 2 to fp16. Against `torch`
-the codecs are 33 times as fast or more, but sampledk 7 to 13, randomk and fp16 2 to 4. AMD EPYC,
-AVX-512, 2 virtual cores, gcc 12, torch 2.13, memcpy 22 to 25 GB/s; commit 4ba1fe4.
+Answer: 0.3 to 3.5 copies, all within the goals, ef + qsgd just so. The payload adds a copy and a
+checksum: 0.4 copies to qsgd, 2 to fp16. The second thread gains what memory leaves: a memcpy in
+halves takes 1.2 to 1.3 times less, kernels with arithmetic to do 1.4 to 2.3 times. Against `torch`
+the codecs are 23 times as fast or more, but sampledk 7, randomk and fp16 1.6: their torch
+operations are near memory speed themselves. Figures, hardware and commit: README.md.
 """
 
 import argparse
 import ctypes
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,18 +29,10 @@ from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification._selection import sampled_threshold
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
+from timing import best_s
 
 NUMEL = 25_000_000
 KEY = Key(seed=1).private(0)
-
-
-def best_s(operation: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        operation()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def main() -> None:

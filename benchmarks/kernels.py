@@ -13,24 +13,15 @@ shared with other work, gcc 12, torch 2.13, memcpy at 25 GB/s; commit 141ad87.
 """
 
 import os
-import time
 from collections.abc import Callable
 
 import torch
 
 from gradwire import kernels
+from timing import best_s
 
 COUNT = 2**22
 CPU = torch.device("cpu")
-
-
-def best_s(operation: Callable[[], object], repeats: int = 7) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        operation()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def main() -> None:
@@ -51,7 +42,7 @@ def main() -> None:
     for backend in ("native", "reference"):
         os.environ["GRADWIRE_KERNELS"] = backend
         for name, operation in operations.items():
-            print(f"{backend:10} {name:21} {best_s(operation) / memcpy_s:7.1f} x memcpy")
+            print(f"{backend:10} {name:21} {best_s(operation, 7) / memcpy_s:7.1f} x memcpy")
 
 
 if __name__ == "__main__":

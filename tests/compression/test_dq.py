@@ -49,7 +49,7 @@ def test_a_gaussian_costs_less_than_with_a_scalar_quantiser(rate, scalar) -> Non
     x = Key(seed=3).normal(1 << 16)
     bits, error = measured(DQ(rate), x)
     assert 0.98 * rate <= bits <= rate
-    assert error * 4.0 ** (bits - rate) <= (1.003 if rate < 0.5 else 0.97) * scalar
+    assert error * 4.0 ** (bits - rate) <= (1.003 if rate < 0.5 else 0.925) * scalar
 
 
 @pytest.mark.parametrize("rate", [0.25, 1.0, 3.0])
@@ -122,8 +122,8 @@ def test_a_lone_spike_among_tiny_numbers() -> None:
 
 
 def test_bytes_do_not_depend_on_the_backend(monkeypatch) -> None:
-    x, codec = outer_product().reshape(-1)[:1500], DQ(step=0.4)
-    spec = Spec((1500,), x.dtype, tensors=(("w", 0, 1440, (15, 96)), ("b", 1440, 1500, (60,))))
+    x, codec = outer_product().reshape(-1)[:1100], DQ(step=0.4)
+    spec = Spec((1100,), x.dtype, tensors=(("w", 0, 1056, (11, 96)), ("b", 1056, 1100, (44,))))
     payloads, decoded = [], []
     for backend in ("", "reference"):
         monkeypatch.setenv("GRADWIRE_KERNELS", backend)
@@ -148,9 +148,10 @@ def test_long_vectors_are_coded_in_segments() -> None:
 
 def test_error_feedback_sends_it_all_in_the_end() -> None:
     x, codec = outer_product(), DQ(0.5)
-    residual, total = torch.zeros_like(x), torch.zeros_like(x)
+    residual, total, state = torch.zeros_like(x), torch.zeros_like(x), codec.init(Spec.of(x))
     for _ in range(20):
-        payload, residual, _ = codec.encode_feedback(x, residual, codec.init(Spec.of(x)), KEY)
+        payload, residual, state = codec.encode_feedback(x, residual, state, KEY)
+        assert 8 * payload.nbytes <= 0.5 * x.numel()
         total += codec.decode(payload, Spec.of(x), KEY)
     assert float((total / 20 - x).square().sum() / x.square().sum()) < 0.01
 
@@ -183,7 +184,7 @@ def test_forged_bytes_are_refused() -> None:
         code[:-2],
         torch.cat([code, code[:2]]),
         torch.cat([code[:1], torch.full((4,), 255, dtype=torch.uint8), code[5:]]),  # a NaN
-        torch.cat([torch.tensor([7], dtype=torch.uint8), code[1:]]),
+        torch.cat([torch.tensor([9], dtype=torch.uint8), code[1:]]),
         torch.zeros(2, dtype=torch.uint8),
     ):
         with pytest.raises(WireError):

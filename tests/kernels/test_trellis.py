@@ -28,13 +28,17 @@ def numbers(count: int, step: float, name: str) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize(("segments", "threads"), [(1, 1), (3, 2)])
-@pytest.mark.parametrize("step", [3.0, 0.1, 0.0005])
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_c_equals_the_reference(layout, step, segments, threads) -> None:
+@pytest.mark.parametrize(
+    ("step", "signed"), [(3.0, False), (1.0, True), (0.1, True), (0.0005, False)]
+)
+@pytest.mark.parametrize(
+    ("layout", "segments", "threads"),
+    [*((layout, 1, 1) for layout in LAYOUTS), (LAYOUTS[-1], 3, 2)],
+    ids=str,
+)
+def test_c_equals_the_reference(layout, step, signed, segments, threads) -> None:
     shapes = torch.tensor(layout)
     count = int(shapes.prod(dim=1).sum())
-    segments = min(segments, max(1, count // 1024))
     scaled = numbers(count, step, f"{layout} {step}")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -43,13 +47,17 @@ def test_c_equals_the_reference(layout, step, segments, threads) -> None:
         contexts, counts, _ = both("trellis_contexts", scaled, None, shapes, segments)
         for offset in ([4, -8, 0, 12, 4, -4], [0, 0, 28, -32, 8, 4]):
             rates = choose_tables(counts).rates(0.3 * 4096)
-            (indices,) = both("trellis_search", scaled, contexts, rates, offsets)
-            both("trellis_counts", scaled, indices, contexts)
-            contexts, counts, _ = both("trellis_contexts", scaled, indices, shapes, segments)
+            (indices,) = both("trellis_search", scaled, contexts, rates, offsets, signed)
+            both("trellis_counts", scaled, indices, contexts, signed)
+            contexts, counts, _ = both(
+                "trellis_contexts", scaled, indices, shapes, segments, signed
+            )
             offsets = torch.tensor(offset, dtype=torch.int32)
         halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
         packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
-        (values,) = both("trellis_decode", packed, lengths, halves, tails, offsets, shapes, count)
+        (values,) = both(
+            "trellis_decode", packed, lengths, halves, tails, offsets, shapes, count, signed
+        )
     finally:
         torch.set_num_threads(before)
     assert torch.equal(values.sign(), indices.sign())
@@ -76,18 +84,18 @@ def both(name, *arguments):
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("step", [3.0, 0.0005])
+@pytest.mark.parametrize(("step", "signed"), [(3.0, False), (0.5, True), (0.0005, False)])
 @pytest.mark.parametrize("segments", [5, 19])
-def test_segments_side_by_side(segments, step) -> None:
+def test_segments_side_by_side(segments, step, signed) -> None:
     shapes = torch.tensor([[1000, 3], [1, 5000], [64, 170], [1, 1], [2, 900]])
     count = int(shapes.prod(dim=1).sum())
     scaled = numbers(count, step, f"{segments} {step}")
     both("trellis_contexts", scaled, None, shapes, segments)
     indices = scaled.sign() * ((scaled.abs() + 60) >> 7)
-    contexts, counts, _ = both("trellis_contexts", scaled, indices, shapes, segments)
+    contexts, counts, _ = both("trellis_contexts", scaled, indices, shapes, segments, signed)
     halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
     packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
-    both("trellis_decode", packed, lengths, halves, tails, NO_OFFSETS, shapes, count)
+    both("trellis_decode", packed, lengths, halves, tails, NO_OFFSETS, shapes, count, signed)
 
 
 @pytest.mark.usefixtures("native")
@@ -96,7 +104,7 @@ def test_whatever_bytes_come_nothing_breaks() -> None:
     tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
     halves, tails = tables.halves(), tables.tails()
     refused = 0
-    for i in range(200):
+    for i in range(100):
         packed = KEY.child(f"bytes {i}").halfwords(2 * (4 + i % 60)).to(torch.uint8)
         words = packed.numel() // 2
         lengths = torch.tensor([words // 2, words - words // 2])
@@ -106,7 +114,7 @@ def test_whatever_bytes_come_nothing_breaks() -> None:
         with pytest.raises(ValueError, match="no code"):
             reference.trellis_decode(*arguments)
         refused += 1
-    assert refused == 200
+    assert refused == 100
 
 
 def test_the_trellis_gains_one_decibel_on_a_uniform_source() -> None:

@@ -20,7 +20,9 @@ _CPU = torch.device("cpu")
 _MOST_SCALED = UNIT * (2 * LARGEST - 3)  # so that no index the search looks at is too large
 
 
-def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+def trellis_search(
+    scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor, signed: bool = False
+) -> Tensor:
     """Indices (int32) of least squared error plus rate for numbers in 1/64 of a step (int32).
 
     `rates` (int32 [8, 16]) are those of 0, of 1, of 2 and of one more, for each class: the rows of
@@ -34,11 +36,11 @@ def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Ten
     _check_range("trellis_search", scaled, _MOST_SCALED)
     _check_contexts("trellis_search", contexts)
     run = pick(_CPU, native.trellis_search, reference.trellis_search)
-    return run(scaled, contexts, rates, offsets)
+    return run(scaled, contexts, rates, offsets, signed)
 
 
 def trellis_contexts(
-    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int
+    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int, signed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The contexts of indices (uint8), how often each index occurs in them, and their errors.
 
@@ -54,10 +56,12 @@ def trellis_contexts(
         _check_range("trellis_contexts", indices, LARGEST)
     _check_shapes("trellis_contexts", shapes, segments, scaled.numel())
     run = pick(_CPU, native.trellis_contexts, reference.trellis_contexts)
-    return run(scaled, indices, shapes, segments)
+    return run(scaled, indices, shapes, segments, signed)
 
 
-def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+def trellis_counts(
+    scaled: Tensor, indices: Tensor, contexts: Tensor, signed: bool = False
+) -> tuple[Tensor, Tensor]:
     """Counts and errors as of `trellis_contexts`, for contexts whose classes are given."""
     _check("trellis_counts", scaled=(scaled, torch.int32), indices=(indices, torch.int32))
     _check("trellis_counts", contexts=(contexts, torch.uint8))
@@ -67,7 +71,7 @@ def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[T
     _check_range("trellis_counts", indices, LARGEST)
     _check_contexts("trellis_counts", contexts)
     run = pick(_CPU, native.trellis_counts, reference.trellis_counts)
-    return run(scaled, indices, contexts)
+    return run(scaled, indices, contexts, signed)
 
 
 def trellis_encode(
@@ -96,6 +100,7 @@ def trellis_decode(
     offsets: Tensor,
     shapes: Tensor,
     count: int,
+    signed: bool = False,
 ) -> Tensor:
     """The values (int32, in 1/64 of a step) in a code; ValueError for bytes that are none."""
     _check("trellis_decode", packed=(packed, torch.uint8), lengths=(lengths, torch.int64))
@@ -107,7 +112,7 @@ def trellis_decode(
             f"trellis_decode: segments of {lengths.tolist()[:8]} words in {packed.numel()} bytes"
         )
     run = pick(_CPU, native.trellis_decode, reference.trellis_decode)
-    return run(packed, lengths, halves, tails, offsets, shapes, count)
+    return run(packed, lengths, halves, tails, offsets, shapes, count, signed)
 
 
 def _check(operation: str, **tensors: tuple[Tensor, torch.dtype]) -> None:

@@ -109,7 +109,8 @@ class QSGD(Codec):
         dtype = scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
         levels = to_buckets(parts["values"].to(dtype) - s, self.bucket)
-        return clamp_to(from_buckets(levels * (scale / s)[:, None], spec.numel), spec.dtype)
+        step = scale / scale.new_tensor(s)  # by a number, CUDA would multiply by its reciprocal
+        return clamp_to(from_buckets(levels * step[:, None], spec.numel), spec.dtype)
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         if not self._fuses(x):

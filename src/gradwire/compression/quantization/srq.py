@@ -67,7 +67,7 @@ class SRQ(PackedCodec):
         y = rotate(saturated(x), key, self.block)
         low, high = kernels.bucket_extremes(y, m)
         draw, how = (key.seed, key.stream), packing(2**self.bits)
-        packed = kernels.to_whole(y, (high - low) / steps, low, m, 0, steps, draw, how)
+        packed = kernels.to_whole(y, _step(low, high, steps), low, m, 0, steps, draw, how)
         return {"low": low, "high": high, "values": packed}
 
     def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
@@ -78,7 +78,12 @@ class SRQ(PackedCodec):
         # Comparisons with NaN are false.
         if not bool(((low.abs() <= bound(dtype)) & (low <= high) & (high <= bound(dtype))).all()):
             raise WireError("low, high: not finite, out of range or out of order")
-        step = (high - low) / (2**self.bits - 1)
+        step = _step(low, high, 2**self.bits - 1)
         table = torch.arange(2**self.bits, dtype=dtype, device=step.device)
         y = look_up(parts["values"], table, step, m, spec.numel, start=low)
         return finished(unrotate(y, key, self.block), spec.dtype)
+
+
+def _step(low: Tensor, high: Tensor, steps: int) -> Tensor:
+    # Divided by a number, CUDA would multiply by its reciprocal.
+    return (high - low) / low.new_tensor(steps)

@@ -49,7 +49,7 @@ typedef struct {
     int32_t offsets[6];
     int64_t count;
     int32_t *indices;
-    int32_t failed;
+    int32_t is_signed, failed;
 } search_job;
 
 typedef struct {
@@ -60,19 +60,22 @@ typedef struct {
     int32_t costs[8][LANES];
 } search_space;
 
-/* The cost of index k of quantiser q. */
+/* The cost of index k of quantiser q. Index 0 is not zero here but -1, if that is allowed. */
 GW_INLINE int32_t cost_of(int32_t u, int32_t k, int32_t q, int32_t one, int32_t two, int32_t slope,
                           const int32_t offsets[3]) {
-    const int32_t is_one = k == 1, is_two = k == 2;
-    const int32_t offset = pick(is_one, offsets[0], pick(is_two, offsets[1], offsets[2]));
+    const int32_t is_one = (k & ~1) == 0, is_two = k == 2;
+    const int32_t first = pick(k == 0, -offsets[0], offsets[0]);
+    const int32_t offset = pick(is_one, first, pick(is_two, offsets[1], offsets[2]));
     const int32_t d = u - (2 * UNIT * k - UNIT * q - offset);
     return d * d + pick(is_one, one, two + slope * (least(k, STEEPEST) - 2));
 }
 
 /* The cheapest even and odd index of quantiser q: costs, and which of zero, floor - 1, floor and
-   floor + 1 they are, as 0 .. 3. */
+   floor + 1 they are, as 0 .. 3. With signs (`lowest` is 0, otherwise 1) even and odd change places
+   where the number is negative (`flip`), and there is -1. */
 GW_INLINE void cheapest(int32_t u, int32_t q, const int32_t (*rates)[LANES], int l,
-                        const int32_t offsets[3], int32_t *even, int32_t *odd, int32_t *code) {
+                        const int32_t offsets[3], int32_t lowest, int32_t flip, int32_t *even,
+                        int32_t *odd, int32_t *code) {
     const int32_t one = rates[4 * q + 1][l], two = rates[4 * q + 2][l];
     const int32_t slope = rates[4 * q + 3][l];
     const int32_t k = (u + UNIT * q) >> 7, is_odd = k & 1, z = least(u, FAR);
@@ -80,16 +83,17 @@ GW_INLINE void cheapest(int32_t u, int32_t q, const int32_t (*rates)[LANES], int
     const int32_t below = cost_of(u, k - 1, q, one, two, slope, offsets);
     const int32_t here = cost_of(u, k, q, one, two, slope, offsets);
     const int32_t above = cost_of(u, k + 1, q, one, two, slope, offsets);
-    const int32_t under = pick(k >= 2, below, NEVER), own = pick(k >= 1, here, NEVER);
+    const int32_t under = pick(k > lowest, below, NEVER), own = pick(k >= lowest, here, NEVER);
     const int32_t around = least(above, under), around_code = 1 + 2 * (above < under);
-    const int32_t even_one = pick(is_odd, around, own);
+    const int32_t swap = is_odd ^ flip;
+    const int32_t even_one = pick(swap, around, own);
     *even = least(even_one, zero);
-    *odd = pick(is_odd, own, around);
-    *code = (pick(is_odd, around_code, 2) & -(even_one < zero)) | pick(is_odd, 2, around_code) << 2;
+    *odd = pick(swap, own, around);
+    *code = (pick(swap, around_code, 2) & -(even_one < zero)) | pick(swap, 2, around_code) << 2;
 }
 
 GW_INLINE void search_tile(search_space *space, int64_t first, int64_t steps,
-                           const int32_t *offsets) {
+                           const int32_t *offsets, int32_t is_signed) {
     const int32_t offsets0[3] = {offsets[0], offsets[1], offsets[2]};
     const int32_t offsets1[3] = {offsets[3], offsets[4], offsets[5]};
     int32_t costs[8][LANES]; /* local, so that the compiler knows that nothing else is written */
@@ -101,8 +105,9 @@ GW_INLINE void search_tile(search_space *space, int64_t first, int64_t steps,
         for (int l = 0; l < LANES; l++) {
             const int32_t u = (scaled[l] ^ scaled[l] >> 31) - (scaled[l] >> 31);
             int32_t even0, odd0, even1, odd1, code0, code1, bits = 0;
-            cheapest(u, 0, rates, l, offsets0, &even0, &odd0, &code0);
-            cheapest(u, 1, rates, l, offsets1, &even1, &odd1, &code1);
+            const int32_t flip = (scaled[l] < 0) & is_signed;
+            cheapest(u, 0, rates, l, offsets0, 1, 0, &even0, &odd0, &code0);
+            cheapest(u, 1, rates, l, offsets1, 1 - is_signed, flip, &even1, &odd1, &code1);
 /* Into state t: from `from` with the parity of bit 1 of t, or from `from` + 4 with the other. */
 #define ENTER(t, from, same, other)                                   \
     const int32_t a##t = costs[from][l] + same;                       \
@@ -145,11 +150,95 @@ GW_CLONES static void search_steps(search_space *space, int64_t steps, const sea
             for (int r = 0; r < RATES; r++)
                 for (int l = 0; l < LANES; l++)
                     space->rates[i][r][l] = job->rates[r * CLASSES + space->classes[first + i][l]];
-        search_tile(space, first, tile, job->offsets);
+        search_tile(space, first, tile, job->offsets, job->is_signed);
     }
 }
 
 #ifdef GW_WIDE
+/* Rows r[i] of sixteen numbers become columns: what is off the diagonal changes places, in ever
+   larger squares. */
+GW_WIDE GW_INLINE void transpose(__m512i r[16]) {
+    const __m512i lane =
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#pragma GCC unroll 4
+    for (int h = 1; h < 16; h *= 2) {
+        const __m512i bit = _mm512_set1_epi32(h), other = _mm512_xor_si512(lane, bit);
+        const __mmask16 high = _mm512_test_epi32_mask(lane, bit);
+        const __m512i second = _mm512_set1_epi32(16);
+        const __m512i low_from = _mm512_mask_add_epi32(lane, high, other, second);
+        const __m512i high_from = _mm512_mask_add_epi32(other, high, lane, second);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            if (i & h) continue;
+            const __m512i a = r[i], b = r[i | h];
+            r[i] = _mm512_permutex2var_epi32(a, low_from, b);
+            r[i | h] = _mm512_permutex2var_epi32(a, high_from, b);
+        }
+    }
+}
+
+/* Sixteen whole blocks, the first of which begins at `start`; lanes that have none take the first. */
+GW_WIDE static void fill_wide(search_space *space, const search_job *job, int64_t start,
+                              int64_t blocks) {
+    for (int64_t i = 0; i < BLOCK; i += 16) {
+        __m512i scaled[16], classes[16];
+        for (int l = 0; l < 16; l++) {
+            const int64_t from = start + (l < blocks ? l : 0) * BLOCK + i;
+            scaled[l] = _mm512_loadu_si512(job->scaled + from);
+            classes[l] = _mm512_srli_epi32(
+                _mm512_cvtepu8_epi32(
+                    _mm_loadu_si128((const __m128i *)(const void *)(job->contexts + from))),
+                1);
+        }
+        transpose(scaled);
+        transpose(classes);
+        for (int j = 0; j < 16; j++) {
+            _mm512_storeu_si512(space->scaled[i + j], scaled[j]);
+            _mm_storeu_si128((__m128i *)(void *)space->classes[i + j],
+                             _mm512_cvtepi32_epi8(classes[j]));
+        }
+    }
+}
+
+/* trace() of all lanes, from these states. */
+GW_WIDE static void trace_wide(const search_space *space, const int32_t *states, int64_t blocks,
+                               int32_t *indices) {
+    const __m512i zero = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
+    __m512i state = _mm512_loadu_si512(states);
+    for (int64_t i = BLOCK - 16; i >= 0; i -= 16) {
+        __m512i index[16];
+        for (int j = 15; j >= 0; j--) {
+            const __m512i way = _mm512_cvtepu16_epi32(
+                _mm256_loadu_si256((const __m256i *)(const void *)space->ways[i + j]));
+            const __m512i x = _mm512_loadu_si512(space->scaled[i + j]), u = _mm512_abs_epi32(x);
+            const __m512i q = _mm512_srli_epi32(state, 2);
+            const __m512i b = _mm512_and_si512(
+                _mm512_srlv_epi32(way, _mm512_add_epi32(state, _mm512_set1_epi32(8))), one);
+            const __m512i odd =
+                _mm512_xor_si512(_mm512_and_si512(_mm512_srli_epi32(state, 1), one), b);
+            const __m512i from = _mm512_xor_si512(_mm512_and_si512(state, one), q);
+            state = _mm512_or_si512(_mm512_or_si512(q, _mm512_slli_epi32(from, 1)),
+                                    _mm512_slli_epi32(b, 2));
+            const __m512i place =
+                _mm512_add_epi32(_mm512_slli_epi32(q, 2), _mm512_slli_epi32(odd, 1));
+            const __m512i code =
+                _mm512_and_si512(_mm512_srlv_epi32(way, place), _mm512_set1_epi32(3));
+            const __m512i floor =
+                _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_slli_epi32(q, 6)), 7);
+            const __mmask16 is_other = _mm512_cmpneq_epi32_mask(code, zero);
+            const __m512i other =
+                _mm512_add_epi32(floor, _mm512_sub_epi32(code, _mm512_set1_epi32(2)));
+            const __m512i k = _mm512_mask_sub_epi32(
+                _mm512_maskz_mov_epi32(is_other, other),
+                _mm512_mask_cmpeq_epi32_mask(is_other, other, zero), zero, one);
+            index[j] = _mm512_mask_sub_epi32(k, _mm512_cmplt_epi32_mask(x, zero), zero, k);
+        }
+        transpose(index);
+        for (int l = 0; l < blocks; l++)
+            _mm512_storeu_si512(indices + l * BLOCK + i, index[l]);
+    }
+}
+
 GW_WIDE static void search_wide(search_space *space, int64_t steps, const search_job *job) {
     __m512i table[RATES];
     for (int r = 0; r < RATES; r++) table[r] = _mm512_loadu_si512(job->rates + r * CLASSES);
@@ -161,24 +250,30 @@ GW_WIDE static void search_wide(search_space *space, int64_t steps, const search
             for (int r = 0; r < RATES; r++)
                 _mm512_storeu_si512(space->rates[i][r], _mm512_permutexvar_epi32(class, table[r]));
         }
-        search_tile(space, first, tile, job->offsets);
+        search_tile(space, first, tile, job->offsets, job->is_signed);
     }
 }
 #endif
 
-/* The way back from the cheapest state of a lane, or from state 0. */
-GW_INLINE void trace(const search_space *space, int l, int64_t steps, int is_last,
-                     int32_t *indices) {
+/* Where the way back of a lane begins: at the cheapest state, or at 0. */
+GW_INLINE int32_t last_state(const search_space *space, int l, int is_last) {
     int32_t state = 0;
     for (int32_t t = 1; is_last && t < 8; t++)
         if (space->costs[t][l] < space->costs[state][l]) state = t;
+    return state;
+}
+
+/* The way back. */
+GW_INLINE void trace(const search_space *space, int l, int64_t steps, int32_t state,
+                     int32_t *indices) {
     for (int64_t i = steps - 1; i >= 0; i--) {
         const int32_t way = space->ways[i][l], q = state >> 2, b = way >> (8 + state) & 1;
         const int32_t odd = (state >> 1 & 1) ^ b;
         state = (q | ((state & 1) ^ q) << 1) | b << 2;
         const int32_t x = space->scaled[i][l], u = x < 0 ? -x : x;
         const int32_t code = way >> (4 * q + 2 * odd) & 3;
-        const int32_t k = code ? ((u + UNIT * q) >> 7) + code - 2 : 0;
+        const int32_t other = ((u + UNIT * q) >> 7) + code - 2;
+        const int32_t k = !code ? 0 : other ? other : -1;
         indices[i] = x < 0 ? -k : k;
     }
 }
@@ -188,23 +283,32 @@ static void search_blocks(search_space *space, const search_job *job, int64_t fi
                           int64_t blocks) {
     const int64_t start = first * BLOCK;
     const int64_t left = job->count - start, steps = left < BLOCK ? left : BLOCK;
+    int32_t states[LANES] = {0};
+    for (int l = 0; l < LANES; l++)
+        for (int t = 0; t < 8; t++) space->costs[t][l] = t ? NEVER : 0;
+#ifdef GW_WIDE
+    if (steps == BLOCK && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl")) {
+        fill_wide(space, job, start, blocks);
+        search_wide(space, steps, job);
+        const int l = (int)blocks - 1;
+        states[l] = last_state(space, l, start + blocks * BLOCK == job->count);
+        trace_wide(space, states, blocks, job->indices + start);
+        return;
+    }
+#endif
     for (int64_t l = 0; l < LANES; l++) {
         const int64_t from = start + (l < blocks ? l : 0) * BLOCK;
         for (int64_t i = 0; i < steps; i++) {
             space->scaled[i][l] = job->scaled[from + i];
             space->classes[i][l] = job->contexts[from + i] >> 1;
         }
-        for (int t = 0; t < 8; t++) space->costs[t][l] = t ? NEVER : 0;
     }
-#ifdef GW_WIDE
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-        search_wide(space, steps, job);
-    else
-#endif
-        search_steps(space, steps, job);
-    for (int64_t l = 0; l < blocks; l++) {
+    search_steps(space, steps, job);
+    for (int l = 0; l < (int)blocks; l++) {
         const int64_t from = start + l * BLOCK;
-        trace(space, (int)l, steps, from + steps == job->count, job->indices + from);
+        states[l] = last_state(space, l, from + steps == job->count);
+        trace(space, l, steps, states[l], job->indices + from);
     }
 }
 
@@ -230,8 +334,9 @@ static void search_task(void *given, int64_t first, int64_t last) {
 
 /* 0, or -2 without memory. */
 int32_t gw_trellis_search(const int32_t *scaled, const uint8_t *contexts, int64_t count,
-                          const int32_t *rates, const int32_t *offsets, int32_t *indices) {
-    search_job job = {scaled, contexts, rates, {0}, count, indices, 0};
+                          const int32_t *rates, const int32_t *offsets, int32_t is_signed,
+                          int32_t *indices) {
+    search_job job = {scaled, contexts, rates, {0}, count, indices, is_signed, 0};
     memcpy(job.offsets, offsets, sizeof job.offsets);
     gw_parallel(search_task, &job, (count + BLOCK - 1) / BLOCK, LANES, LANES);
     return job.failed ? -2 : 0;
@@ -310,18 +415,19 @@ GW_INLINE int32_t context(const model *m) {
     return (class < 0 ? 0 : class >= CLASSES ? CLASSES - 1 : class) << 1 | (m->state & 1);
 }
 
-GW_INLINE int32_t next_state(int32_t s, int32_t k) {
-    return ((s ^ s >> 1) & 1) | ((s >> 2 ^ k) & 1) << 1 | (s & 1) << 2;
+/* `flips`: for a negative index, if signs count. */
+GW_INLINE int32_t next_state(int32_t s, int32_t k, int32_t flips) {
+    return ((s ^ s >> 1) & 1) | ((s >> 2 ^ k ^ (s & flips)) & 1) << 1 | (s & 1) << 2;
 }
 
-GW_INLINE void learn(model *m, int32_t magnitude, int is_last) {
+GW_INLINE void learn(model *m, int32_t magnitude, int32_t flips, int is_last) {
     const uint32_t v = (uint32_t)least(magnitude, MOST) << FRACTION, c = *m->column;
     m->left = (m->left + v) >> 1;
     m->row += v - (m->row >> ROW_SHIFT);
     m->columns += c - (m->columns >> ROW_SHIFT);
     *m->column = c + (uint32_t)((int32_t)(v - c) >> m->shift);
     m->column += m->shift != VECTOR_SHIFT;
-    m->state = next_state(m->state, magnitude);
+    m->state = next_state(m->state, magnitude, flips);
     if (++m->at == m->width) end_row(m, is_last);
 }
 
@@ -333,7 +439,7 @@ typedef struct {
     uint8_t *contexts;
     int64_t *counts; /* [segments, 2 CLASSES, 4] zeros, ones, more, by how much more */
     int64_t *errors; /* [segments, 6, 2] */
-    int32_t failed;
+    int32_t is_signed, failed;
 } context_job;
 
 GW_INLINE int64_t segment_start(int64_t count, int64_t segments, int64_t s) {
@@ -346,6 +452,7 @@ GW_INLINE void tally(int64_t *counts, int32_t k) {
     counts[3] += k - kind;
 }
 
+/* u: the number, with its sign changed if that of the index is minus. */
 GW_INLINE void tally_error(int64_t *errors, int32_t k, int32_t q, int32_t u) {
     if (k) {
         int64_t *const error = errors + 6 * q + 2 * (k > 2 ? 2 : k - 1);
@@ -356,13 +463,13 @@ GW_INLINE void tally_error(int64_t *errors, int32_t k, int32_t q, int32_t u) {
 
 /* Counts and errors as in gw_trellis_contexts, where the classes are those of `contexts`. */
 void gw_trellis_counts(const int32_t *scaled, const int32_t *indices, const uint8_t *contexts,
-                       int64_t count, int64_t *counts, int64_t *errors) {
+                       int64_t count, int32_t is_signed, int64_t *counts, int64_t *errors) {
     int32_t state = 0;
     for (int64_t i = 0; i < count; i++) {
-        const int32_t k = indices[i] < 0 ? -indices[i] : indices[i], q = state & 1;
+        const int32_t minus = indices[i] < 0, k = minus ? -indices[i] : indices[i], q = state & 1;
         tally(counts + 4 * ((contexts[i] & ~1) | q), k);
-        tally_error(errors, k, q, scaled[i] < 0 ? -scaled[i] : scaled[i]);
-        state = next_state(state, k);
+        tally_error(errors, k, q, minus ? -scaled[i] : scaled[i]);
+        state = next_state(state, k, minus & is_signed);
     }
 }
 
@@ -370,7 +477,7 @@ GW_INLINE void contexts_from(const context_job *job, model *m, int64_t first, in
                              int64_t *counts, int64_t *errors, int is_first) {
     for (int64_t i = first; i < end; i++) {
         const int32_t c = context(m), x = job->scaled[i], u = x < 0 ? -x : x;
-        int32_t k;
+        int32_t k, minus = 0;
         job->contexts[i] = (uint8_t)c;
         if (is_first) {
             k = (u + 50) >> 7;
@@ -378,11 +485,12 @@ GW_INLINE void contexts_from(const context_job *job, model *m, int64_t first, in
             tally(counts + 4 * (c | 1), (u + 78) >> 7);
         } else {
             k = job->indices[i];
-            k = k < 0 ? -k : k;
+            minus = k < 0;
+            k = minus ? -k : k;
             tally(counts + 4 * c, k);
-            tally_error(errors, k, c & 1, u);
+            tally_error(errors, k, c & 1, minus ? -x : x);
         }
-        learn(m, k, i + 1 == job->count);
+        learn(m, k, minus & job->is_signed, i + 1 == job->count);
         if (is_first) m->state = 0;
     }
 }
@@ -427,28 +535,6 @@ GW_INLINE void from_lane(models *all, int l) {
     m->at = all->at[l];
 }
 
-/* Rows r[i] of sixteen numbers become columns: what is off the diagonal changes places, in ever
-   larger squares. */
-GW_WIDE GW_INLINE void transpose(__m512i r[16]) {
-    const __m512i lane =
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-#pragma GCC unroll 4
-    for (int h = 1; h < 16; h *= 2) {
-        const __m512i bit = _mm512_set1_epi32(h), other = _mm512_xor_si512(lane, bit);
-        const __mmask16 high = _mm512_test_epi32_mask(lane, bit);
-        const __m512i second = _mm512_set1_epi32(16);
-        const __m512i low_from = _mm512_mask_add_epi32(lane, high, other, second);
-        const __m512i high_from = _mm512_mask_add_epi32(other, high, lane, second);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            if (i & h) continue;
-            const __m512i a = r[i], b = r[i | h];
-            r[i] = _mm512_permutex2var_epi32(a, low_from, b);
-            r[i | h] = _mm512_permutex2var_epi32(a, high_from, b);
-        }
-    }
-}
-
 #define GW_WIDER __attribute__((target("avx512f,avx512bw,avx512vl,avx512cd")))
 
 GW_WIDER GW_INLINE __m512i wide_logarithm(__m512i average) {
@@ -472,11 +558,12 @@ GW_WIDER GW_INLINE __m512i wide_class(__m512i row, __m512i columns, __m512i colu
                             _mm512_set1_epi32(CLASSES - 1));
 }
 
-GW_WIDER GW_INLINE __m512i wide_next_state(__m512i s, __m512i k) {
+GW_WIDER GW_INLINE __m512i wide_next_state(__m512i s, __m512i k, __mmask16 flips) {
     const __m512i one = _mm512_set1_epi32(1);
     const __m512i low = _mm512_and_si512(_mm512_xor_si512(s, _mm512_srli_epi32(s, 1)), one);
+    const __m512i parity = _mm512_mask_xor_epi32(k, flips, k, s);
     const __m512i middle =
-        _mm512_and_si512(_mm512_xor_si512(_mm512_srli_epi32(s, 2), k), one);
+        _mm512_and_si512(_mm512_xor_si512(_mm512_srli_epi32(s, 2), parity), one);
     return _mm512_or_si512(_mm512_or_si512(low, _mm512_slli_epi32(middle, 1)),
                            _mm512_slli_epi32(_mm512_and_si512(s, one), 2));
 }
@@ -491,6 +578,50 @@ static void end_rows(models *all, uint32_t ends, const int64_t *from, int64_t i,
     }
 }
 
+typedef struct {
+    __m512i row, columns, left, column, shift, state, at, width, moves;
+} lanes;
+
+GW_WIDER GW_INLINE lanes load_lanes(const models *all) {
+    const lanes m = {
+        _mm512_loadu_si512(all->row),   _mm512_loadu_si512(all->columns),
+        _mm512_loadu_si512(all->left),  _mm512_loadu_si512(all->column),
+        _mm512_loadu_si512(all->shift), _mm512_loadu_si512(all->state),
+        _mm512_loadu_si512(all->at),    _mm512_loadu_si512(all->width),
+        _mm512_loadu_si512(all->moves),
+    };
+    return m;
+}
+
+GW_WIDER GW_INLINE void store_lanes(models *all, const lanes *m) {
+    _mm512_storeu_si512(all->row, m->row);
+    _mm512_storeu_si512(all->columns, m->columns);
+    _mm512_storeu_si512(all->left, m->left);
+    _mm512_storeu_si512(all->column, m->column);
+    _mm512_storeu_si512(all->state, m->state);
+    _mm512_storeu_si512(all->at, m->at);
+}
+
+/* learn() but for the trellis: c is what stands in the columns, and i which step this was. */
+GW_WIDER GW_INLINE void wide_learn(lanes *m, models *all, __m512i c, __m512i k,
+                                   const int64_t *from, int64_t i, int64_t count) {
+    const __m512i v = _mm512_slli_epi32(_mm512_min_epi32(k, _mm512_set1_epi32(MOST)), FRACTION);
+    m->left = _mm512_srli_epi32(_mm512_add_epi32(m->left, v), 1);
+    m->row = _mm512_add_epi32(m->row, _mm512_sub_epi32(v, _mm512_srli_epi32(m->row, ROW_SHIFT)));
+    m->columns = _mm512_add_epi32(
+        m->columns, _mm512_sub_epi32(c, _mm512_srli_epi32(m->columns, ROW_SHIFT)));
+    const __m512i moved = _mm512_add_epi32(c, _mm512_srav_epi32(_mm512_sub_epi32(v, c), m->shift));
+    _mm512_i32scatter_epi32(all->columns_of, m->column, moved, 4);
+    m->column = _mm512_add_epi32(m->column, m->moves);
+    m->at = _mm512_add_epi32(m->at, _mm512_set1_epi32(1));
+    const uint32_t ends = _mm512_cmpeq_epi32_mask(m->at, m->width);
+    if (ends) {
+        store_lanes(all, m);
+        end_rows(all, ends, from, i, count);
+        *m = load_lanes(all);
+    }
+}
+
 /* Sixteen segments side by side, `steps` elements of each from `from` on, a multiple of 16; those
    of the lanes from `used` on are done in vain. */
 GW_WIDER GW_INLINE void contexts_wide(const context_job *job, models *all, const int64_t *from,
@@ -499,49 +630,36 @@ GW_WIDER GW_INLINE void contexts_wide(const context_job *job, models *all, const
     /* By context and |k| = 0, 1, 2, more: how many, and above bit 24 by how much more than 2. In
        four places, so that additions to one number do not wait for each other. */
     uint64_t tallies[4][2 * CLASSES][4];
-    int32_t *const column_of = (int32_t *)(void *)all->columns_of;
     const __m512i zero = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
     memset(tallies, 0, sizeof tallies);
-    __m512i row = _mm512_loadu_si512(all->row), columns = _mm512_loadu_si512(all->columns);
-    __m512i left = _mm512_loadu_si512(all->left), column = _mm512_loadu_si512(all->column);
-    __m512i shift = _mm512_loadu_si512(all->shift), state = _mm512_loadu_si512(all->state);
-    __m512i at = _mm512_loadu_si512(all->at), width = _mm512_loadu_si512(all->width);
-    __m512i moves = _mm512_loadu_si512(all->moves);
+    lanes m = load_lanes(all);
     for (int64_t first = 0; first < steps; first += 16) {
         __m512i scaled[16], index[16], context[16], total[6];
         for (int l = 0; l < 16; l++)
-            scaled[l] = _mm512_abs_epi32(_mm512_loadu_si512(job->scaled + from[l] + first));
+            scaled[l] = _mm512_loadu_si512(job->scaled + from[l] + first);
         transpose(scaled);
         if (!is_first) {
             for (int l = 0; l < 16; l++)
-                index[l] = _mm512_abs_epi32(_mm512_loadu_si512(job->indices + from[l] + first));
+                index[l] = _mm512_loadu_si512(job->indices + from[l] + first);
             transpose(index);
         }
         for (int t = 0; t < 6; t++) total[t] = zero;
         for (int i = 0; i < 16; i++) {
-            const __m512i u = scaled[i];
+            const __m512i x = scaled[i];
             const __m512i k =
-                is_first ? _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(50)), 7)
-                         : index[i];
-            const __m512i c = _mm512_i32gather_epi32(column, column_of, 4);
-            const __m512i class = wide_class(row, columns, c, left);
-            const __m512i q = is_first ? zero : _mm512_and_si512(state, one);
+                is_first ? _mm512_srli_epi32(
+                               _mm512_add_epi32(_mm512_abs_epi32(x), _mm512_set1_epi32(50)), 7)
+                         : _mm512_abs_epi32(index[i]);
+            const __m512i c = _mm512_i32gather_epi32(m.column, all->columns_of, 4);
+            const __m512i class = wide_class(m.row, m.columns, c, m.left);
+            const __m512i q = is_first ? zero : _mm512_and_si512(m.state, one);
             context[i] = _mm512_or_si512(_mm512_slli_epi32(class, 1), q);
-            const __m512i v = _mm512_slli_epi32(_mm512_min_epi32(k, _mm512_set1_epi32(MOST)),
-                                                FRACTION);
-            left = _mm512_srli_epi32(_mm512_add_epi32(left, v), 1);
-            row = _mm512_add_epi32(row, _mm512_sub_epi32(v, _mm512_srli_epi32(row, ROW_SHIFT)));
-            columns = _mm512_add_epi32(
-                columns, _mm512_sub_epi32(c, _mm512_srli_epi32(columns, ROW_SHIFT)));
-            const __m512i moved =
-                _mm512_add_epi32(c, _mm512_srav_epi32(_mm512_sub_epi32(v, c), shift));
-            _mm512_i32scatter_epi32(column_of, column, moved, 4);
-            column = _mm512_add_epi32(column, moves);
-            at = _mm512_add_epi32(at, one);
             if (!is_first) {
                 const __m512i value = _mm512_sub_epi32(_mm512_slli_epi32(k, 7),
                                                        _mm512_slli_epi32(q, 6));
-                const __m512i error = _mm512_sub_epi32(value, u);
+                const __mmask16 minus = _mm512_cmplt_epi32_mask(index[i], zero);
+                const __m512i error =
+                    _mm512_sub_epi32(value, _mm512_mask_sub_epi32(x, minus, zero, x));
                 const __mmask16 odd = _mm512_test_epi32_mask(q, one);
                 const __mmask16 is[3] = {
                     _mm512_cmpeq_epi32_mask(k, one),
@@ -553,26 +671,9 @@ GW_WIDER GW_INLINE void contexts_wide(const context_job *job, models *all, const
                     total[3 + t] =
                         _mm512_mask_add_epi32(total[3 + t], is[t] & odd, total[3 + t], error);
                 }
-                state = wide_next_state(state, k);
+                m.state = wide_next_state(m.state, k, job->is_signed ? minus : 0);
             }
-            const uint32_t ends = _mm512_cmpeq_epi32_mask(at, width);
-            if (ends) {
-                _mm512_storeu_si512(all->row, row);
-                _mm512_storeu_si512(all->columns, columns);
-                _mm512_storeu_si512(all->left, left);
-                _mm512_storeu_si512(all->column, column);
-                _mm512_storeu_si512(all->state, state);
-                _mm512_storeu_si512(all->at, at);
-                end_rows(all, ends, from, first + i, job->count);
-                row = _mm512_loadu_si512(all->row);
-                columns = _mm512_loadu_si512(all->columns);
-                left = _mm512_loadu_si512(all->left);
-                column = _mm512_loadu_si512(all->column);
-                shift = _mm512_loadu_si512(all->shift);
-                at = _mm512_loadu_si512(all->at);
-                width = _mm512_loadu_si512(all->width);
-                moves = _mm512_loadu_si512(all->moves);
-            }
+            wide_learn(&m, all, c, k, from, first + i, job->count);
         }
         transpose(context);
         for (int l = 0; l < used; l++) {
@@ -607,12 +708,7 @@ GW_WIDER GW_INLINE void contexts_wide(const context_job *job, models *all, const
             }
         }
     }
-    _mm512_storeu_si512(all->row, row);
-    _mm512_storeu_si512(all->columns, columns);
-    _mm512_storeu_si512(all->left, left);
-    _mm512_storeu_si512(all->column, column);
-    _mm512_storeu_si512(all->state, state);
-    _mm512_storeu_si512(all->at, at);
+    store_lanes(all, &m);
     for (int l = 0; l < LANES; l++) from_lane(all, l);
     for (int c = 0; c < 2 * CLASSES; c++)
         for (int kind = 0; kind < 4; kind++)
@@ -646,21 +742,32 @@ static int is_wide(void) {
    the cache. */
 GW_INLINE int64_t lane_columns(int64_t most_columns) { return (most_columns + 15) / 16 * 16 | 16; }
 
+/* Models of the segments `first` to `last`, sixteen at most, where they begin and end, and how many
+   elements the shortest has. Lanes that are left do what the first does. */
+static int64_t start_lanes(models *all, int64_t count, int64_t segments, const int64_t *shapes,
+                           int64_t most_columns, int64_t first, int64_t last, uint32_t *columns,
+                           int64_t *from, int64_t *end) {
+    int64_t shortest = INT64_MAX;
+    all->columns_of = columns;
+    for (int l = 0; l < LANES; l++) {
+        const int64_t s = first + (first + l < last ? l : 0);
+        from[l] = segment_start(count, segments, s);
+        end[l] = segment_start(count, segments, s + 1);
+        if (end[l] - from[l] < shortest) shortest = end[l] - from[l];
+        start_model(&all->own[l], shapes, from[l], columns + l * lane_columns(most_columns));
+        to_lane(all, l);
+    }
+    return shortest;
+}
+
 /* Segments `first` to `last`, sixteen at most, side by side. */
 static void contexts_of_some(const context_job *job, int64_t first, int64_t last,
                              uint32_t *columns) {
     enum { FLUSH = 1 << 16 }; /* steps after which no tally has overflown */
     models all;
-    int64_t from[LANES], end[LANES], left = INT64_MAX;
-    all.columns_of = columns;
-    for (int l = 0; l < LANES; l++) {
-        const int64_t s = first + (first + l < last ? l : 0);
-        from[l] = segment_start(job->count, job->segments, s);
-        end[l] = segment_start(job->count, job->segments, s + 1);
-        if (end[l] - from[l] < left) left = end[l] - from[l];
-        start_model(&all.own[l], job->shapes, from[l], columns + l * lane_columns(job->most_columns));
-        to_lane(&all, l);
-    }
+    int64_t from[LANES], end[LANES];
+    int64_t left = start_lanes(&all, job->count, job->segments, job->shapes, job->most_columns,
+                               first, last, columns, from, end);
     int64_t *const counts = job->counts + first * 2 * CLASSES * 4;
     int64_t *const errors = job->errors + first * 12;
     for (left -= left % 16; left; ) {
@@ -706,9 +813,10 @@ static void context_task(void *given, int64_t first, int64_t last) {
    and `errors` are zero. 0, or -2 without memory. */
 int32_t gw_trellis_contexts(const int32_t *scaled, const int32_t *indices, int64_t count,
                             const int64_t *shapes, int64_t most_columns, int64_t segments,
-                            uint8_t *contexts, int64_t *counts, int64_t *errors) {
-    context_job job = {scaled,       indices,  count,  segments, shapes,
-                       most_columns, contexts, counts, errors,   0};
+                            int32_t is_signed, uint8_t *contexts, int64_t *counts,
+                            int64_t *errors) {
+    context_job job = {scaled,   indices, count,  segments,  shapes, most_columns,
+                       contexts, counts,  errors, is_signed, 0};
     gw_parallel(context_task, &job, segments, LANES, 1);
     return job.failed ? -2 : 0;
 }
@@ -729,6 +837,7 @@ typedef struct {
 typedef struct {
     context_table contexts[2 * CLASSES];
     tail_table tails[2 * CLASSES];
+    uint32_t beyond; /* bytes are read four at a time */
 } tables;
 
 static tables *tabulate(const int32_t *halves, const int32_t *tails) {
@@ -854,7 +963,7 @@ typedef struct {
     const tables *tables;
     int32_t offsets[6];
     int32_t *values;
-    int32_t failed, wrong;
+    int32_t is_signed, failed, wrong;
 } decode_job;
 
 typedef struct {
@@ -885,8 +994,8 @@ static int32_t decode_tail(reader *r, const tail_table *own) {
     return (int32_t)(1u << bits | low);
 }
 
-GW_INLINE int32_t decode_one(reader *r, model *m, const tables *all, const int32_t *offsets,
-                             int is_last) {
+GW_INLINE int32_t decode_one(reader *r, model *m, const decode_job *job, int is_last) {
+    const tables *const all = job->tables;
     const int32_t c = context(m), q = c & 1;
     const context_table *const t = &all->contexts[c];
     const uint32_t slot = r->x & ((1u << PRECISION) - 1);
@@ -896,52 +1005,198 @@ GW_INLINE int32_t decode_one(reader *r, model *m, const tables *all, const int32
     refill(r);
     int32_t k = (s + 1) >> 1;
     if (k == 2) k += decode_tail(r, &all->tails[t->tail]);
-    const int32_t magnitude = 2 * UNIT * k - UNIT * q - offsets[3 * q + (k > 2 ? 2 : k ? k - 1 : 0)];
-    learn(m, k, is_last);
+    const int32_t magnitude = 2 * UNIT * k - UNIT * q -
+                              job->offsets[3 * q + (k > 2 ? 2 : k ? k - 1 : 0)];
+    learn(m, k, ~s & (k != 0) & job->is_signed, is_last);
     return k == 0 ? 0 : s & 1 ? magnitude : -magnitude;
 }
 
-/* `ways` segments from `first` on, which take turns. */
-GW_INLINE void decode_some(decode_job *job, int64_t first, uint32_t *columns, const int ways) {
-    int64_t from[WAYS], to[WAYS], steps = INT64_MAX;
-    reader readers[WAYS];
-    model models_of[WAYS];
-    uint32_t missing = 0;
-    for (int w = 0; w < ways; w++) {
-        const uint8_t *const start = job->bytes + 2 * job->starts[first + w];
-        from[w] = segment_start(job->count, job->segments, first + w);
-        to[w] = segment_start(job->count, job->segments, first + w + 1);
-        if (to[w] - from[w] < steps) steps = to[w] - from[w];
-        readers[w] = (reader){start + 4, job->bytes + 2 * job->starts[first + w + 1], 0, 0};
-        memcpy(&readers[w].x, start, 4);
-        start_model(&models_of[w], job->shapes, from[w], columns + w * job->most_columns);
+static void finish_segment(decode_job *job, reader *r, model *m, int64_t first, int64_t end) {
+    for (int64_t i = first; i < end && !r->missing; i++)
+        job->values[i] = decode_one(r, m, job, i + 1 == job->count);
+    if (r->missing || r->next != r->end || r->x != LOW)
+        __atomic_store_n(&job->wrong, 1, __ATOMIC_RELAXED);
+}
+
+static reader start_reader(const decode_job *job, int64_t s) {
+    const uint8_t *const start = job->bytes + 2 * job->starts[s];
+    reader r = {start + 4, job->bytes + 2 * job->starts[s + 1], 0, 0};
+    memcpy(&r.x, start, 4);
+    return r;
+}
+
+#ifdef GW_WIDE
+typedef struct {
+    __m512i x, at, end; /* `at` and `end` count bytes */
+    __mmask16 missing;
+} lane_readers;
+
+/* refill() of the lanes in `of`. Two bytes too many are read, those before. */
+GW_WIDER GW_INLINE void wide_refill(lane_readers *r, const uint8_t *bytes, __mmask16 of) {
+    const __mmask16 empty = _mm512_mask_cmplt_epu32_mask(of, r->x, _mm512_set1_epi32(LOW));
+    const __mmask16 there = _mm512_mask_cmplt_epi32_mask(empty, r->at, r->end);
+    const __m512i before = _mm512_sub_epi32(r->at, _mm512_set1_epi32(2));
+    const __m512i pair =
+        _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, before, bytes, 1);
+    r->missing |= empty & ~there;
+    r->x = _mm512_mask_or_epi32(r->x, there, _mm512_slli_epi32(r->x, 16),
+                                _mm512_srli_epi32(pair, 16));
+    r->at = _mm512_mask_add_epi32(r->at, there, r->at, _mm512_set1_epi32(2));
+}
+
+/* Bits that follow the tokens of the lanes in `of`: few have any. */
+GW_WIDER static __m512i wide_extra(lane_readers *r, const uint8_t *bytes, __mmask16 of,
+                                   __m512i token) {
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i bits = _mm512_sub_epi32(token, _mm512_set1_epi32(DIRECT - 4));
+    const __m512i high = _mm512_sllv_epi32(one, bits);
+    const __m512i low = _mm512_and_si512(r->x, _mm512_sub_epi32(high, one));
+    r->x = _mm512_mask_srlv_epi32(r->x, of, r->x, bits);
+    wide_refill(r, bytes, of);
+    return _mm512_mask_or_epi32(token, of, high, low);
+}
+
+/* The tails of the lanes in `of`. */
+GW_WIDER GW_INLINE __m512i wide_tail(lane_readers *r, const uint8_t *bytes, const tables *all,
+                                     __m512i context, __mmask16 of) {
+    const __m512i zero = _mm512_setzero_si512(), byte = _mm512_set1_epi32(255);
+    const __m512i half = _mm512_set1_epi32(0xffff);
+    const __m512i slot =
+        _mm512_and_si512(r->x, _mm512_set1_epi32((1 << TAIL_PRECISION) - 1));
+    const __m512i own =
+        _mm512_mullo_epi32(context, _mm512_set1_epi32((int32_t)sizeof(tail_table)));
+    const __m512i token = _mm512_and_si512(
+        byte, _mm512_mask_i32gather_epi32(zero, of, _mm512_add_epi32(own, slot),
+                                          all->tails[0].token_of, 1));
+    const __m512i place = _mm512_add_epi32(own, _mm512_add_epi32(token, token));
+    const __m512i frequency = _mm512_and_si512(
+        half, _mm512_mask_i32gather_epi32(zero, of, place, all->tails[0].frequency, 1));
+    const __m512i start = _mm512_and_si512(
+        half, _mm512_mask_i32gather_epi32(zero, of, place, all->tails[0].start, 1));
+    const __m512i x = _mm512_add_epi32(
+        _mm512_mullo_epi32(frequency, _mm512_srli_epi32(r->x, TAIL_PRECISION)),
+        _mm512_sub_epi32(slot, start));
+    r->x = _mm512_mask_mov_epi32(r->x, of, x);
+    wide_refill(r, bytes, of);
+    const __mmask16 more = _mm512_mask_cmpge_epi32_mask(of, token, _mm512_set1_epi32(DIRECT));
+    return more ? wide_extra(r, bytes, more, token) : token;
+}
+
+/* Segments `first` to `last`, sixteen at most, side by side. */
+GW_WIDER static void decode_wide(decode_job *job, int64_t first, int64_t last, uint32_t *columns) {
+    models all;
+    int64_t from[LANES], end[LANES], i = 0;
+    int64_t steps = start_lanes(&all, job->count, job->segments, job->shapes, job->most_columns,
+                                first, last, columns, from, end);
+    const int used = (int)(last - first);
+    uint32_t x[LANES], at[LANES], limit[LANES];
+    for (int l = 0; l < LANES; l++) {
+        const reader r = start_reader(job, first + (l < used ? l : 0));
+        x[l] = r.x;
+        at[l] = (uint32_t)(r.next - job->bytes);
+        limit[l] = (uint32_t)(r.end - job->bytes);
     }
-    for (int64_t i = 0; i < steps && !missing; i++) {
-#pragma GCC unroll 4
-        for (int w = 0; w < ways; w++) {
-            job->values[from[w] + i] = decode_one(&readers[w], &models_of[w], job->tables,
-                                                  job->offsets, from[w] + i + 1 == job->count);
-            missing |= readers[w].missing;
-        }
+    lane_readers r = {_mm512_loadu_si512(x), _mm512_loadu_si512(at), _mm512_loadu_si512(limit), 0};
+    int32_t pairs[2 * CLASSES], offsets[16] = {0};
+    for (int c = 0; c < 2 * CLASSES; c++) {
+        const context_table *const t = &job->tables->contexts[c];
+        pairs[c] = (int32_t)(t->frequency[1] | t->frequency[3] << 16);
     }
-    for (int w = 0; w < ways; w++) {
-        reader *const r = &readers[w];
-        for (int64_t i = from[w] + steps; i < to[w] && !missing; i++) {
-            job->values[i] =
-                decode_one(r, &models_of[w], job->tables, job->offsets, i + 1 == job->count);
-            missing |= r->missing;
+    for (int q = 0; q < 2; q++)
+        for (int k = 1; k < 4; k++) offsets[4 * q + k] = job->offsets[3 * q + k - 1];
+    const __m512i low_pairs = _mm512_loadu_si512(pairs), high_pairs = _mm512_loadu_si512(pairs + 16);
+    const __m512i moved = _mm512_loadu_si512(offsets);
+    const __m512i zero = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
+    lanes m = load_lanes(&all);
+    for (steps -= steps % 16; i < steps && !r.missing; i += 16) {
+        __m512i values[16];
+        for (int j = 0; j < 16; j++) {
+            const __m512i c = _mm512_i32gather_epi32(m.column, all.columns_of, 4);
+            const __m512i class = wide_class(m.row, m.columns, c, m.left);
+            const __m512i q = _mm512_and_si512(m.state, one);
+            const __m512i context = _mm512_or_si512(_mm512_slli_epi32(class, 1), q);
+            const __m512i pair = _mm512_permutex2var_epi32(low_pairs, context, high_pairs);
+            const __m512i ones = _mm512_and_si512(pair, _mm512_set1_epi32(0xffff));
+            const __m512i more = _mm512_srli_epi32(pair, 16);
+            const __m512i both = _mm512_add_epi32(ones, more);
+            const __m512i zeros = _mm512_sub_epi32(_mm512_set1_epi32(1 << PRECISION),
+                                                   _mm512_add_epi32(both, both));
+            const __m512i slot =
+                _mm512_and_si512(r.x, _mm512_set1_epi32((1 << PRECISION) - 1));
+            /* Slots of 0, 1, -1, more, -more. */
+            const __m512i second = _mm512_add_epi32(zeros, ones);
+            const __m512i third = _mm512_add_epi32(second, ones);
+            const __m512i fourth = _mm512_add_epi32(third, more);
+            const __mmask16 is_other = _mm512_cmpge_epi32_mask(slot, zeros);
+            const __mmask16 from_second = _mm512_cmpge_epi32_mask(slot, second);
+            const __mmask16 is_more = _mm512_cmpge_epi32_mask(slot, third);
+            const __mmask16 from_fourth = _mm512_cmpge_epi32_mask(slot, fourth);
+            __m512i start = _mm512_maskz_mov_epi32(is_other, zeros);
+            start = _mm512_mask_mov_epi32(start, from_second, second);
+            start = _mm512_mask_mov_epi32(start, is_more, third);
+            start = _mm512_mask_mov_epi32(start, from_fourth, fourth);
+            __m512i frequency = _mm512_mask_mov_epi32(zeros, is_other, ones);
+            frequency = _mm512_mask_mov_epi32(frequency, is_more, more);
+            r.x = _mm512_add_epi32(
+                _mm512_mullo_epi32(frequency, _mm512_srli_epi32(r.x, PRECISION)),
+                _mm512_sub_epi32(slot, start));
+            wide_refill(&r, job->bytes, 0xffff);
+            __m512i k = _mm512_maskz_mov_epi32(is_other, one);
+            if (is_more) {
+                const __m512i tail = wide_tail(&r, job->bytes, job->tables, context, is_more);
+                k = _mm512_mask_add_epi32(k, is_more, tail, _mm512_set1_epi32(2));
+            }
+            const __m512i which = _mm512_or_si512(_mm512_slli_epi32(q, 2),
+                                                  _mm512_min_epi32(k, _mm512_set1_epi32(3)));
+            const __m512i value = _mm512_sub_epi32(
+                _mm512_sub_epi32(_mm512_slli_epi32(k, 7), _mm512_slli_epi32(q, 6)),
+                _mm512_permutexvar_epi32(which, moved));
+            const __mmask16 negative = (from_second & ~is_more) | from_fourth;
+            values[j] = _mm512_mask_sub_epi32(_mm512_maskz_mov_epi32(is_other, value), negative,
+                                              zero, value);
+            m.state = wide_next_state(m.state, k, job->is_signed ? negative : 0);
+            wide_learn(&m, &all, c, k, from, i + j, job->count);
         }
-        if (missing || r->next != r->end || r->x != LOW)
-            __atomic_store_n(&job->wrong, 1, __ATOMIC_RELAXED);
+        transpose(values);
+        for (int l = 0; l < used; l++)
+            _mm512_storeu_si512(job->values + from[l] + i, values[l]);
+    }
+    store_lanes(&all, &m);
+    _mm512_storeu_si512(x, r.x);
+    _mm512_storeu_si512(at, r.at);
+    for (int l = 0; l < used; l++) {
+        reader own = {job->bytes + at[l], job->bytes + limit[l], x[l], r.missing >> l & 1};
+        from_lane(&all, l);
+        finish_segment(job, &own, &all.own[l], from[l] + i, end[l]);
     }
 }
+#endif
 
 static void decode_task(void *given, int64_t first, int64_t last) {
     decode_job *const job = given;
-    uint32_t *const columns = malloc(WAYS * (size_t)job->most_columns * sizeof *columns);
+    int64_t columns_of_all = job->most_columns;
+#ifdef GW_WIDE
+    const int wide = is_wide() && job->most_columns < 1 << 24 &&
+                     job->starts[job->segments] < 1 << 30;
+    if (wide) columns_of_all = LANES * lane_columns(job->most_columns);
+#endif
+    uint32_t *const columns = malloc((size_t)columns_of_all * sizeof *columns);
     if (!columns) __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
-    for (; columns && last - first >= WAYS; first += WAYS) decode_some(job, first, columns, WAYS);
-    for (; columns && first < last; first++) decode_some(job, first, columns, 1);
+    for (int64_t s = first, next; columns && s < last; s = next) {
+        next = s + 1;
+#ifdef GW_WIDE
+        if (wide && last - s >= FEW) {
+            next = last - s < LANES ? last : s + LANES;
+            decode_wide(job, s, next, columns);
+            continue;
+        }
+#endif
+        model m;
+        reader r = start_reader(job, s);
+        const int64_t from = segment_start(job->count, job->segments, s);
+        start_model(&m, job->shapes, from, columns);
+        finish_segment(job, &r, &m, from, segment_start(job->count, job->segments, s + 1));
+    }
     free(columns);
 }
 
@@ -950,12 +1205,13 @@ static void decode_task(void *given, int64_t first, int64_t last) {
 int32_t gw_trellis_decode(const uint8_t *bytes, const int64_t *starts, int64_t count,
                           int64_t segments, const int64_t *shapes, int64_t most_columns,
                           const int32_t *halves, const int32_t *tails, const int32_t *offsets,
-                          int32_t *values) {
+                          int32_t is_signed, int32_t *values) {
     tables *const t = tabulate(halves, tails);
     if (!t) return -2;
-    decode_job job = {bytes, starts, count, segments, shapes, most_columns, t, {0}, values, 0, 0};
+    decode_job job = {bytes,        starts, count, segments, shapes,
+                      most_columns, t,      {0},   values,   is_signed, 0, 0};
     memcpy(job.offsets, offsets, sizeof job.offsets);
-    gw_parallel(decode_task, &job, segments, WAYS, 1);
+    gw_parallel(decode_task, &job, segments, LANES, 1);
     free(t);
     return job.failed ? -2 : job.wrong ? -1 : 0;
 }

@@ -9,7 +9,9 @@ from gradwire.kernels.reference.trellis import CLASSES, no_code, segment_starts
 _CPU = torch.device("cpu")
 
 
-def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+def trellis_search(
+    scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor, signed: bool = False
+) -> Tensor:
     scaled, contexts, rates, offsets = map(dense, (scaled, contexts, rates, offsets))
     indices = torch.empty(scaled.numel(), dtype=torch.int32, device=_CPU)
     status = parallel().gw_trellis_search(
@@ -18,6 +20,7 @@ def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Ten
         scaled.numel(),
         rates.data_ptr(),
         offsets.data_ptr(),
+        int(signed),
         indices.data_ptr(),
     )
     if status:
@@ -26,7 +29,7 @@ def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Ten
 
 
 def trellis_contexts(
-    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int
+    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int, signed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     scaled, shapes = dense(scaled), dense(shapes)
     indices = None if indices is None else dense(indices)
@@ -40,6 +43,7 @@ def trellis_contexts(
         shapes.data_ptr(),
         most_columns(shapes),
         segments,
+        int(signed),
         contexts.data_ptr(),
         counts.data_ptr(),
         errors.data_ptr(),
@@ -49,7 +53,9 @@ def trellis_contexts(
     return contexts, counts.sum(dim=0), errors.sum(dim=0)
 
 
-def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+def trellis_counts(
+    scaled: Tensor, indices: Tensor, contexts: Tensor, signed: bool = False
+) -> tuple[Tensor, Tensor]:
     scaled, indices, contexts = map(dense, (scaled, indices, contexts))
     counts = torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device=_CPU)
     errors = torch.zeros(6, 2, dtype=torch.int64, device=_CPU)
@@ -58,6 +64,7 @@ def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[T
         indices.data_ptr(),
         contexts.data_ptr(),
         scaled.numel(),
+        int(signed),
         counts.data_ptr(),
         errors.data_ptr(),
     )
@@ -104,6 +111,7 @@ def trellis_decode(
     offsets: Tensor,
     shapes: Tensor,
     count: int,
+    signed: bool = False,
 ) -> Tensor:
     packed, halves, tails, offsets, shapes = map(dense, (packed, halves, tails, offsets, shapes))
     starts = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=_CPU)
@@ -119,6 +127,7 @@ def trellis_decode(
         halves.data_ptr(),
         tails.data_ptr(),
         offsets.data_ptr(),
+        int(signed),
         values.data_ptr(),
     )
     if status:

@@ -55,7 +55,7 @@ def decode_levels(
 ) -> tuple[Tensor, int]:
     symbols = unpack_uints(packed, width, count)
     levels = symbols.to(torch.float32) - num_levels
-    step = (scale / num_levels).repeat_interleave(bucket)[:count]
+    step = (scale / scale.new_tensor(num_levels)).repeat_interleave(bucket)[:count]
     largest = torch.finfo(torch.float32).max
     heard = torch.clamp(levels * step, -largest, largest, out=out)
     return heard, int(symbols.max()) if count else 0

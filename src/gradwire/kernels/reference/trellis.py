@@ -10,14 +10,19 @@ of Ungerboeck's code (1 + D + D^3, D^2): q is the lowest bit of a state, and wit
 
     (s0, s1, s2) -> (s0 + s1, s2 + z, s0)   modulo 2, from state 0 at the start of a segment.
 
+If signs count (`signed`), a negative index of quantiser 1 has the other parity. Then -1 and 1 are
+told apart by the trellis, as in Fischer and Wang's code. Without zero in quantiser 1 (a matter of
+rates) that is best for numbers like a Gaussian's; the other way for those that are mostly zero.
+
 Contexts. How large the next index may be is told by those before it in its segment. Averages
 forget exponentially: of the row so far, of the same columns in the rows before, of the last few
 elements. Expected is row / (mean of the columns along the row) * column, as for an outer product;
 its logarithm, mixed with that of the last few, rounded, is the class. A context is 2 class + q.
 
 The search is Viterbi's, over blocks of 1024 elements that begin and end in state 0 (the last one
-ends anywhere), so that a segment may begin with any of them: it minimises the sum of squared errors and rates of the indices. Of each quantiser
-it looks at 0 and the three indices around the number; of equal costs the lower index is taken.
+ends anywhere), so that a segment may begin with any of them. It minimises the sum of squared errors
+and rates of the indices. Of each quantiser it looks at 0 and the three indices around the number;
+of equal costs the lower index is taken.
 
 The code is rANS as in reference/rans.py, one state per segment. A symbol is 0, +1, -1, more or
 -more at 15 bits; `more` is followed by the tail |k| - 2 as a token of 12 bits: 0 .. 15, or
@@ -52,7 +57,9 @@ def segment_starts(count: int, segments: int) -> list[int]:
     return [*(blocks * s // segments * BLOCK for s in range(segments)), count]
 
 
-def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+def trellis_search(
+    scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor, signed: bool = False
+) -> Tensor:
     count = scaled.numel()
     whole = count // BLOCK * BLOCK
     pieces = [
@@ -62,6 +69,7 @@ def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Ten
             rates,
             offsets,
             last == count,
+            signed,
         )
         for first, last, steps in ((0, whole, BLOCK), (whole, count, count - whole))
         if last > first
@@ -69,14 +77,19 @@ def trellis_search(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Ten
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32)
 
 
-def _search(scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, last: bool) -> Tensor:
+def _search(
+    scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, last: bool, signed: bool
+) -> Tensor:
     """Blocks [b, steps]; `last`: the last of them ends in any state."""
     blocks, steps = scaled.shape
     target = torch.arange(8)
     quantiser, parity = target >> 2, target >> 1 & 1
     before = quantiser | ((target & 1) ^ quantiser) << 1  # and that with bit 2 set
     own = rates.to(torch.int64)[:, classes.T.long()]  # [8, steps, b]
-    found = [_cheapest(scaled.T, q, own[4 * q : 4 * q + 4], offsets[3 * q :]) for q in (0, 1)]
+    found = [
+        _cheapest(scaled.T, q, own[4 * q : 4 * q + 4], offsets[3 * q :], signed and q == 1)
+        for q in (0, 1)
+    ]
     branches, chosen = (torch.stack(of, dim=2) for of in zip(*found))  # [steps, b, quantiser, z]
     same, other = branches[:, :, quantiser, parity], branches[:, :, quantiser, 1 - parity]
     costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64)
@@ -100,7 +113,9 @@ def _search(scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, las
     return torch.where(scaled < 0, -indices, indices).reshape(-1)
 
 
-def _cheapest(scaled: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def _cheapest(
+    scaled: Tensor, q: int, rate: Tensor, offsets: Tensor, signed: bool
+) -> tuple[Tensor, Tensor]:
     """The least cost and the index that has it, with a last dimension of 2: even, odd."""
     u = scaled.abs().to(torch.int64)
     floor = (u + UNIT * q) >> 7
@@ -108,14 +123,18 @@ def _cheapest(scaled: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Te
     best = [u.clamp(max=_FAR).square() + rate[0], never]
     index = [zero, zero]
     for k in (floor - 1, floor, floor + 1):
-        offset = torch.where(k == 1, offsets[0], torch.where(k == 2, offsets[1], offsets[2]))
+        # With signs, the index below 1 is -1: see above.
+        own = torch.where(k == 0, -1, k) if signed else k
+        first = torch.where(k == 0, -offsets[0], offsets[0])
+        offset = torch.where(k <= 1, first, torch.where(k == 2, offsets[1], offsets[2]))
         slope = rate[3] * (k.clamp(max=STEEPEST) - 2)
         cost = (u - (2 * UNIT * k - UNIT * q - offset)).square()
-        cost += torch.where(k == 1, rate[1], rate[2] + slope)
+        cost += torch.where(k <= 1, rate[1], rate[2] + slope)
+        parity = k & 1 ^ (signed & (scaled < 0))
         for z in (0, 1):
-            better = (k & 1 == z) & (k >= 1) & (cost < best[z])
+            better = (parity == z) & (k >= 1 - signed) & (cost < best[z])
             best[z] = torch.where(better, cost, best[z])
-            index[z] = torch.where(better, k, index[z])
+            index[z] = torch.where(better, own, index[z])
     return torch.stack(best, dim=-1), torch.stack(index, dim=-1)
 
 
@@ -168,20 +187,22 @@ class _Model:
         number = ((mixed - 64 * _FRACTION + 32) >> 6) + CLASSES // 2
         return min(max(number, 0), CLASSES - 1) << 1 | self.state & 1
 
-    def learn(self, magnitude: int) -> None:
+    def learn(self, index: int, signed: bool) -> None:
+        magnitude = abs(index)
         at = 0 if self._is_vector else self._at
         v, c = min(magnitude, _MOST) << _FRACTION, self._columns_of[at]
         self._left = (self._left + v) >> 1
         self._row += v - (self._row >> _ROW_SHIFT)
         self._columns += c - (self._columns >> _ROW_SHIFT)
         self._columns_of[at] = c + ((v - c) >> self._shift)
-        self.state = _next_state(self.state, magnitude)
+        self.state = _next_state(self.state, index, signed)
         self._at += 1
         if self._at == self._width:
             self._end_row()
 
 
-def _next_state(s: int, k: int) -> int:
+def _next_state(s: int, index: int, signed: bool) -> int:
+    k = abs(index) ^ (s & 1 if signed and index < 0 else 0)
     return (s ^ s >> 1) & 1 | ((s >> 2 ^ k) & 1) << 1 | (s & 1) << 2
 
 
@@ -193,11 +214,12 @@ def _logarithm(average: int) -> int:
 
 
 def trellis_contexts(
-    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int
+    scaled: Tensor, indices: Tensor | None, shapes: Tensor, segments: int, signed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = [(int(rows), int(width)) for rows, width in shapes.tolist()]
     magnitudes = scaled.abs().tolist()
-    known = None if indices is None else indices.abs().tolist()
+    known = None if indices is None else indices.tolist()
+    numbers = scaled.tolist()
     contexts = []
     counts = [[0] * 4 for _ in range(2 * CLASSES)]
     errors = [[0] * 2 for _ in range(6)]
@@ -214,9 +236,9 @@ def trellis_contexts(
                 _tally(counts[context | 1], (u + 78) >> 7)
             else:
                 k, q = known[i], context & 1
-                _tally(counts[context], k)
-                _tally_error(errors, k, q, u)
-            model.learn(k)
+                _tally(counts[context], abs(k))
+                _tally_error(errors, k, q, numbers[i])
+            model.learn(k, signed)
     return (
         torch.tensor(contexts, dtype=torch.uint8),
         torch.tensor(counts, dtype=torch.int64),
@@ -224,24 +246,25 @@ def trellis_contexts(
     )
 
 
-def trellis_counts(scaled: Tensor, indices: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
+def trellis_counts(
+    scaled: Tensor, indices: Tensor, contexts: Tensor, signed: bool = False
+) -> tuple[Tensor, Tensor]:
     counts = [[0] * 4 for _ in range(2 * CLASSES)]
     errors = [[0] * 2 for _ in range(6)]
     state = 0
-    magnitudes, known = scaled.abs().tolist(), indices.abs().tolist()
-    for u, k, context in zip(magnitudes, known, contexts.tolist()):
+    for x, k, context in zip(scaled.tolist(), indices.tolist(), contexts.tolist()):
         q = state & 1
-        _tally(counts[context & ~1 | q], k)
-        _tally_error(errors, k, q, u)
-        state = _next_state(state, k)
+        _tally(counts[context & ~1 | q], abs(k))
+        _tally_error(errors, k, q, x)
+        state = _next_state(state, k, signed)
     return torch.tensor(counts, dtype=torch.int64), torch.tensor(errors, dtype=torch.int64)
 
 
-def _tally_error(errors: list[list[int]], k: int, q: int, u: int) -> None:
+def _tally_error(errors: list[list[int]], k: int, q: int, x: int) -> None:
     if k:
-        error = errors[3 * q + min(k, 3) - 1]
+        error = errors[3 * q + min(abs(k), 3) - 1]
         error[0] += 1
-        error[1] += 2 * UNIT * k - UNIT * q - u
+        error[1] += 2 * UNIT * abs(k) - UNIT * q - (x if k > 0 else -x)
 
 
 def _tally(counts: list[int], k: int) -> None:
@@ -294,6 +317,7 @@ def trellis_decode(
     offsets: Tensor,
     shapes: Tensor,
     count: int,
+    signed: bool = False,
 ) -> Tensor:
     tables = [_symbol_table(*pair) for pair in halves.tolist()]
     tail_tables = [_starts(row) for row in tails.tolist()]
@@ -323,7 +347,7 @@ def trellis_decode(
             q = c & 1
             value = 2 * UNIT * k - UNIT * q - offset[3 * q + min(k, 3) - 1] if k else 0
             values.append(value if symbol & 1 else -value)
-            model.learn(k)
+            model.learn(k if symbol & 1 else -k, signed)
         if x != _LOW or next(stream, None) is not None:
             raise no_code()
     return torch.tensor(values, dtype=torch.int32)
