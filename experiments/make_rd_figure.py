@@ -4,7 +4,8 @@
     python experiments/make_rd_figure.py --write    # draws again from the kept figures
 
 What is kept, in experiments/rd.json, is what `gradwire rd --json` prints for several choices of its
-options (`parts`). Tables of docs/polar.md are written from it too.
+options (`parts`), and `polar` on one long Gaussian vector. Tables of docs/polar.md are written from
+it too.
 
 Answer: docs/polar.md.
 """
@@ -16,12 +17,22 @@ from typing import Any
 
 import kept
 from gradwire import kernels
+from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Codec
+from gradwire.core.key import Key
+from gradwire.experiment.codecs import inputs, nmse, spec_of
 from gradwire.experiment.rd import LENGTHS, RATES, measure, rd_figure, table_rows
+from gradwire.experiment.runner import use_threads
 
 KEPT = kept.ROOT / "experiments" / "rd.json"
 FIGURE = kept.ROOT / "docs" / "rd.png"
 PAGE = kept.ROOT / "docs" / "polar.md"
 _BITS = 1 << 23
+_ELEMENTS = 1 << 22
+GOALS = {0.1: 0.885, 0.25: 0.727, 0.5: 0.528, 0.75: 0.378, 1.0: 0.27, 1.5: 0.138, 2.0: 0.069}
+"""NMSE of a Gaussian that `polar` was to reach with blocks of 8192, by bits per element."""
+LIST_OF_8 = (0.3261, 0.1990, 0.1181, 0.0597, 0.0165)
+"""Distortion that a list of 8 was to reach at N = 1024, by rate."""
 
 
 def parts() -> list[dict[str, Any]]:
@@ -37,6 +48,12 @@ def parts() -> list[dict[str, Any]]:
             for n in LENGTHS
         ),
         {"lengths": (1024,), "blocks": _BITS >> 10, "constructions": others},
+        {
+            "lengths": (1024,),
+            "blocks": _BITS >> 12,
+            "constructions": ("tal_vardy",),
+            "list_sizes": (8,),
+        },
     ]
 
 
@@ -55,7 +72,22 @@ def measured() -> dict[str, Any]:
     for arguments in parts():
         own = measure(**arguments, progress=_progress)
         together = {**own, "rows": [*together.get("rows", []), *own["rows"]]}
-    return {**together, "commit": kept.commit()}
+    return {**together, "gaussian": gaussian(), "commit": kept.commit()}
+
+
+def gaussian() -> list[dict[str, float]]:
+    """Bits per element and NMSE of `polar` at the rates of GOALS."""
+    found = []
+    with use_threads(1):
+        x = inputs(_ELEMENTS)["gaussian"]
+        spec, key = spec_of("gaussian", x), Key(0).child("rate distortion").private(0)
+        for rate in GOALS:
+            codec = COMPRESSION.parse(f"polar({rate})")
+            assert isinstance(codec, Codec)
+            payload, _ = codec.encode(x, codec.init(spec), key)
+            error = nmse(codec.decode(payload, spec, key), x)
+            found.append({"rate": rate, "bits": 8 * payload.nbytes / len(x), "nmse": error})
+    return found
 
 
 def _progress(code: str, done: int, total: int) -> None:
@@ -64,24 +96,56 @@ def _progress(code: str, done: int, total: int) -> None:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """By the name in the page: decisions at all lengths, lists at two, constructions at one."""
+    """By the name in the page: decisions at all lengths, lists at two, constructions at one; and
+    the Gaussian next to its goals."""
     rows = results["rows"]
     usual = [row for row in rows if row["construction"] == "monte_carlo"]
     hard = [row for row in rows if row["decision"] == "hard"]
     return {
         "rd lengths": _markdown([row for row in usual if row["list_size"] == 1]),
-        "rd lists": _markdown([r for r in usual if r in hard and r["n"] in (1024, 8192)]),
+        "rd lists": _lists(hard),
         "rd constructions": _markdown(
             [row for row in hard if row["n"] == 1024 and row["list_size"] == 1]
         ),
+        "rd goals": _goals(results["gaussian"]),
     }
 
 
-def _markdown(rows: Sequence[dict[str, Any]]) -> str:
-    columns = ["N", "search", *(f"R = {rate:g}" for rate in RATES)]
-    return kept.markdown(
-        columns, ([n, name, *cells] for n, name, cells in table_rows(rows, RATES)), left=2
+def _lists(hard: Sequence[dict[str, Any]]) -> str:
+    """At two lengths; under the list of 8 with N = 1024 another construction, and its goal."""
+    shown = [r for r in hard if r["n"] in (1024, 8192) and r["construction"] == "monte_carlo"]
+    (more,) = (
+        (name, cells)
+        for _, name, cells in table_rows(
+            [r for r in hard if r["construction"] == "tal_vardy" and r["list_size"] == 8], RATES
+        )
+        if name == "list of 8"
     )
+    lines = [[n, name, *cells] for n, name, cells in table_rows(shown, RATES)]
+    at = next(i for i, line in enumerate(lines) if line[1] == "list of 8") + 1
+    lines[at:at] = [
+        ["", f"{more[0]}, tal_vardy", *more[1]],
+        ["", "goal for a list of 8", *(f"{goal:.4f}" for goal in LIST_OF_8)],
+    ]
+    return kept.markdown(_columns(), lines, left=2)
+
+
+def _goals(rows: Sequence[dict[str, float]]) -> str:
+    lines = [
+        ["bound", *(f"{4 ** -row['rate']:.4f}" for row in rows)],
+        ["goal", *(f"{GOALS[row['rate']]:.3f}" for row in rows)],
+        ["`polar`", *(f"{row['nmse']:.4f}" for row in rows)],
+    ]
+    return kept.markdown(["bits", *(f"{row['rate']:g}" for row in rows)], lines)
+
+
+def _markdown(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ([n, name, *cells] for n, name, cells in table_rows(rows, RATES))
+    return kept.markdown(_columns(), lines, left=2)
+
+
+def _columns() -> list[str]:
+    return ["N", "search", *(f"R = {rate:g}" for rate in RATES)]
 
 
 if __name__ == "__main__":

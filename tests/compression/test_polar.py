@@ -1,5 +1,7 @@
 """Korada and Urbanke 2010: polar codes as quantisers of signs, Gaussians and gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from gradwire.coding.polar.gaussian import gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
 from gradwire.coding.polar.planes import gaussian_planes, sign_plane
 from gradwire.compression import COMPRESSION
+from gradwire.compression.quantization import polar
 from gradwire.compression.quantization.polar import Polar
 from gradwire.core.codec import Codec
 from gradwire.core.errors import WireError
@@ -179,12 +182,29 @@ def test_a_code_of_another_construction_is_refused() -> None:
             other.unpack(payload.buffer, Spec.of(x))
 
 
+def test_other_tables_at_the_receiver_are_noticed_in_chains_too(monkeypatch) -> None:
+    x = Key(3).normal(1000)
+    for text in ("polar(1.0, block=256)", "topk(0.3) >> polar(1.0, block=256)"):
+        codec = COMPRESSION.parse(text)
+        payload, _ = codec.encode(x, codec.init(Spec.of(x)), KEY)
+        channel = gaussian_channel(1.0)
+        turned = tuple(table.flip(0) for table in channel.channels)
+        other = replace(channel, channels=(turned[0][:-1], *turned[1:]))
+        monkeypatch.setattr(polar, "gaussian_channel", lambda rate, other=other: other)
+        with pytest.raises(WireError):
+            codec.unpack(payload.buffer, Spec.of(x))
+        monkeypatch.undo()
+        codec.unpack(payload.buffer, Spec.of(x))
+
+
 def test_tiny_and_huge_vectors_keep_their_size() -> None:
     x = Key(3).normal(1000)
     expected, _ = passed(Polar(1.0, block=256), x)
     for factor in (1e-35, 1e-20, 1e20, 1e35):
         y, _ = passed(Polar(1.0, block=256), x * factor)
         assert nmse(expected, y / factor) < 1e-3  # a ratio may round the other way
+        rotated, _ = passed(Polar(1.0, block=256, rotate=True), x * factor)
+        assert nmse(x, rotated / factor) < 0.4
 
 
 @pytest.mark.parametrize(

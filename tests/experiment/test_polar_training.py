@@ -37,14 +37,14 @@ def test_digits(method, digits) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", HALF_A_BIT)
 def test_mnist(method) -> None:
-    settings = dict(
-        data="mnist",
-        model="mnist_cnn",
-        optimizer="sgd(0.05)",
-        batch_size=32,
-        steps=800,
-        eval_every=800,
-    )
+    settings = {
+        "data": "mnist",
+        "model": "mnist_cnn",
+        "optimizer": "sgd(0.05)",
+        "batch_size": 32,
+        "steps": 800,
+        "eval_every": 800,
+    }
     try:
         plain, _ = accuracies("identity", **settings)
     except DataError as error:

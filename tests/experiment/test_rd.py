@@ -69,6 +69,11 @@ def test_randomized_is_worse_and_a_list_better() -> None:
     assert found["list of 4"] < found["hard"] < found["randomized"]
 
 
+def test_randomized_is_the_published_algorithm() -> None:
+    measured = rd.measure((64,), (0.5,), 8, decisions=("hard", "randomized"))
+    assert [r["f"] for r in measured["rows"]] == ["corrected", "exact"]
+
+
 def test_tables_fit_eighty_columns() -> None:
     rows = [
         {
@@ -103,11 +108,11 @@ def test_the_command_prints_json_or_a_table_and_draws(capsys, tmp_path) -> None:
     (only,) = json.loads(printed.out)["rows"]
     assert (only["n"], only["k"], only["blocks"]) == (64, 32, 64)
     assert "1/1 N = 64, R = 0.5, hard, bhattacharyya" in printed.err
-    main(["rd", *QUICK, "--list-size", "1", "4", "--figure", str(tmp_path / "new" / "rd.png")])
+    main(["rd", *QUICK, "--list-size", "1", "4", "--figure", str(tmp_path / "rd.png")])
     printed = capsys.readouterr()
     assert "list of 4" in printed.out
     assert rd.formatted(only) in printed.out
-    assert (tmp_path / "new" / "rd.png").stat().st_size > 10_000
+    assert (tmp_path / "rd.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,9 @@ def test_the_command_prints_json_or_a_table_and_draws(capsys, tmp_path) -> None:
         (["--decision", "randomized", "--list-size", "8"], "need decision hard"),
         (["--list-size", "0"], "list_size must"),
         (["--figure", "rd.txt"], ".png, .pdf or .svg"),
+        (["--figure", "nowhere/rd.png"], "there is no folder nowhere"),
+        (["--n", "64", "--rate", "0.5", "0.001"], "at N = 64 a rate of 0.001 sends no bit"),
+        (["--seed", "-1"], "seed must lie in 0"),
         (["--n"], "n: give at least one"),
         (["--construction", "luck"], "monte_carlo"),
     ],
@@ -127,7 +135,9 @@ def test_mistakes_are_told(arguments, message, capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["rd", *arguments])
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert message in told
+    assert "1/" not in told.replace("1/n", "")  # nothing was measured
 
 
 def test_committed_results_can_be_had_again() -> None:

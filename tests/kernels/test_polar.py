@@ -10,6 +10,7 @@ from gradwire.kernels.native import _library
 from gradwire.kernels.native import polar as native
 from gradwire.kernels.reference import polar as reference
 
+COST = torch.zeros(255, dtype=torch.int32)
 needs_library = pytest.mark.skipif(
     _dispatch.cpu_backend() != "native", reason="the C library was not built"
 )
@@ -161,6 +162,8 @@ def test_the_genie_sees_every_input_knowing_those_before() -> None:
         (lambda: kernels.polar_transform(torch.zeros(1, 4, 7, dtype=torch.uint8)), "groups"),
         (lambda: kernels.polar_quantise(ratios(1, 4), torch.zeros(4, dtype=torch.uint8)), "kinds"),
         (lambda: kernels.polar_genie(ratios(1, 4), torch.zeros(4, dtype=torch.int32)), "cost"),
+        (lambda: kernels.polar_quantise(ratios(1, 4), torch.full((8,), 4).byte()), "polar_kinds"),
+        (lambda: kernels.polar_genie(torch.full((1, 4, 64), -128).char(), COST), "-128"),
     ],
 )
 def test_bad_arguments_are_refused(run, message) -> None:

@@ -311,3 +311,14 @@ def _first(codec: Codec) -> Codec:
 
 def _last(codec: Codec) -> Codec:
     return codec.stages[-1] if isinstance(codec, Chain) else codec
+
+
+def test_a_layered_codec_feeds_back_what_it_lost_of_the_layers(codec) -> None:
+    if not codec.layered:
+        pytest.skip("looks at no layers")
+    tensors = (("a", 0, 240, (12, 20)), ("b", 240, 247, (7,)), ("c", 247, 397, (15, 10)))
+    x, residual = KEY.child("x").normal(397), KEY.child("e").normal(397)
+    spec = Spec((397,), torch.float32, tensors=tensors)
+    payload, lost, _ = codec.encode_feedback(x, residual, codec.init(spec), KEY)
+    heard = codec.decode(codec.unpack(payload.buffer.clone(), spec), spec, KEY)
+    assert torch.allclose(lost, x + residual - heard, atol=1e-5)

@@ -5,8 +5,8 @@ and if more it is geometric from 2 on. So a table is three probabilities. Each i
 logarithm of its odds in thirds of a bit, minus what the table of the next smaller class leads one
 to expect (a class is a factor of two in magnitude), in an exponential Golomb code:
 
-    4 + 4 bits: the first and the last group of classes that occur; 2 bits: how many classes share
-    a table, 1, 2 or 16; then per group and quantiser three numbers
+    2 bits: how many classes share a table, 1, 2 or 16; 4 + 4 bits, unless all share one: the first
+    and the last group of classes that occur; then per group and quantiser three numbers
 
 The sender takes the levels, and the grouping, with the shortest total of tables and indices. Both
 sides make frequencies of levels in integers, so that they agree on every machine.
@@ -77,7 +77,7 @@ def _written(rows: Sequence[Sequence[int]], shared: int) -> Tables:
     ]
     used = [g for g, pair in enumerate(groups) if any(map(sum, pair))] or [0]
     first, last = used[0], used[-1]
-    bits = [f"{first:04b}{last:04b}{shared:02b}"]
+    bits = [f"{shared:02b}" + (f"{first:04b}{last:04b}" if width < CLASSES else "")]
     levels: dict[tuple[int, int], Levels] = {}
     size = 0.0
     for g in range(first, last + 1):
@@ -102,12 +102,15 @@ def read_tables(packed: Tensor) -> tuple[Tables, int]:
     # No more than 96 numbers of at most 15 bits.
     text = "".join(f"{byte:08b}" for byte in packed[:256].tolist())
     stream = iter(text)
-    first, last, shared = _number(stream, 4), _number(stream, 4), _number(stream, 2)
-    if shared >= len(_SHARED) or not first <= last < CLASSES // _SHARED[shared]:
+    shared, first, last = _number(stream, 2), 0, 0
+    if shared >= len(_SHARED):
+        raise WireError(f"tables of grouping {shared}")
+    width, used = _SHARED[shared], 2
+    if width < CLASSES:
+        first, last, used = _number(stream, 4), _number(stream, 4), 10
+    if not first <= last < CLASSES // width:
         raise WireError(f"tables of classes {first} .. {last}, grouping {shared}")
-    width = _SHARED[shared]
     levels: dict[tuple[int, int], Levels] = {}
-    used = 10
     for g in range(first, last + 1):
         for q in (0, 1):
             own = []

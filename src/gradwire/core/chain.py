@@ -4,6 +4,8 @@ A chain is a codec. What it is, and what it guarantees, follows from its stages;
 no sense is refused with the reason.
 """
 
+import functools
+import operator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from gradwire.core.codec import LOSSLESS, Algebra, Codec, Guarantee, Kind, Parts, State
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
-from gradwire.core.spec import Spec
+from gradwire.core.spec import Placed, Spec
 
 
 def chain(first: Codec, second: Codec) -> Codec:
@@ -260,3 +262,9 @@ class Chain(Codec):
     @property
     def layered(self) -> bool:
         return self.stages[0].layered  # inner stages see values, not tensors
+
+    def kept_layout(self, state: State) -> tuple[Placed, ...]:
+        return self.stages[0].kept_layout(state[0]) if state else ()
+
+    def fingerprint(self) -> int:
+        return functools.reduce(operator.xor, (stage.fingerprint() for stage in self.stages))

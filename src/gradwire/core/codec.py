@@ -25,7 +25,7 @@ from gradwire.core.group import is_half, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
-from gradwire.core.spec import Spec
+from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
 # None, a number, a tensor, or a tuple / dict of states: what a checkpoint can hold.
@@ -116,6 +116,10 @@ class Codec(Compression):
         """
         return False
 
+    def kept_layout(self, state: State) -> tuple[Placed, ...]:
+        """What `init` of a layered codec kept: decoding needs the same."""
+        return ()
+
     @property
     def needs_feedback(self) -> bool:
         """Whether it selects from what `ef(...)` accumulates, and is wrong without."""
@@ -167,8 +171,9 @@ class Codec(Compression):
         """
         total = corrected(x, residual)
         check_input(self, total)
+        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
         parts, state = self.split(total.contiguous(), state, key)
-        return parts, total - self.join(parts, Spec.of(x), key), state
+        return parts, total - self.join(parts, spec, key), state
 
     def split_symbols(
         self, symbols: Tensor, alphabet: int, state: State, key: Key
@@ -211,8 +216,9 @@ class Codec(Compression):
         Codecs with a fused kernel do all of it in one pass over memory.
         """
         total = corrected(x, residual)
+        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
         payload, state = self.encode(total, state, key)
-        return payload, total - self.decode(payload, Spec.of(x), key), state
+        return payload, total - self.decode(payload, spec, key), state
 
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
@@ -250,7 +256,11 @@ class Codec(Compression):
 
     def context(self, spec: Spec) -> int:
         """What the checksum of every payload of this codec and tensor starts from."""
-        return _context(repr(self), spec)
+        return _context(repr(self), spec) ^ self.fingerprint()
+
+    def fingerprint(self) -> int:
+        """A hash of what both sides must have computed alike, 32 bits; most compute nothing."""
+        return 0
 
     def __rshift__(self, other: object) -> "Codec":
         from gradwire.core.chain import chain  # a chain is a codec: the import goes both ways

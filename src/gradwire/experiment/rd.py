@@ -3,7 +3,8 @@
 Each code gets the same random bits; its distortion is the share of them that arrive wrong. Next to
 it stand the least that the rate allows, D with 1 - h2(D) = R, and what the thesis that this coder
 goes back to reports (Tongji University, 2022). `measure` takes every combination of lengths, rates
-and ways to search, except that a list goes with hard decisions only.
+and ways to search, except that a list goes with hard decisions only. Hard decisions are those of
+the codec, on integers; `randomized` is the published algorithm, with the exact f.
 """
 
 import math
@@ -105,6 +106,8 @@ def measure(
         dict.fromkeys(rates),
     )
     # All are checked before any is measured.
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must lie in 0 .. 2^64 - 1, got {seed}")
     codes = [(rate, way, _compressor(n, rate, way)) for n, way, rate in chosen]
     if blocks is not None and not 2 <= blocks <= _MOST // max(lengths):
         raise ValueError(
@@ -125,8 +128,15 @@ def measure(
 
 
 def _compressor(n: int, rate: float, way: Search) -> PolarCompressor:
+    k = round(rate * n)
+    if k < 1:
+        raise ValueError(
+            f"at N = {n} a rate of {rate:g} sends no bit; give a rate of at least {1 / n:g} or a "
+            "longer block"
+        )
     options: dict[str, Any] = vars(way)
-    return PolarCompressor(n, round(rate * n), **options)
+    exact = way.decision == "randomized"
+    return PolarCompressor(n, k, **options, f="exact" if exact else "corrected")
 
 
 def _measured(
@@ -146,6 +156,7 @@ def _measured(
         "k": code.K,
         "rate": rate,
         **vars(way),
+        "f": code.f,
         "blocks": number,
         "distortion": float(share.mean()),
         "standard_error": float(share.std()) / math.sqrt(number),
@@ -232,7 +243,6 @@ def rd_figure(measured: Row, path: Path) -> None:
     for axes in (by_rate, above, by_length):
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
         axes.title.set_fontsize(11)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
 

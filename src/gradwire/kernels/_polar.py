@@ -99,6 +99,8 @@ def polar_genie(llr: Tensor, cost: Tensor) -> Tensor:
         raise ValueError(
             f"polar_genie takes int32 [255] for cost, got {cost.dtype} {list(cost.shape)}"
         )
+    if llr.numel() and int(llr.min()) < -127:
+        raise ValueError("polar_genie takes ratios within -127 .. 127, got -128")
     run = pick(llr.device, native.polar_genie, reference.polar_genie)
     return run(llr, cost.to(llr.device))
 
@@ -115,6 +117,8 @@ def _check_kinds(operation: str, kinds: Tensor, n: int) -> None:
         raise ValueError(
             f"{operation} takes uint8 [{2 * n}] for kinds, got {kinds.dtype} {list(kinds.shape)}"
         )
+    if bool((kinds > MIXED).any()) or bool((kinds[n:] > FREE).any()):
+        raise ValueError(f"{operation}: kinds are those that polar_kinds makes, got others")
 
 
 def polar_ratios(x: Tensor, factor: float) -> Tensor:

@@ -1,5 +1,7 @@
 """PolarCompressor: what travels is a codeword, near the source, the same everywhere."""
 
+import math
+
 import pytest
 import torch
 
@@ -24,7 +26,9 @@ def distortion(compressor: PolarCompressor, num_bits: int, seed: int = 1) -> flo
     ("n", "goals"),
     [
         (256, (0.3406, 0.2155, 0.1329, 0.0695, 0.0199)),
+        (512, (0.3379, 0.2103, 0.1286, 0.0671, 0.0185)),
         (1024, (0.3339, 0.2069, 0.1250, 0.0644, 0.0175)),
+        (2048, (0.3305, 0.2039, 0.1223, 0.0623, 0.0168)),
         (8192, (0.3264, 0.1993, 0.1182, 0.0593, 0.0157)),
     ],
 )
@@ -117,6 +121,19 @@ def test_uncertain_positions_give_way() -> None:
     assert float(wrong[:, sure].float().mean()) < 0.08 < float(wrong[:, ~sure].float().mean())
 
 
+@pytest.mark.parametrize("options", [{}, {"f": "exact"}, {"list_size": 4}, {"frozen": 2}])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_infinite_ratios_are_certain(dtype, options) -> None:
+    compressor = PolarCompressor(256, 128, **options)
+    llr = Key(5).normal(70 * 256).view(70, 256).to(dtype)
+    llr[:, 200:] = 1e300 if dtype == torch.float64 else math.inf
+    packed = compressor.compress_llr(llr)
+    assert torch.equal(packed, compressor.compress_llr(llr.clamp(max=127 / 8)))
+    assert torch.equal(packed, compressor.compress_llr(llr.clamp(max=math.inf)))
+    wrong = compressor.decompress(packed)[:, 200:]
+    assert float(wrong.double().mean()) < 0.01
+
+
 def test_backends_and_threads_send_the_same(monkeypatch) -> None:
     bits = random_bits(200, 256)
     llr = Key(2).normal(200 * 256).view(200, 256)
@@ -148,6 +165,10 @@ def test_backends_and_threads_send_the_same(monkeypatch) -> None:
         ({"N": 64, "K": 5, "list_size": 0}, r"1 \.\. 32"),
         ({"N": 64, "K": 5, "list_size": 2, "decision": "randomized"}, "decision='hard'"),
         ({"N": 64, "K": 5, "frozen": -1}, "seed"),
+        ({"N": 64, "K": 5, "frozen": 1.5}, "None or a seed, a whole number, got 1.5"),
+        ({"N": 64.0, "K": 5}, r"N must be a whole number, got 64\.0"),
+        ({"N": 64, "K": 32.5}, r"K must be a whole number, got 32\.5"),
+        ({"N": 64, "K": 5, "list_size": True}, "list_size must be a whole number, got True"),
     ],
 )
 def test_bad_codes_are_refused(options, message) -> None:
@@ -169,6 +190,6 @@ def test_bad_tensors_are_refused() -> None:
         compressor.decompress(torch.zeros(1, 3, dtype=torch.int32))
     with pytest.raises(ValueError, match="floating-point"):
         compressor.compress_llr(torch.zeros(1, 64, dtype=torch.int8))
-    for bad in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="finite"):
-            compressor.compress_llr(torch.full((1, 64), bad))
+    for options in ({}, {"f": "exact"}, {"list_size": 4}):
+        with pytest.raises(ValueError, match="compress_llr takes numbers and infinities, got NaN"):
+            PolarCompressor(64, 20, **options).compress_llr(torch.full((1, 64), math.nan))

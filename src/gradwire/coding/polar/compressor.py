@@ -16,6 +16,7 @@ machines find the same codeword (kernels/reference/polar.py).
 
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -23,12 +24,19 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.polar import search
-from gradwire.coding.polar.channel import UNITS, bsc_ratio, bsc_ratio_nats, distortion_bound
+from gradwire.coding.polar.channel import (
+    CERTAIN,
+    UNITS,
+    bsc_ratio,
+    bsc_ratio_nats,
+    distortion_bound,
+)
 from gradwire.coding.polar.construction import CONSTRUCTIONS, Construction, free_positions
 from gradwire.core.key import Key
 
 _LEAST, _MOST = 64, 1 << 19
 _LONGEST_LIST = 32
+_MOST_NATS = CERTAIN / UNITS
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,10 @@ class PolarCompressor:
     frozen: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("N", self.N), ("K", self.K), ("list_size", self.list_size)):
+            _check_whole(name, value)
+        if self.frozen is not None:
+            _check_whole("frozen", self.frozen, "None or a seed, a whole number")
         if not _LEAST <= self.N <= _MOST or self.N & (self.N - 1):
             raise ValueError(f"N must be a power of two in {_LEAST} .. 2^19, got {self.N}")
         if not 0 <= self.K <= self.N:
@@ -97,19 +109,21 @@ class PolarCompressor:
     def compress_llr(self, llr: Tensor, key: Key | None = None) -> Tensor:
         """As `compress`, of log-likelihood ratios in nats, float [blocks, N], positive for zero.
 
-        Magnitudes count up to 127/8 nats. They tell how much each position matters; a scale that
-        fits the rate is the sender's to choose: for +-a, log((1 - D) / D) with 1 - h2(D) = K / N.
+        Magnitudes count up to 127/8 nats; infinite ones are certain. They tell how much each
+        position matters; a scale that fits the rate is the sender's to choose: for +-a,
+        log((1 - D) / D) with 1 - h2(D) = K / N.
         """
         if not llr.dtype.is_floating_point:
             raise ValueError(f"compress_llr takes floating-point ratios, got {llr.dtype}")
         self._check_shape("compress_llr", llr, self.N)
         code = _code(self.N, self.K, self.construction, self.frozen)
-        llr = llr.to(torch.float32)
+        if bool(llr.isnan().any()):
+            raise ValueError("compress_llr takes numbers and infinities, got NaN")
+        llr = llr.clamp(-_MOST_NATS, _MOST_NATS).to(torch.float32)
         if code.coset is not None:
             word = kernels.bits_from_lanes(code.coset, 1).to(llr.device)
             llr = torch.where(word.to(torch.bool), -llr, llr)
         if not self._in_integers:
-            _check_finite(llr)
             return self._search(llr, code, key)
         lanes = kernels.ratios_to_lanes(llr, UNITS)
         found = kernels.polar_quantise(lanes, code.kinds.to(llr.device), self.f == "corrected")
@@ -195,9 +209,9 @@ def _code(n: int, k: int, construction: str, seed: int | None) -> _Code:
     return _Code(free, free.nonzero().flatten(), kernels.polar_kinds(free), coset)
 
 
-def _check_finite(llr: Tensor) -> None:
-    if not bool(torch.isfinite(llr).all()):
-        raise ValueError("compress_llr takes finite ratios, got inf or NaN")
+def _check_whole(name: str, value: object, expected: str = "a whole number") -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -12,7 +12,8 @@ bit by bit, least significant first (multilevel codes, Imai and Hirakawa 1977): 
 
     log p(bit is 0 | x, lower bits) - log p(bit is 1 | x, lower bits)
 
-is a function of x and the lower bits. For m = 1 it is 4 s a x, a straight line.
+is a function of x and the lower bits. For m = 1 it is -4 s a x, a straight line: bit 0 is the point
+-a.
 """
 
 import math
@@ -35,7 +36,7 @@ class GaussianChannel:
     """Points of unit variance sources, and ratios of each bit of their labels."""
 
     points: Tensor  # float32 [2^m], ascending
-    slope: float  # m = 1: the ratio is slope * x in units
+    slope: float  # m = 1: the ratio is -slope * x in units
     ratios: tuple[Tensor, ...]  # of bit j, int8 [2^j, _BINS]: by lower bits, by x
     # What is said of bit j in all, right if positive: int8 [2^16], as in `channel.bsc_table`.
     channels: tuple[Tensor, ...]
@@ -85,7 +86,7 @@ def gaussian_channel(rate: float) -> GaussianChannel:
                 for bit in (0, 1)
             )
             ratio = (UNITS * (zero - one)).round().clamp(-127, 127)
-            # Said of a zero if the bit is one with that probability, else of a one: turned round.
+            # What is said is right if the bit is zero; if it is one, its negative is.
             hits.index_add_(0, (ratio + 127).long(), mass * zero.exp())
             hits.index_add_(0, (127 - ratio).long(), mass * one.exp())
             rows.append(ratio.to(torch.int8))

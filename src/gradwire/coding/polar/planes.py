@@ -1,6 +1,5 @@
 """Codes of several bit planes that share one rate: which of all their inputs are free."""
 
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.polar.channel import bsc_ratio, bsc_table, distortion_bound
+from gradwire.coding.polar.frozen import shipped
 from gradwire.coding.polar.gaussian import gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
 from gradwire.coding.polar.monte_carlo import entropies
@@ -25,7 +25,6 @@ class Planes:
     free: Tensor  # bool [m, N]
     kinds: tuple[Tensor, ...]  # for `kernels.polar_quantise`
     rows: tuple[Tensor, ...]  # the free inputs of each plane
-    digest: int  # of `free`: both sides must have come to the same
 
     @property
     def num_rows(self) -> int:
@@ -55,12 +54,15 @@ def sign_plane(rate: float, lanes: Lanes) -> tuple[Planes, float]:
 
 @lru_cache(maxsize=64)
 def _gaussian_planes(rate: float, n: int, used: int) -> Planes:
-    return _planes(_gaussian_scores(rate, n, _rounded(n, used)), rate, used)
+    return _planes(_chosen(_gaussian_scores(rate, n, _rounded(n, used)), rate, used))
 
 
 @lru_cache(maxsize=64)
 def _sign_plane(rate: float, n: int, used: int) -> tuple[Planes, float]:
-    planes = _planes(_sign_scores(rate, n, _rounded(n, used)), rate, used)
+    free = shipped(n, round(rate * n)) if used == n else None
+    if free is None:
+        free = _chosen(_sign_scores(rate, n, _rounded(n, used)), rate, used)
+    planes = _planes(free.reshape(1, n))
     # What the code does to random bits is counted, not estimated: so both sides know it.
     groups = max(1, 2**18 // (64 * n))
     words = Key(1).child("polar distortion").words(groups * n * 2)
@@ -99,7 +101,7 @@ def _rounded(n: int, used: int) -> int:
     return min(n, -(-used // step) * step)
 
 
-def _planes(scores: Tensor, rate: float, used: int) -> Planes:
+def _chosen(scores: Tensor, rate: float, used: int) -> Tensor:
     """Of the inputs of all planes (scores int64 [m, N]) the rate * used that are known best."""
     count = max(1, min(round(rate * used), scores.shape[0] * used))
     order = torch.argsort(scores[:, :used].reshape(-1), stable=True)[:count]
@@ -107,9 +109,12 @@ def _planes(scores: Tensor, rate: float, used: int) -> Planes:
     chosen[order] = True
     free = torch.zeros(scores.shape, dtype=torch.bool)
     free[:, :used] = chosen.view(-1, used)
+    return free
+
+
+def _planes(free: Tensor) -> Planes:
     return Planes(
         free,
         tuple(kernels.polar_kinds(plane) for plane in free),
         tuple(plane.nonzero().reshape(-1) for plane in free),
-        zlib.crc32(kernels.pack_uints(free.reshape(-1), 1).numpy().tobytes()),
     )

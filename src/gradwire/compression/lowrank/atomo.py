@@ -62,6 +62,9 @@ class Atomo(Codec):
     def init(self, spec: Spec) -> State:
         return spec.layout
 
+    def kept_layout(self, state: State) -> tuple[Placed, ...]:
+        return state or ()
+
     def guarantee(self, spec: Spec) -> Guarantee:
         stacks = _plan(spec.flat().layout, self.rank).stacks
         return Guarantee(omega=max((min(s.n, s.m) / self.rank - 1 for s in stacks), default=0.0))

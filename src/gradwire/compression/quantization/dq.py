@@ -45,7 +45,8 @@ from gradwire.core.codec import Codec, Kind, Parts, State, clamp_to, expect, sca
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
-from gradwire.kernels.reference.trellis import BLOCK, LARGEST, UNIT
+from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
+from gradwire.kernels.reference.trellis import BLOCK, CLASSES, LARGEST, UNIT
 
 _LAMBDA = 0.27  # squared steps per bit
 _BLOCKS = 64  # of a long vector, on which tables are made
@@ -53,22 +54,31 @@ _PASSES, _SHORT = 2, 1 << 18  # searches of the whole, in vectors of so many ele
 _ROUNDS = 3  # of search and count until they fit
 _SEGMENT = 1 << 18  # elements coded by themselves, in long vectors
 _MOST_SEGMENTS = 256
+_GRID = 14  # steps of all sizes, each half of the one before
 _SAMPLE, _LARGER = 1 << 16, 1 << 18  # elements on which a step is looked for, and corrected
 _PART = 64  # elements of a part of a row
 _LEAST_SIGNED = 0.45  # bits per element from which on signs may count in the trellis
 _FINE = 4  # offsets travel in units of 4/64 of a step, as -8 .. 7
 _NO_OFFSETS: tuple[int, ...] = (0,) * 6
-_NOTHING, _CODED, _OFFSETS, _SIGNED = 0, 1, 2, 4  # the first byte: all zero, or a sum of these
+# The first byte: all zero, or a sum of these.
+_NOTHING, _CODED, _OFFSETS, _SIGNED, _SHIFTED, _PEAKS, _PLAIN = 0, 1, 2, 4, 8, 16, 32
 _TRIES, _SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole, on a sample
 _SLACK, _AIM = 0.02, -0.012  # how far below the rate will do, and what to try for, as log2
-_AROUND = 12  # bytes of a payload besides its parts: see core/payload.py
+_AROUND = 9  # bytes of a payload besides its part and the length of it: see core/payload.py
+_SPARE, _FEW = 16, 256  # bytes beyond the rate, if there are no more than so many with them
+_SHORT_STEP = 1024  # elements up to which two bytes will do for a step
+_MOST_PEAKS = 4096
+_MOST_BITS = 12  # of a number coded by itself
+_LEAST_ROOM = 14  # bytes, of a trellis
+_SMALLEST, _GREATEST = 2.0**-60, 2.0**100  # a vector beyond is scaled by a power of two
+_MOST_EXPONENT = 1100
 
 
 @dataclass(frozen=True, repr=False)
 class DQ(Codec):
     """Trellis-coded quantisation with a rate-distortion search and an adaptive entropy code."""
 
-    rate: float | None = None  # bits per element of the whole payload
+    rate: float | None = None  # bits per element of the whole payload, see `_room`
     step: float | None = None  # in terms of the root mean square of the vector
 
     paper = "Fischer and Wang 1992, Entropy-constrained trellis-coded quantization"
@@ -89,6 +99,9 @@ class DQ(Codec):
     def init(self, spec: Spec) -> State:
         return {"tensors": spec.layout, "start": None}
 
+    def kept_layout(self, state: State) -> tuple[Placed, ...]:
+        return (state and state["tensors"]) or ()
+
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         numbers = x.cpu().to(scale_dtype(x.dtype))
         state = state or {"tensors": None, "start": None}
@@ -107,9 +120,15 @@ class DQ(Codec):
         self, x: Tensor, shapes: tuple[tuple[int, int], ...], last: State
     ) -> tuple[bytearray, State]:
         """The code, and what the next one may start from."""
-        rms = _root_mean_square(x)
-        if not rms:
+        largest = _largest(x)
+        if not largest:
             return bytearray([_NOTHING]), last
+        if not _SMALLEST <= largest <= _GREATEST:
+            exponent = math.frexp(largest)[1]
+            code, start = self._encoded(_times_power(x, -exponent), shapes, last)
+            code[0] |= _SHIFTED
+            return code + exponent.to_bytes(2, "little", signed=True), start
+        rms = _root_mean_square(x)
         if self.step is not None:
             step = self.step * rms
             signed = _prefers_signs(*_sampled(x, shapes, _SAMPLE), step)
@@ -134,8 +153,8 @@ class _Quantised(NamedTuple):
     @property
     def header(self) -> int:
         """Bytes that do not grow with the vector."""
-        front = 1 + self.step.element_size() + 3 * any(self.offsets)
-        return front + -(-len(self.tables.bits) // 8)
+        step = _step_bytes(self.indices.numel(), self.step.dtype)
+        return 1 + step + 3 * any(self.offsets) + -(-len(self.tables.bits) // 8)
 
     @property
     def num_bytes(self) -> int:
@@ -151,7 +170,10 @@ class _Quantised(NamedTuple):
         words, lengths = self._words()
         kind = _CODED + (_OFFSETS if any(self.offsets) else 0) + (_SIGNED if self.signed else 0)
         code = bytearray([kind])
-        code += self.step.reshape(1).numpy().tobytes()
+        if _step_bytes(self.indices.numel(), self.step.dtype) == 2:
+            code += _short(float(self.step), self.step.dtype).to_bytes(2, "little")
+        else:
+            code += self.step.reshape(1).numpy().tobytes()
         if any(self.offsets):
             nibbles = [offset & 15 for offset in self.offsets]
             code += bytes(a | b << 4 for a, b in zip(nibbles[::2], nibbles[1::2]))
@@ -161,20 +183,21 @@ class _Quantised(NamedTuple):
         code += words.numpy().tobytes()
         return code
 
-    def rated(self, x: Tensor, shapes: tuple[tuple[int, int], ...]) -> tuple[float, float]:
+    def error(self, x: Tensor) -> float:
+        """The squared error, over the energy of x; that of some blocks of a long vector."""
+        k, context, some = _blocks(self.indices), _blocks(self.contexts), _blocks(x)
+        magnitude, q = k.abs(), context.to(torch.int32) & 1
+        offsets = torch.tensor(self.offsets, dtype=torch.int32) * _FINE
+        values = 2 * UNIT * magnitude - UNIT * q - offsets[3 * q + magnitude.clamp(1, 3) - 1]
+        values = torch.where(k < 0, -values, values) * (k != 0)
+        error = (values.to(x.dtype) * (float(self.step) / UNIT) - some) / _largest(x)
+        energy = float((some / _largest(x)).square().sum(dtype=torch.float64))
+        return float(error.square().sum(dtype=torch.float64)) / (energy or 1.0)
+
+    def rated(self, x: Tensor) -> tuple[float, float]:
         """Bits per element, and those that the squared error is worth: half its log2 more."""
-        values = kernels.trellis_decode(
-            *self._words(),
-            self.tables.halves(),
-            self.tables.tails(),
-            torch.tensor(self.offsets, dtype=torch.int32) * _FINE,
-            torch.tensor(shapes, dtype=torch.int64),
-            x.numel(),
-            self.signed,
-        )
-        error = (values.to(x.dtype) * (float(self.step) / UNIT) - x) / _largest(x)
         bits = 8 * self.num_bytes / x.numel()
-        return bits, bits + 0.5 * math.log2(float(error.square().sum(dtype=torch.float64)) or 1e-30)
+        return bits, bits + 0.5 * math.log2(self.error(x) or 1e-30)
 
 
 def _quantised(
@@ -188,6 +211,8 @@ def _quantised(
 ) -> _Quantised:
     """With this step; the search takes the tables of `start`, or some that settle in `rounds`."""
     wire = torch.tensor(max(step, _least_step(x)), dtype=x.dtype)
+    if _step_bytes(x.numel(), x.dtype) == 2:
+        wire = _of_short(_short(float(wire), x.dtype), x.dtype)
     most = UNIT * (2 * LARGEST - 16)
     scaled = (x * (UNIT / float(wire))).round_().clamp_(-most, most).to(torch.int32)
     layout = torch.tensor(shapes, dtype=torch.int64)
@@ -219,8 +244,8 @@ def _quantised(
 def _prefers_signs(x: Tensor, shapes: tuple[tuple[int, int], ...], step: float) -> bool:
     """Whether the trellis had better look at signs: see `kernels/reference/trellis.py`."""
     plain, signed = (_quantised(x, shapes, step, None, 2, 1, signs) for signs in (False, True))
-    bits, worth = signed.rated(x, shapes)
-    return bits >= _LEAST_SIGNED and worth < plain.rated(x, shapes)[1] - 0.01
+    bits, worth = signed.rated(x)
+    return bits >= _LEAST_SIGNED and worth < plain.rated(x)[1] - 0.01
 
 
 def _passes(x: Tensor) -> int:
@@ -229,7 +254,8 @@ def _passes(x: Tensor) -> int:
 
 def _least_step(x: Tensor) -> float:
     """The smallest that leaves indices in their range."""
-    return max(_largest(x) / (2 * LARGEST - 64), torch.finfo(x.dtype).tiny * 2.0**40)
+    # A step of two bytes may be smaller than asked for by 1/64.
+    return 1.02 * _largest(x) / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
 
 
 def _searched(
@@ -271,6 +297,14 @@ def _offsets(errors: Tensor) -> tuple[int, ...]:
     return tuple(moved) if pays else _NO_OFFSETS
 
 
+class _Hint(NamedTuple):
+    """Where all steps were tried, the best."""
+
+    error: float
+    step: float  # log2, in terms of the root mean square
+    signed: bool
+
+
 class _Start(NamedTuple):
     """Where a search for the step begins: at that of the last vector, or of a sample."""
 
@@ -279,11 +313,13 @@ class _Start(NamedTuple):
     tables: Tables
     offsets: tuple[int, ...]
     signed: bool
+    hint: _Hint | None = None
 
     @staticmethod
     def of(state: State) -> "_Start":
         tables = Tables(state["levels"], "", 0.0)
-        return _Start(state["step"], state["slope"], tables, state["offsets"], state["signed"])
+        own = (state["step"], state["slope"], tables, state["offsets"], state["signed"])
+        return _Start(*own, _Hint(*state["hint"]) if state["hint"] else None)
 
     def state(self) -> State:
         return {
@@ -292,7 +328,12 @@ class _Start(NamedTuple):
             "levels": self.tables.levels,
             "offsets": self.offsets,
             "signed": self.signed,
+            "hint": None if self.hint is None else tuple(self.hint),
         }
+
+
+def _start_anew() -> _Start:
+    return _Start(0.0, 1.0, choose_tables(torch.zeros(2 * CLASSES, 4)), _NO_OFFSETS, False)
 
 
 def _coded(
@@ -302,9 +343,37 @@ def _coded(
 
     Tables and indices depend on each other, and where nearly all is zero what is not costs so much
     that even more becomes zero: sizes jump. So tables settle while the step follows the rate, on a
-    sample; then they stay, and the size changes smoothly with the step.
+    sample; then they stay, and the size changes smoothly with the step. If that comes to less than
+    any source allows, or to nothing, all steps are tried, and the least error is taken.
     """
-    room = int(rate * x.numel() / 8) - _AROUND
+    room = _room(rate, x.numel())
+    hint = None if start is None else start.hint
+    if hint is not None:
+        code, found = _tried_all(x, shapes, rms, room, hint)
+        if found.error <= 1.1 * hint.error + 1e-9:
+            return code, start._replace(hint=found)
+    error, code, start = _followed(x, shapes, rms, rate, room, start)
+    bound = 4.0 ** -(8 * max(room - 24, 0) / x.numel())  # of a Gaussian; all others are easier
+    near = error <= min(1.3 * bound, 0.5 + 0.5 * bound) and len(code) >= 0.9 * room
+    if room >= _FEW and (near or error <= 1e-4 * bound):
+        return code, start
+    other, found = _tried_all(x, shapes, rms, room, None)
+    if found.error < error:
+        code, start = other, (start or _start_anew())._replace(hint=found)
+    return code, start
+
+
+def _followed(
+    x: Tensor,
+    shapes: tuple[tuple[int, int], ...],
+    rms: float,
+    rate: float,
+    room: int,
+    start: _Start | None,
+) -> tuple[float, bytearray, _Start | None]:
+    """The code of least error found by following the size, with that error: 1 if all is zero."""
+    if room < _LEAST_ROOM:
+        return 1.0, bytearray([_NOTHING]), None
     guess = math.log2(rms)
     tried: _Quantised | None = None
     if start is not None:
@@ -318,23 +387,24 @@ def _coded(
             at = guess + start.step
             start = _settled_start(x, shapes, guess, rate, room, at, True) or start
     if start is None:
-        return bytearray([_NOTHING]), None
+        return 1.0, bytearray([_NOTHING]), None
     at, slope = guess + start.step, start.slope
     lowest, highest = _least_step(x), _largest(x) * UNIT
     low: _Point | None = None  # a step too small
     high: _Point | None = None
-    best, code = start, bytearray([_NOTHING])
+    best, code, least = start, bytearray([_NOTHING]), 1.0
     for _ in range(_TRIES):
         tried = tried or _quantised(x, shapes, 2.0**at, start)
         size = tried.num_bytes
         if size < 1.005 * room:  # an estimate is not enough
             own = tried.code()
             size = len(own)
-            if len(code) < size <= room:
+            error = tried.error(x) if size <= room else math.inf
+            if error < least:
                 # A single pass starts from rougher contexts than those that its code is in.
                 kept = tried if _passes(x) > 1 else start
                 best = _Start(at - guess, slope, kept.tables, kept.offsets, tried.signed)
-                code = own
+                least, code = error, own
             if room * (1 - _SLACK) <= size <= room or room - 2 <= size <= room:
                 break
         point, tried = (at, math.log2(size / max(room, 1))), None
@@ -355,7 +425,224 @@ def _coded(
             at += min(max((point[1] - _AIM) / slope, -2.0), 2.0)
         if not lowest <= 2.0**at <= highest:
             break
-    return code, best
+    return least, code, best
+
+
+def _tried_all(
+    x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, room: int, hint: "_Hint | None"
+) -> tuple[bytearray, "_Hint"]:
+    """The code of least error of all kinds and steps, or of those near a hint, and where it was."""
+    found = [_peaks(x, room), _plain(x, room)]
+    errors = [(error, _Hint(error, 0.0, False)) for error, _ in found]
+    if room >= _LEAST_ROOM:
+        error, code, at, signed = _best_step(x, shapes, rms, room, hint)
+        found.append((error, code))
+        errors.append((error, _Hint(error, at - math.log2(rms), signed)))
+    best = min(range(len(found)), key=lambda i: found[i][0])
+    return found[best][1], errors[-1][1]._replace(error=found[best][0])
+
+
+def _best_step(
+    x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, room: int, hint: "_Hint | None"
+) -> tuple[float, bytearray, float, bool]:
+    """The least error of all steps, where a part of the vector may go without bits.
+
+    Sizes jump where all numbers are about as large: they take one bit each or none. Between the two
+    the part of least energy becomes zero. With feedback it is another part next time.
+    """
+    sample, own = _sampled(x, shapes, _SAMPLE)
+    found: list[tuple[float, float, bool, float]] = []
+
+    def look(at: float, signed: bool) -> float:
+        tried = _quantised(sample, own, 2.0**at, None, 1, None, signed)
+        excess = _excess(tried, x, sample, room)
+        spared = max(0.0, 1 - 2.0**-excess)
+        found.append((tried.error(sample) * (1 - spared) + spared, at, signed, spared))
+        return excess
+
+    if hint is None:
+        for signed in (False, True):
+            at = math.log2(_largest(x)) + 1
+            for _ in range(_GRID):
+                if 2.0**at < _least_step(x) or look(at, signed) > 2:
+                    break
+                at -= 1
+    else:
+        look(math.log2(rms) + hint.step, hint.signed)
+    for width in (0.5, 0.25) if hint is None else (0.2,):
+        _, at, signed, _ = min(found)
+        look(at - width, signed)
+        look(at + width, signed)
+    least, code = 1.0, bytearray([_NOTHING])
+    _, at, signed, spared = min(found)
+    low, high = -1.0, 1.0  # shares that are too small, and that will do
+    for _ in range(_TRIES):
+        tried = _quantised(_without(x, spared), shapes, 2.0**at, None, 1, None, signed)
+        fresh = tried.code()
+        error = tried.error(x) if len(fresh) <= room else math.inf
+        if error < least:
+            least, code = error, fresh
+        share = len(fresh) / room
+        if len(fresh) > room:
+            low = spared
+        elif spared == 0.0 or share > 1 - _SLACK:
+            break
+        else:
+            high = spared
+        spared = max(0.0, 1 - (1 - spared) / share * (1 - _SLACK / 3))
+        if not low < spared < high:
+            spared = max(0.0, low + high) / 2
+        if (high - low) * x.numel() < 1:
+            break
+    return least, code, at, signed
+
+
+def _without(x: Tensor, share: float) -> Tensor:
+    """The vector without a run of this share of its length, that of the least energy."""
+    run = min(math.ceil(share * x.numel()), x.numel())
+    if not run:
+        return x
+    sums = torch.zeros(x.numel() + 1, dtype=torch.float64)
+    torch.cumsum((x.double() / _largest(x)).square(), 0, out=sums[1:])
+    first = int((sums[run:] - sums[: sums.numel() - run]).argmin())
+    kept = x.clone()
+    kept[first : first + run] = 0
+    return kept
+
+
+def _peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
+    """The error and the code of some of the largest numbers, all of one magnitude.
+
+    After the first byte that magnitude, then per number as many bits as a position takes and a
+    sign. One that occurs again fills the last byte.
+    """
+    width = _position_bits(x.numel()) + 1
+    fit = max(1, min(8 * (room - 3) // width, x.numel(), _MOST_PEAKS))
+    values, positions = (x.abs() / _largest(x)).double().topk(fit)
+    numbers = torch.arange(1, fit + 1, dtype=torch.float64)
+    count = int((values.cumsum(0).square() / numbers).argmax()) + 1
+    magnitude = _short(float(values[:count].mean()) * _largest(x), x.dtype)
+    entries = [2 * i + (float(x[i]) < 0) for i in positions[:count].tolist()]
+    size = -(-count * width // 8)
+    entries += [entries[-1]] * (8 * size // width - count)
+    packed = to_bytes("".join(f"{entry:0{width}b}" for entry in entries))
+    code = bytearray([_PEAKS]) + magnitude.to_bytes(2, "little") + packed
+    code += bytes(3 + size - len(code))
+    level = float(_of_short(magnitude, x.dtype)) / _largest(x)
+    energy = float((x.double() / _largest(x)).square().sum())
+    gain = level * (2 * float(values[:count].sum()) - level * count)
+    return 1 - gain / energy, code
+
+
+def _from_peaks(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    width = _position_bits(numel) + 1
+    most = -(-min(numel, _MOST_PEAKS) * width // 8)
+    if not 4 <= packed.numel() <= 3 + most:
+        raise WireError(f"code: {packed.numel()} bytes of peaks in {numel} elements")
+    level = _of_short(_two_bytes(packed[1:3]), dtype)
+    if not bool((level > 0) & torch.isfinite(level)):
+        raise WireError("code: a magnitude that is not positive and finite")
+    bits = "".join(f"{byte:08b}" for byte in packed[3:].tolist())
+    count = len(bits) // width
+    entries = [int(bits[i * width : (i + 1) * width], 2) for i in range(count)]
+    if not entries or max(entries) >= 2 * numel or "1" in bits[count * width :]:
+        raise WireError(f"code: peaks beyond {numel} elements")
+    values = torch.zeros(numel, dtype=dtype)
+    numbers = torch.tensor(entries)
+    values[numbers >> 1] = torch.where(numbers % 2 == 1, -level, level)
+    return values
+
+
+def _plain(x: Tensor, room: int) -> tuple[float, bytearray]:
+    """The error and the code of every number by itself: (symbol + 1/2) step less half the range."""
+    numel, most = x.numel(), room - 3
+    bits = min(_MOST_BITS, 8 * most // numel)
+    if bits < 1:
+        return math.inf, bytearray()
+    bits = _plain_bits(packed_bytes(numel, 1 << bits), numel)
+    half = 1 << (bits - 1)
+    y = x.double() / _largest(x)
+    # From steps that cover all of it to those that cut off the larger numbers.
+    tries = [2.0 ** (-i / 4) / half for i in range(12)]
+    if bits == 1:
+        tries = [2 * float(y.abs().mean())]
+    least, code = math.inf, bytearray()
+    for step in tries:
+        number = _short(step * _largest(x), x.dtype)
+        wire = float(_of_short(number, x.dtype)) / _largest(x)
+        if not wire:
+            continue
+        symbols = (y / wire).floor().clamp(-half, half - 1)
+        error = float(((symbols + 0.5) * wire - y).square().sum() / y.square().sum())
+        if error < least:
+            packed = pack_symbols(symbols.to(torch.int64) + half, 1 << bits)
+            code = bytearray([_PLAIN]) + number.to_bytes(2, "little")
+            code += bytes(packed.tolist())
+            least = error
+    return least, code
+
+
+def _plain_bits(num_bytes: int, numel: int) -> int:
+    return min(_MOST_BITS, 8 * num_bytes // numel)
+
+
+def _from_plain(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    bits = _plain_bits(packed.numel() - 3, numel)
+    if bits < 1 or packed.numel() - 3 != packed_bytes(numel, 1 << bits):
+        raise WireError(f"code: {packed.numel()} bytes of {numel} plain numbers")
+    step = _of_short(_two_bytes(packed[1:3]), dtype)
+    if not bool((step > 0) & torch.isfinite(step)):
+        raise WireError("code: a step that is not positive and finite")
+    symbols = unpack_symbols(packed[3:].clone(), numel, 1 << bits)
+    return (symbols.to(dtype) - (1 << (bits - 1)) + 0.5) * step
+
+
+def _position_bits(numel: int) -> int:
+    return (numel - 1).bit_length()
+
+
+def _room(rate: float, numel: int) -> int:
+    """Bytes of a code: what the rate gives, less what goes around it, and 16 more if it is short.
+
+    A vector of few elements would have no bits left otherwise, and never be heard of.
+    """
+    own = rate * numel / 8
+    total = int(max(own, min(own + _SPARE, _FEW)))
+    length = 1
+    while total - _AROUND - length >= 1 << 7 * length:
+        length += 1
+    return total - _AROUND - length
+
+
+def _step_bytes(numel: int, dtype: torch.dtype) -> int:
+    return 2 if numel <= _SHORT_STEP else dtype.itemsize
+
+
+def _short(number: float, dtype: torch.dtype) -> int:
+    """The first 16 bits of a positive number after its sign, rounded."""
+    whole, infinity = (_as_int(value, dtype) for value in (number, math.inf))
+    shift = 8 * dtype.itemsize - 17
+    return min((whole + (1 << (shift - 1))) >> shift, (infinity >> shift) - 1)
+
+
+def _of_short(number: int, dtype: torch.dtype) -> Tensor:
+    integer = torch.int64 if dtype == torch.float64 else torch.int32
+    return torch.tensor(number << (8 * dtype.itemsize - 17), dtype=integer).view(dtype)
+
+
+def _as_int(number: float, dtype: torch.dtype) -> int:
+    integer = torch.int64 if dtype == torch.float64 else torch.int32
+    return int(torch.tensor(number, dtype=dtype).view(integer))
+
+
+def _two_bytes(packed: Tensor, signed: bool = False) -> int:
+    return int.from_bytes(bytes(packed.tolist()), "little", signed=signed)
+
+
+def _times_power(x: Tensor, exponent: int) -> Tensor:
+    """x times 2^exponent, where that may be beyond the range by itself."""
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 _Point = tuple[float, float]  # log2 of a step, log2 of its bytes over what there is room for
@@ -442,11 +729,29 @@ def _decoded(packed: Tensor, shapes: tuple[tuple[int, int], ...], spec: Spec) ->
     kind, dtype = int(packed[0]), scale_dtype(spec.dtype)
     if kind == _NOTHING and packed.numel() == 1:
         return torch.zeros(spec.numel, dtype=spec.dtype)
-    front = 1 + dtype.itemsize + (3 if kind & _OFFSETS else 0)
+    if kind & _SHIFTED:
+        if packed.numel() < 4 or kind == _SHIFTED:
+            raise WireError(f"code: kind {kind} in {packed.numel()} bytes")
+        exponent = _two_bytes(packed[-2:], signed=True)
+        if not -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT:
+            raise WireError(f"code: a power of two of {exponent}")
+        inner = packed[:-2].clone()
+        inner[0] = kind - _SHIFTED
+        small = _decoded(inner, shapes, Spec((spec.numel,), dtype))
+        return clamp_to(_times_power(small, exponent), spec.dtype)
+    if kind == _PEAKS and spec.numel:
+        return clamp_to(_from_peaks(packed, spec.numel, dtype), spec.dtype)
+    if kind == _PLAIN and spec.numel:
+        return clamp_to(_from_plain(packed, spec.numel, dtype), spec.dtype)
+    size = _step_bytes(spec.numel, dtype)
+    front = 1 + size + (3 if kind & _OFFSETS else 0)
     known = _CODED + (kind & _OFFSETS) + (kind & _SIGNED)
     if kind != known or not spec.numel or packed.numel() < front:
         raise WireError(f"code: kind {kind} in {packed.numel()} bytes of {spec.numel} elements")
-    step = packed[1 : 1 + dtype.itemsize].clone().view(dtype)
+    if size == 2:
+        step = _of_short(_two_bytes(packed[1:3]), dtype)
+    else:
+        step = packed[1 : 1 + size].clone().view(dtype)
     if not bool((step > 0) & torch.isfinite(step)):
         raise WireError("code: a step that is not positive and finite")
     offsets = [0] * 6

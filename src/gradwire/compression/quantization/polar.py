@@ -20,15 +20,17 @@ Gaussian than a rotation brings them; heavy tails are better left as they are, a
 
 import math
 from dataclasses import dataclass
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.coding.polar.channel import bsc_table, distortion_bound
 from gradwire.coding.polar.gaussian import BINS_PER_DEVIATION, gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
 from gradwire.coding.polar.planes import gaussian_planes, sign_plane, sign_ratios
-from gradwire.compression.quantization._rotation import bound, rotate, saturated, unrotate
+from gradwire.compression.quantization._rotation import rotate, unrotate
 from gradwire.compression.quantization.sign import Sign
 from gradwire.core.codec import (
     Codec,
@@ -96,24 +98,22 @@ class Polar(Codec):
             )
         return _PolarSigns(self.rate, self.block)
 
-    def context(self, spec: Spec) -> int:
-        # A receiver whose code has other free inputs must not take this for its own.
-        if not spec.numel:
-            return super().context(spec)
-        return super().context(spec) ^ gaussian_planes(self.rate, self._lanes(spec.numel)).digest
+    def fingerprint(self) -> int:
+        # All else that decides which inputs are free is arithmetic on integers.
+        return crc32(torch.cat(gaussian_channel(self.rate).channels).numpy().tobytes())
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         if not x.numel():
             return {"scale": x.new_zeros(0), "code": x.new_zeros(0, dtype=torch.uint8)}, state
         dtype = scale_dtype(x.dtype)
-        x = x.to(dtype)
-        if self.rotate:
-            x = rotate(rotate(saturated(x), key, _ALL), key.child("again"), _ALL)
-        unit, factor = _deviation(x), 1.0
+        x, factor = x.to(dtype), 1.0
+        unit = _deviation(x)
         if not _LEAST < unit < _MOST and bool(x.any()):  # squares run out of range
             factor = float(x.abs().max())
             x = x / factor
             unit = _deviation(x)
+        if self.rotate:
+            x = rotate(rotate(x, key, _ALL), key.child("again"), _ALL)
         gain, code = self._coded(x.float(), unit or 1.0, key)
         scale = torch.tensor([max(0.0, gain) * factor], dtype=torch.float64, device=x.device)
         return {"scale": clamp_to(scale, dtype), "code": code}, state
@@ -137,10 +137,11 @@ class Polar(Codec):
         points = gaussian_channel(self.rate).points.to(code.device)
         if not self.rotate:
             return _named(words, clamp_to(points * scale, spec.dtype), lanes.numel)
-        # Once mixes all only if their number is a power of two, so it was done twice.
-        heard = _named(words, points * scale.clamp(max=bound(dtype)), lanes.numel)
+        # Once mixes all only if their number is a power of two, so it was done twice. Back from
+        # points of unit size, which cannot overflow; the factor comes last.
+        heard = _named(words, points.to(dtype), lanes.numel)
         heard = unrotate(unrotate(heard, key.child("again"), _ALL), key, _ALL)
-        return clamp_to(heard, spec.dtype)
+        return clamp_to(heard * scale, spec.dtype)
 
     def _coded(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
         """The code of x (float32, of deviation `unit`), and the best factor of what is heard."""
@@ -213,6 +214,9 @@ class _PolarSigns(Codec):
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee()  # not lossless, as coders of symbols are
+
+    def fingerprint(self) -> int:
+        return crc32(bsc_table(distortion_bound(self.rate)).numpy().tobytes())
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         if not x.numel():

@@ -69,7 +69,7 @@ TARGET static void NAME(parity_rows)(const int8_t *alpha, int64_t rows, uint64_t
             odd ^= bits;
             least = min_u(least, absolute(a));
         }
-        for (int64_t i = 0; odd; i++) { /* ends: each lane has a row that is its least */
+        for (int64_t i = 0; odd && i < rows; i++) {
             const WORD hit = odd & equal(absolute(load(alpha + i * LANES + lane)), least);
             WORD bits;
             memcpy(&bits, (char *)(beta + i) + lane / 8, sizeof bits);
