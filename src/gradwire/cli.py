@@ -323,8 +323,7 @@ class RDCommand:
     construction: tuple[Construction, ...] = ("monte_carlo",)
     """How the free positions are found. tal_vardy takes 4 s at N = 8192, minutes at 2^19."""
     list_size: tuple[int, ...] = (1,)
-    """Codewords that the search keeps in mind, at most 32. Its time grows with them; sizes that are
-    no power of two are searched in torch, many times slower."""
+    """Codewords kept in mind, up to 32; more take longer, other than 2, 4, 8 .. much (in torch)."""
     seed: int = 0
     """Of the random bits."""
     figure: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None

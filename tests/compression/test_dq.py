@@ -102,13 +102,112 @@ def test_other_dtypes(dtype) -> None:
     assert error < 0.05
 
 
-def test_few_elements_and_rates_that_cannot_be_kept() -> None:
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("numel", [1, 2, 5, 63, 65, 200, 500, 2000])
+def test_something_is_heard_of_few_elements(numel, rate) -> None:
+    spike = torch.zeros(numel)
+    spike[numel // 2] = -3.0
+    gaussian = KEY.child(f"few {numel}").normal(numel)
+    for x, most in ((gaussian, 0.96), (torch.ones(numel), 0.99), (spike, 1e-4)):
+        bits, error = measured(DQ(rate), x)
+        assert bits * numel / 8 <= rate * numel / 8 + 16
+        assert error <= most
+
+
+def test_few_elements_at_a_step() -> None:
     for numel in (1, 2, 5):
-        x = torch.ones(numel)
-        payload, _ = DQ(0.5).encode(x, None, KEY)
-        assert payload.parts["code"].tolist() == [0]  # no room: all zero
-        _, error = measured(DQ(step=0.01), x)
+        _, error = measured(DQ(step=0.01), torch.ones(numel))
         assert error < 1e-3
+
+
+@pytest.mark.parametrize(("numel", "most"), [(100, 0.05), (1000, 0.05), (10_000, 0.1)])
+def test_numbers_that_are_all_large(numel, most) -> None:
+    """As topk leaves them: they take a bit each or none."""
+    x = KEY.child("large").normal(10 * numel)
+    x = x[x.abs().topk(numel).indices.sort().values]
+    bits, error = measured(DQ(1.0), x)
+    assert bits * numel / 8 <= numel / 8 + 16
+    assert error < most
+    _, error = measured(DQ(0.5), x)
+    assert error < 0.85
+
+
+def test_survivors_of_topk_err_no_more_than_with_polar() -> None:
+    for numel in (1000, 5000, 100_000):
+        x = KEY.child("survivors").normal(numel)
+        _, error = measured(COMPRESSION.parse("topk(0.1) >> dq(1.0)"), x)
+        _, polar = measured(COMPRESSION.parse("topk(0.1) >> polar(1.0)"), x)
+        assert error < polar
+    x = saved_gradients()["mnist_cnn early"]
+    _, error = measured(COMPRESSION.parse("topk(0.1) >> dq(1.0)"), x)
+    assert error < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("numel", [3, 300, 3000])
+def test_very_small_and_very_large_numbers(numel, dtype) -> None:
+    x = KEY.child("range").normal(numel).clamp(-3, 3).to(dtype)
+    _, expected = measured(DQ(1.0), x)
+    small, large = (1e-310, 1e307) if dtype == torch.float64 else (1e-38, 1e38)
+    for scale in (1e-30, small, large):
+        scaled = x * scale
+        for codec in (DQ(1.0), DQ(step=0.3)):
+            payload, _ = codec.encode(scaled, None, KEY)
+            decoded = codec.decode(payload, Spec.of(x), KEY).double() / scale
+            assert bool(torch.isfinite(decoded).all())
+            error = (decoded - x.double()).square().sum() / x.double().square().sum()
+            assert float(error) <= 1.1 * expected + 0.03
+        assert 8 * DQ(1.0).encode(scaled, None, KEY)[0].nbytes <= numel + 8 * 18
+
+
+@pytest.mark.parametrize("numel", [40, 300, 6144])
+def test_what_is_lost_is_what_was_not_decoded(numel) -> None:
+    rows = max(1, numel // 96)
+    spec = Spec((numel,), torch.float32, tensors=(("w", 0, numel, (rows, numel // rows)),))
+    x, codec = KEY.child("lost").normal(numel), DQ(0.5)
+    state, residual = codec.init(spec), torch.zeros(numel)
+    for step in range(4):
+        payload, lost, state = codec.encode_feedback(x, residual, state, KEY)
+        assert torch.equal(lost, x + residual - codec.decode(payload, spec, KEY)), step
+        residual = lost
+    assert float(residual.norm()) < 4 * float(x.norm())
+
+
+def test_short_codes_do_not_depend_on_the_backend(monkeypatch) -> None:
+    for numel, rate in ((3, 1.0), (65, 0.5), (90, 2.0), (200, 0.5)):
+        x, buffers = KEY.child("short").normal(numel), []
+        for backend in ("", "reference"):
+            monkeypatch.setenv("GRADWIRE_KERNELS", backend)
+            payload = DQ(rate).encode(x, None, KEY)[0]
+            buffers.append(payload.buffer)
+            buffers.append(DQ(rate).decode(payload, Spec.of(x), KEY))
+        assert torch.equal(buffers[0], buffers[2])
+        assert torch.equal(buffers[1], buffers[3])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        [16, 0, 127],  # peaks: none
+        [16, 255, 255, 3],  # not finite
+        [16, 0, 0, 3],  # zero
+        [16, 0, 127, 255],  # beyond the vector
+        [16, 0, 127, 0, 0, 0, 0, 0, 0],  # too many
+        [32, 0, 127],  # plain: no bits
+        [32, 255, 255, 1],
+        [32, 0, 127, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+        [8, 0, 0],  # a power of two of nothing
+        [8, 0, 0, 0],
+        [24, 0, 127, 0, 255, 127],  # too large a power
+        [48, 0, 127, 0],
+    ],
+    ids=str,
+)
+def test_forged_short_codes_are_refused(forged) -> None:
+    with pytest.raises(WireError):
+        DQ(0.5).join(
+            {"code": torch.tensor(forged, dtype=torch.uint8)}, Spec((5,), torch.float32), KEY
+        )
 
 
 def test_a_lone_spike_among_tiny_numbers() -> None:

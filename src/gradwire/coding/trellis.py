@@ -15,7 +15,7 @@ sides make frequencies of levels in integers, so that they agree on every machin
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from gradwire.kernels.reference.trellis import (
 
 _LEVEL = 47  # the largest, and minus the smallest
 _SHARED = (1, 2, 16)  # classes per table
+_LEAST_SHARED = (2048, 512)  # indices from which on the first two of these may pay
 _CUBE_ROOTS = (1 << 20, 1321123, 1664511)  # 2^20 times 1, 2^(1/3), 2^(2/3)
 _HALF = 1 << (PRECISION - 1)
 
@@ -64,17 +65,16 @@ _ALL = range(CLASSES)
 
 def choose_tables(counts: Tensor) -> Tables:
     """The tables for counts (int64 [2 CLASSES, 4]: zeros, ones, more, sum of what is beyond 2)."""
-    rows = counts.tolist()
-    written = [_written(rows, shared) for shared in range(len(_SHARED))]
+    total = int(counts[:, :3].sum())
+    # Of few indices the finer tables would only take time: they cost more than they save.
+    first = sum(total < least for least in _LEAST_SHARED)
+    written = [_written(counts, shared) for shared in range(first, len(_SHARED))]
     return min(written, key=lambda tables: tables.size_bits)
 
 
-def _written(rows: Sequence[Sequence[int]], shared: int) -> Tables:
+def _written(counts: Tensor, shared: int) -> Tables:
     width = _SHARED[shared]
-    groups = [
-        [[sum(rows[2 * c + q][i] for c in _group(g, width)) for i in range(4)] for q in (0, 1)]
-        for g in range(CLASSES // width)
-    ]
+    groups = counts.reshape(-1, width, 2, 4).sum(dim=1).tolist()
     used = [g for g, pair in enumerate(groups) if any(map(sum, pair))] or [0]
     first, last = used[0], used[-1]
     bits = [f"{shared:02b}" + (f"{first:04b}{last:04b}" if width < CLASSES else "")]
@@ -131,10 +131,6 @@ def to_bytes(bits: str) -> bytes:
     """A text of 0 and 1, padded with zeros."""
     padded = bits + "0" * (-len(bits) % 8)
     return int(padded, 2).to_bytes(len(padded) // 8, "big") if padded else b""
-
-
-def _group(group: int, width: int) -> range:
-    return range(group * width, (group + 1) * width)
 
 
 def _expected(before: Levels | None, group: int, width: int) -> Levels:

@@ -210,7 +210,7 @@ def _code(n: int, k: int, construction: str, seed: int | None) -> _Code:
 
 
 def _check_whole(name: str, value: object, expected: str = "a whole number") -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 

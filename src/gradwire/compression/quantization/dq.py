@@ -24,6 +24,12 @@ it (two perceptrons, a ResNet, an LSTM and a transformer of other sizes, seeds a
 3 bits its error was 1.6 to over 60 times smaller than that of `topk >> fp16`, and from 1 bit on 8
 times or more smaller than those of `qsgd >> rans` and `eden`, at their settings next to the rate.
 
+A vector of few elements has no room for a trellis and its tables. Then each number travels by
+itself in a few bits, or only the positions and signs of the largest, whatever errs least. A payload
+may be 16 bytes longer than the rate says, as long as it has no more than 256, so that something is
+always heard. Numbers that are all about as large (the survivors of `topk`) cost a bit each or none;
+at less than that the part of the vector with the least energy goes without.
+
 Use it where bits are scarce and a core can be spared: at 0.1 to 3 bits per element it errs less
 than every other codec here, most of all on real gradients, at some tens of millions of elements a
 second. It is biased: put `ef(...)` around it. Above 4 bits or so, or if time is short, prefer
@@ -117,15 +123,15 @@ class DQ(Codec):
         return decoded.to(packed.device)
 
     def _encoded(
-        self, x: Tensor, shapes: tuple[tuple[int, int], ...], last: State
+        self, x: Tensor, shapes: tuple[tuple[int, int], ...], last: State, spent: int = 0
     ) -> tuple[bytearray, State]:
-        """The code, and what the next one may start from."""
+        """The code, to which some bytes will be added, and what the next one may start from."""
         largest = _largest(x)
         if not largest:
             return bytearray([_NOTHING]), last
         if not _SMALLEST <= largest <= _GREATEST:
             exponent = math.frexp(largest)[1]
-            code, start = self._encoded(_times_power(x, -exponent), shapes, last)
+            code, start = self._encoded(_times_power(x, -exponent), shapes, last, 2)
             code[0] |= _SHIFTED
             return code + exponent.to_bytes(2, "little", signed=True), start
         rms = _root_mean_square(x)
@@ -135,7 +141,7 @@ class DQ(Codec):
             return _quantised(x, shapes, step, None, _ROUNDS, None, signed).code(), None
         assert self.rate is not None
         start = None if last is None else _Start.of(last)
-        code, start = _coded(x, shapes, rms, self.rate, start)
+        code, start = _coded(x, shapes, rms, self.rate, spent, start)
         return code, None if start is None else start.state()
 
 
@@ -187,11 +193,14 @@ class _Quantised(NamedTuple):
         """The squared error, over the energy of x; that of some blocks of a long vector."""
         k, context, some = _blocks(self.indices), _blocks(self.contexts), _blocks(x)
         magnitude, q = k.abs(), context.to(torch.int32) & 1
-        offsets = torch.tensor(self.offsets, dtype=torch.int32) * _FINE
-        values = 2 * UNIT * magnitude - UNIT * q - offsets[3 * q + magnitude.clamp(1, 3) - 1]
+        values = 2 * UNIT * magnitude - UNIT * q
+        if any(self.offsets):
+            offsets = torch.tensor(self.offsets, dtype=torch.int32) * _FINE
+            values -= offsets[3 * q + magnitude.clamp(1, 3) - 1]
         values = torch.where(k < 0, -values, values) * (k != 0)
-        error = (values.to(x.dtype) * (float(self.step) / UNIT) - some) / _largest(x)
-        energy = float((some / _largest(x)).square().sum(dtype=torch.float64))
+        largest = _largest(some) or float(self.step)
+        error = (values.to(x.dtype) * (float(self.step) / UNIT) - some) / largest
+        energy = float((some / largest).square().sum(dtype=torch.float64))
         return float(error.square().sum(dtype=torch.float64)) / (energy or 1.0)
 
     def rated(self, x: Tensor) -> tuple[float, float]:
@@ -333,11 +342,17 @@ class _Start(NamedTuple):
 
 
 def _start_anew() -> _Start:
-    return _Start(0.0, 1.0, choose_tables(torch.zeros(2 * CLASSES, 4)), _NO_OFFSETS, False)
+    tables = choose_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64))
+    return _Start(0.0, 1.0, tables, _NO_OFFSETS, False)
 
 
 def _coded(
-    x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, rate: float, start: _Start | None
+    x: Tensor,
+    shapes: tuple[tuple[int, int], ...],
+    rms: float,
+    rate: float,
+    spent: int,
+    start: _Start | None,
 ) -> tuple[bytearray, _Start | None]:
     """The code with about the smallest step that keeps to a rate, and a start for the next one.
 
@@ -346,15 +361,16 @@ def _coded(
     sample; then they stay, and the size changes smoothly with the step. If that comes to less than
     any source allows, or to nothing, all steps are tried, and the least error is taken.
     """
-    room = _room(rate, x.numel())
+    room = max(_room(rate, x.numel()) - spent, _room(0.0, 1))
     hint = None if start is None else start.hint
-    if hint is not None:
+    if start is not None and hint is not None:
         code, found = _tried_all(x, shapes, rms, room, hint)
         if found.error <= 1.1 * hint.error + 1e-9:
-            return code, start._replace(hint=found)
+            return code, start._replace(hint=found._replace(error=hint.error))
     error, code, start = _followed(x, shapes, rms, rate, room, start)
     bound = 4.0 ** -(8 * max(room - 24, 0) / x.numel())  # of a Gaussian; all others are easier
-    near = error <= min(1.3 * bound, 0.5 + 0.5 * bound) and len(code) >= 0.9 * room
+    most = min((1.3 if rate < 4 else 1.6) * bound, 0.5 + 0.5 * bound)
+    near = error <= most and len(code) >= 0.9 * room
     if room >= _FEW and (near or error <= 1e-4 * bound):
         return code, start
     other, found = _tried_all(x, shapes, rms, room, None)
@@ -454,7 +470,7 @@ def _best_step(
     found: list[tuple[float, float, bool, float]] = []
 
     def look(at: float, signed: bool) -> float:
-        tried = _quantised(sample, own, 2.0**at, None, 1, None, signed)
+        tried = _quantised(sample, own, 2.0**at, None, 2, None, signed)
         excess = _excess(tried, x, sample, room)
         spared = max(0.0, 1 - 2.0**-excess)
         found.append((tried.error(sample) * (1 - spared) + spared, at, signed, spared))
@@ -477,7 +493,7 @@ def _best_step(
     _, at, signed, spared = min(found)
     low, high = -1.0, 1.0  # shares that are too small, and that will do
     for _ in range(_TRIES):
-        tried = _quantised(_without(x, spared), shapes, 2.0**at, None, 1, None, signed)
+        tried = _quantised(_without(x, spared), shapes, 2.0**at, None, _ROUNDS, None, signed)
         fresh = tried.code()
         error = tried.error(x) if len(fresh) <= room else math.inf
         if error < least:
@@ -602,9 +618,10 @@ def _position_bits(numel: int) -> int:
 
 
 def _room(rate: float, numel: int) -> int:
-    """Bytes of a code: what the rate gives, less what goes around it, and 16 more if it is short.
+    """Bytes of a code: what the rate gives, less what goes around it.
 
-    A vector of few elements would have no bits left otherwise, and never be heard of.
+    A payload may have 16 bytes more (18 if a power of two travels too), but no more than 256 with
+    them: a vector of few elements would have no bits left otherwise, and never be heard of.
     """
     own = rate * numel / 8
     total = int(max(own, min(own + _SPARE, _FEW)))

@@ -1,0 +1,119 @@
+"""What the wrappers around a compression share: what they refuse, and running estimates.
+
+A running estimate is a vector that sender and receivers build from the same messages. It is kept
+in float32 for 16-bit tensors, where small steps would be lost; `None` is zero.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.feedback.ef import EF
+from gradwire.compression.lowrank.powersgd import PowerSGD
+from gradwire.compression.partition import Partition
+from gradwire.core.codec import Algebra, Codec, Compression, check_input, clamp_to, scale_dtype
+from gradwire.core.group import Group
+from gradwire.core.notation import notation_name
+from gradwire.core.reducer import Reducer, lift
+
+
+class Feedback(Reducer):
+    """A reducer that remembers what was lost: no two of them around one another."""
+
+    def refuse_residual(self, residual: Tensor | None) -> None:
+        if residual is not None:
+            raise ValueError(
+                f"{self!r} keeps what was lost by itself: feedback within feedback. "
+                "Leave out the wrapper around it."
+            )
+
+
+def check_inner(wrapper: Reducer, inner: Codec | Reducer) -> None:
+    """Refuses feedback within feedback, and what cannot stand on its own."""
+    if _has_feedback(inner):
+        name = notation_name(type(wrapper))
+        raise ValueError(f"{name}({inner!r}): feedback within feedback; one is enough")
+    lift(inner)
+
+
+def check_left(wrapper: Reducer, inner: Codec | Reducer) -> None:
+    """Refuses codecs that choose from what error feedback accumulates over steps."""
+    for part in _leaves(inner):
+        if isinstance(part, Codec) and part.needs_feedback:
+            name = notation_name(type(wrapper))
+            raise ValueError(
+                f"{name}({inner!r}): {part!r} chooses from what error feedback accumulates: "
+                f"write ef({part!r})"
+            )
+
+
+def check_heard(wrapper: Reducer, inner: Codec | Reducer) -> None:
+    """Refuses an inner whose mean is not the mean of what each worker was heard to say.
+
+    A worker and the group that follows it would drift apart, and nothing would bring them back.
+    """
+    check_inner(wrapper, inner)
+    check_left(wrapper, inner)
+    name = notation_name(type(wrapper))
+    for part in _leaves(inner):
+        merges = isinstance(part, Codec) and part.algebra is Algebra.MERGE
+        if merges or not isinstance(part, Codec | PowerSGD):
+            raise ValueError(
+                f"{name}({inner!r}): {part!r} agrees on something else than the mean of what each "
+                f"worker sent, from which {name} would drift away. Write ef({part!r})."
+            )
+
+
+def gathering(group: Group) -> Group:
+    """The group, with payloads gathered rather than averaged and encoded again on the way."""
+    return on_road(group, "gather")
+
+
+def on_road(group: Group, route: str) -> Group:
+    other = copy.copy(group)
+    other.route = route
+    return other
+
+
+def difference(wrapper: Reducer, x: Tensor, estimate: Tensor | None) -> Tensor:
+    """What the estimate lacks, in the dtype of x."""
+    x = x.detach()
+    check_input(wrapper, x)  # here, because saturating would hide infinities
+    if estimate is None:
+        return x
+    return as_dtype(x.to(estimate.dtype) - estimate.to(x.device), x.dtype)
+
+
+def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor:
+    """The estimate, moved by `rate` times the step."""
+    if rate != 1.0:
+        step = rate * step.to(scale_dtype(step.dtype))
+    if estimate is None:
+        return step.to(scale_dtype(step.dtype))
+    return estimate.to(step.device) + step
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x, if it has this dtype; else converted, and saturated."""
+    return x if x.dtype == dtype else clamp_to(x, dtype)
+
+
+def _leaves(inner: Compression) -> Iterator[Compression]:
+    """The compressions that do the work: the rules of a partition, or the inner itself."""
+    if isinstance(inner, Partition):
+        for rule in inner.rules.values():
+            yield from _leaves(rule)
+    else:
+        yield inner
+
+
+def _has_feedback(inner: object) -> bool:
+    if isinstance(inner, Mapping):
+        return any(_has_feedback(value) for value in inner.values())
+    if not isinstance(inner, Reducer):
+        return False
+    held = [getattr(inner, field.name) for field in fields(inner)]  # type: ignore[arg-type]
+    return isinstance(inner, EF | Feedback) or any(_has_feedback(value) for value in held)

@@ -1,0 +1,114 @@
+"""DIANA: quantise the difference to what was learned before (Mishchenko et al. 2019, Alg. 1).
+
+Every worker learns a shift h_i, which goes towards its gradient at the optimum; what is quantised
+is the difference:
+
+    q_i <- Q(grad_i - h_i);   result <- h + mean of q_i;
+    h_i <- h_i + alpha q_i;   h <- h + alpha mean of q_i        (h is the mean of all h_i)
+
+for an unbiased Q of relative variance omega, with alpha <= 1/(1 + omega); all begin at zero. At the
+optimum the mean of the gradients is zero but a worker's own is not: quantised as it is, it brings
+noise in forever. The differences go to zero, and the noise with them. `alpha` is 1/(1 + omega)
+of the codec, if it states its omega. Momentum is left to the optimizer.
+
+Where we differ: nobody collects. All hear the mean of q_i and hold h themselves, which is right
+only if what is heard is the mean of what was sent, so payloads that cannot be added are always
+gathered, whatever route the architecture prefers (see `ef21`).
+
+Use it as `diana(qsgd(bits=2))` with exact gradients or large batches, where plain `qsgd` stalls
+before the optimum because workers hold different data. For biased codecs (`topk`, `sign`) take
+`ef21` or `ef`; where the noise of small batches is the larger, plain `qsgd` does as well and holds
+no vectors (DIANA holds two).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from gradwire.compression.feedback._wrapping import (
+    Feedback,
+    advanced,
+    as_dtype,
+    check_heard,
+    difference,
+    gathering,
+)
+from gradwire.core.codec import Codec, State
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class Diana(Feedback):
+    """Quantise the difference to a shift that is learned from what was sent."""
+
+    inner: Codec | Reducer
+    alpha: float | None = None  # how fast the shifts learn; 1/(1 + omega) of the codec if None
+
+    paper = (
+        "Mishchenko et al. 2019, Distributed learning with compressed gradient differences (DIANA)"
+    )
+    examples = (
+        "diana(qsgd(bits=4))",
+        "diana(terngrad(0.0), alpha=0.1)",
+        "diana(randomk(0.25, unbiased=True))",
+    )
+
+    def __post_init__(self) -> None:
+        check_heard(self, self.inner)
+        if self.alpha is not None and not 0 < self.alpha <= 1:
+            raise ValueError(
+                f"diana: alpha lies in 0 .. 1, without 0, got {self.alpha}. "
+                "Leave it out for 1/(1 + omega) of the codec."
+            )
+
+    def init(self, spec: Spec, size: int) -> State:
+        inner = lift(self.inner).init(spec, size)
+        return {"alpha": self._alpha(spec), "own": None, "common": None, "inner": inner}
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        node, alpha = group.node, state["alpha"]
+        new = await node.call(difference, self, x, state["own"])
+        reduced = await lift(self.inner).mean(new, state["inner"], key, gathering(group))
+        own = await node.call(_learned, state["own"], reduced, alpha)
+        common = await node.share(advanced, state["common"], reduced.mean, alpha)
+        return Reduced(
+            await node.share(_estimated, state["common"], reduced.mean),
+            partial(_own, state["own"], reduced),
+            {"alpha": alpha, "own": own, "common": common, "inner": reduced.state},
+        )
+
+    def _alpha(self, spec: Spec) -> float:
+        guarantee = self.inner.guarantee(spec) if isinstance(self.inner, Codec) else None
+        omega = None if guarantee is None else guarantee.omega
+        if guarantee is not None and omega is None and guarantee.delta is not None:
+            raise ValueError(
+                f"{self!r}: {self.inner!r} is biased, so the shifts would learn wrong gradients. "
+                f"Write ef21({self.inner!r}), or take an unbiased codec such as qsgd(bits=4)."
+            )
+        if self.alpha is not None:
+            return float(self.alpha)
+        if omega is None:
+            raise ValueError(
+                f"{self!r}: {self.inner!r} states no relative variance omega from which alpha "
+                f"would follow. Give it: diana({self.inner!r}, alpha=0.1)."
+            )
+        return 1 / (1 + omega)
+
+
+def _learned(shift: Tensor | None, reduced: Reduced, alpha: float) -> Tensor:
+    return advanced(shift, reduced.own(), alpha)
+
+
+def _estimated(shift: Tensor | None, heard: Tensor) -> Tensor:
+    return as_dtype(advanced(shift, heard), heard.dtype)
+
+
+def _own(shift: Tensor | None, reduced: Reduced) -> Tensor:
+    return _estimated(shift, reduced.own())

@@ -1,0 +1,84 @@
+"""DoubleSqueeze: error feedback on the way to the server and on the way back (Tang et al. 2019).
+
+    worker i:   v_i <- g_i + e_i;              send C(v_i);   e_i <- v_i - C(v_i)
+    server:     v <- mean of C(v_i) + e;       send C(v);     e <- v - C(v);   all apply C(v)
+
+So what was applied, plus the mean of the workers' residuals, plus the server's, is the mean of all
+gradients (Alg. 1). Both ways are compressed: 2(n - 1)/n payloads leave each node however many
+there are, where gathering takes n - 1.
+
+Where we differ: there is no one server. The vector is cut into n shards, and each worker is the
+server of one; every shard is compressed on its own. This is what `ef(inner)` does on the scatter
+route; here it takes that route always, also for short vectors and where the architecture prefers
+another. The exchange is direct, from everyone to everyone, also on a ring. Payloads that add or
+merge on the way need no server that encodes again, so such codecs are refused: `ef` around them
+is the same with less work.
+
+Use it as `doublesqueeze(sign)` or `doublesqueeze(topk(0.01))` with many workers, where the way back
+costs as much as the way there. With few, `ef` decides by the size of the vector and loses less.
+It holds 1 + 1/n vectors of the gradient's size per worker.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.feedback._wrapping import Feedback, check_inner, on_road
+from gradwire.core.codec import Algebra, Codec, State
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.reducer import Reduced, lift
+from gradwire.core.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class DoubleSqueeze(Feedback):
+    """Error feedback at the workers and at the server, with both ways compressed."""
+
+    inner: Codec
+
+    paper = (
+        "Tang et al. 2019, DoubleSqueeze: Parallel stochastic gradient descent with double-pass "
+        "error-compensated compression"
+    )
+    examples = (
+        "doublesqueeze(sign)",
+        "doublesqueeze(topk(0.05))",
+        "doublesqueeze(topk(0.1) >> qsgd(bits=8))",
+    )
+
+    def __post_init__(self) -> None:
+        check_inner(self, self.inner)
+        why = None
+        if self.inner.algebra is not Algebra.OPAQUE:
+            why = "is averaged on the way, so no server encodes a mean again"
+        elif self.inner.layered:
+            why = "works on whole layers, which cannot be cut into one shard per server"
+        elif self.inner.needs_feedback:
+            why = "counts its steps, and a server would have to keep another count"
+        if why is not None:
+            raise ValueError(
+                f"doublesqueeze({self.inner!r}): {self.inner!r} {why}. Write ef({self.inner!r})."
+            )
+
+    def init(self, spec: Spec, size: int) -> State:
+        shard = Spec((-(-spec.numel // size),), spec.dtype)
+        if not self.inner.guarantee(shard).contracts:
+            raise ValueError(
+                f"{self!r}: {self.inner!r} is no contraction on shards of {shard.numel} elements "
+                f"(omega = {self.inner.guarantee(shard).omega}), so the residual of a server would "
+                "grow. Take more levels, smaller buckets or a contraction such as sign or topk."
+            )
+        residual = torch.zeros(spec.shape, dtype=spec.dtype)
+        return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        inner, road = lift(self.inner), on_road(group, "scatter")
+        reduced = await inner.mean(x, state["inner"], key, road, state["residual"])
+        return Reduced(
+            reduced.mean, reduced.own, {"residual": reduced.residual, "inner": reduced.state}
+        )

@@ -1,0 +1,79 @@
+"""ECQ-SGD: error feedback that is scaled down and forgotten (Wu et al. 2018, Alg. 1).
+
+    h_t <- beta h_{t-1} + g_{t-1} - g~_{t-1};   send g~_t = Q(g_t + alpha h_t);   h_0 = 0.
+
+h adds up what is missing of the gradients g in what was sent, with weights that decay by beta per
+step; alpha is how much of it goes into the next message. `ecq(inner, 1.0, 1.0)` is `ef(inner)`.
+With p = g_t + alpha h_t and e = p - Q(p), what the codec lost, the same rule reads
+
+    h_{t+1} = e + (beta - alpha) h_t,
+
+which is how it is computed: fused kernels give e. Smaller alpha and beta hold back the noise that
+an unbiased quantiser of large variance would otherwise feed into itself; the price is that what
+is forgotten is lost, so that applied updates and residuals no longer add up to the gradients.
+
+Where we differ: the paper's Q is QSGD with one scale per vector; here it is any codec or chain.
+
+Use it as `ecq(qsgd(1), alpha=0.2, beta=0.9)` around coarse unbiased quantisers (`terngrad`, `qsgd`
+with few levels), where `ef` may diverge. Around contractions (`topk`, `sign`) take `ef`, which
+loses nothing. It holds one more vector of the gradient's size per worker.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.feedback._wrapping import Feedback, check_inner
+from gradwire.core.codec import Codec, State, corrected
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class ECQ(Feedback):
+    """Error feedback with a weight on what is fed back and a decay of what is remembered."""
+
+    inner: Codec | Reducer
+    alpha: float  # how much of what is missing goes into the next message
+    beta: float  # how much of what is missing is remembered from step to step
+
+    paper = (
+        "Wu et al. 2018, Error compensated quantized SGD and its applications to large-scale "
+        "distributed optimization"
+    )
+    examples = (
+        "ecq(qsgd(1), alpha=0.2, beta=0.9)",
+        "ecq(terngrad, alpha=0.1, beta=0.5)",
+        "ecq(topk(0.1), alpha=1.0, beta=1.0)",
+    )
+
+    def __post_init__(self) -> None:
+        check_inner(self, self.inner)
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if not 0 <= value <= 1:
+                raise ValueError(
+                    f"ecq: {name} lies in 0 .. 1, got {value}. Try alpha=0.2, beta=0.9; "
+                    "both 1 is ef, alpha 0 feeds nothing back."
+                )
+
+    def init(self, spec: Spec, size: int) -> State:
+        missing = torch.zeros(spec.shape, dtype=spec.dtype)
+        return {"residual": missing, "inner": lift(self.inner).init(spec, size)}
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        node, missing = group.node, state["residual"]
+        fed = missing if self.alpha == 1 else await node.call(torch.mul, missing, self.alpha)
+        reduced = await lift(self.inner).mean(x, state["inner"], key, group, fed)
+        assert reduced.residual is not None
+        kept = await node.call(_remembered, reduced.residual, missing, self.beta - self.alpha)
+        return Reduced(reduced.mean, reduced.own, {"residual": kept, "inner": reduced.state})
+
+
+def _remembered(lost: Tensor, missing: Tensor, weight: float) -> Tensor:
+    return lost if weight == 0 else corrected(lost, weight * missing.to(lost.device))

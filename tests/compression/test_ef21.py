@@ -1,0 +1,143 @@
+"""EF21: linear convergence with a contraction, where compression alone diverges."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.architecture.allreduce import AllReduce
+from gradwire.compression import COMPRESSION
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.reducer import Reduced, lift
+from gradwire.core.spec import Spec
+from gradwire.runtime.network import Network
+from gradwire.runtime.virtual import VirtualEngine
+
+# Beznosikov et al. 2020, Example 1: f_i(x) = <a_i, x>^2 + |x|^2 / 4.
+DIRECTIONS = torch.tensor([[-3, 2, 2], [2, -3, 2], [2, 2, -3]], dtype=torch.float64)
+HESSIANS = torch.stack([2 * torch.outer(a, a) + torch.eye(3) / 2 for a in DIRECTIONS])
+# The eigenvalues of the mean Hessian, and the largest of any.
+MU, SMOOTHNESS, LARGEST = 7 / 6, 103 / 6, 34.5
+
+
+def loss(x: Tensor) -> float:
+    return float(x @ HESSIANS.mean(0) @ x) / 2
+
+
+def descend(text: str, rate: float, num_steps: int) -> tuple[list[Tensor], list[list[Reduced]]]:
+    """The iterates of gradient descent from (1, 1, 1), and what each rank got in each step."""
+    reducer, start = lift(COMPRESSION.parse(text)), torch.ones(3, dtype=torch.float64)
+
+    async def program(node: Node) -> tuple[list[Tensor], list[Reduced]]:
+        x, state, results = start, reducer.init(Spec.of(start), node.size), []
+        path = [x]
+        for step in range(num_steps):
+            group, key = AllReduce().group(node, "x"), Key(2).at(step).private(node.rank)
+            results.append(await reducer.mean(HESSIANS[node.rank] @ x, state, key, group))
+            state, x = results[-1].state, x - rate * results[-1].mean
+            path.append(x)
+        return path, results
+
+    done = VirtualEngine(Network.uniform(3)).run([program] * 3)
+    return done[0][0], [results for _, results in done]
+
+
+def test_the_constants_are_those_of_the_example() -> None:
+    eigenvalues = torch.linalg.eigvalsh(HESSIANS.mean(0))
+    assert float(eigenvalues[0]) == pytest.approx(MU)
+    assert float(eigenvalues[-1]) == pytest.approx(SMOOTHNESS)
+    assert float(torch.linalg.eigvalsh(HESSIANS).max()) == pytest.approx(LARGEST)
+
+
+def test_top_1_alone_diverges_exponentially() -> None:
+    rate = 0.01
+    path, _ = descend("topk(0.33)", rate, 200)
+    assert torch.allclose(path[200], path[0] * (1 + 11 * rate / 6) ** 200, rtol=1e-9)
+
+
+def test_ef21_with_top_1_converges_as_fast_as_the_theorem_says() -> None:
+    """Richtarik et al. 2021, Theorem 2: (1 - rate mu)^t, for top-1 in three dimensions."""
+    theta = 1 - math.sqrt(2 / 3)
+    beta = (2 / 3) / theta
+    rate = 1 / (SMOOTHNESS + LARGEST * math.sqrt(2 * beta / theta))
+    num_steps = 1500
+    path, results = descend("ef21(topk(0.33))", rate, num_steps)
+
+    def error(step: int) -> float:
+        """The mean over workers of |g_i - grad_i|^2, at the gradients that g_i has heard."""
+        own = torch.stack([steps[step].own() for steps in results])
+        return float((own - HESSIANS @ path[step]).square().sum(1).mean())
+
+    lyapunov = [loss(path[t]) + rate / theta * error(t) for t in range(num_steps)]
+    for step in range(0, num_steps, 50):
+        assert lyapunov[step] <= (1 - rate * MU) ** step * lyapunov[0] * (1 + 1e-9)
+    assert loss(path[-1]) < 1e-4 * loss(path[0])
+
+
+def test_momentum_converges_too() -> None:
+    path, _ = descend("ef21(topk(0.33), momentum=0.5)", 0.01, 1500)
+    assert float(path[-1].norm()) < 1e-6
+
+
+def test_what_all_hold_is_the_mean_of_what_each_is_known_by(reduce) -> None:
+    reducer = COMPRESSION.parse("ef21(topk(0.1))")
+    # More elements than the least that would be scattered.
+    inputs = [
+        [Key(3).at(step).private(rank).normal(60_000).double() for step in range(4)]
+        for rank in range(3)
+    ]
+    for route in ("auto", "gather", "scatter"):
+        results, _ = reduce(reducer, inputs, architecture=AllReduce(route))
+        for step in range(4):
+            own = torch.stack([results[rank][step].own() for rank in range(3)])
+            assert torch.allclose(results[0][step].mean, own.mean(0), rtol=0, atol=1e-14)
+
+
+def test_a_trajectory_by_hand(reduce) -> None:
+    """Top-1 of two elements, with momentum 1/2."""
+    gradients = [[4.0, 3.0], [0.0, 5.0], [2.0, 0.0]]
+    # v: (4, 3), (2, 4), (2, 2). Sent: (4, 0), (0, 4), (-2, 0).
+    inputs = [[torch.tensor(g, dtype=torch.float64) for g in gradients]]
+    (steps,), _ = reduce(COMPRESSION.parse("ef21(topk(0.5), momentum=0.5)"), inputs)
+    assert [step.mean.tolist() for step in steps] == [[4, 0], [4, 4], [2, 4]]
+    assert steps[-1].state["followed"].tolist() == [2, 2]
+
+
+def test_estimates_of_half_floats_do_not_lose_small_steps(reduce) -> None:
+    inputs = [[torch.full((8,), 1 + 1e-3 * t, dtype=torch.float16) for t in range(50)]]
+    (steps,), _ = reduce(COMPRESSION.parse("ef21(identity)"), inputs)
+    assert steps[-1].state["own"].dtype == torch.float32
+    assert torch.equal(steps[-1].mean, inputs[0][-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ef21(ef(sign))", "one is enough"),
+        ("ef21(ef21(sign))", "one is enough"),
+        ('ef21(partition({"*": "ef(sign)"}))', "one is enough"),
+        ("ef21(gtopk(0.1))", "drift away"),
+        ("ef21(signvote)", "drift away"),
+        ('ef21(partition({"*": "signvote"}))', "drift away"),
+        ("ef21(adacomp(50))", "write ef"),
+        ("ef21(rans)", "must follow a quantiser"),
+        ("ef21(sign, momentum=1.0)", "momentum lies in"),
+        ("ef21(sign, momentum=-0.1)", "momentum lies in"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(text, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        COMPRESSION.parse(text)
+
+
+def test_feedback_around_it_is_refused(reduce) -> None:
+    with pytest.raises(ValueError, match="feedback within feedback"):
+        reduce(COMPRESSION.parse("ef(ef21(sign))"), [[torch.ones(4)]])
+
+
+def test_tensors_may_be_treated_each_in_its_own_way(reduce) -> None:
+    text = 'ef21(partition({"*": "topk(0.5)"}))'
+    (steps,), _ = reduce(COMPRESSION.parse(text), [[torch.tensor([1.0, 2.0])] * 2])
+    assert [step.mean.tolist() for step in steps] == [[0, 2], [1, 2]]
