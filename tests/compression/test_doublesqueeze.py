@@ -38,8 +38,9 @@ def test_nothing_is_lost(reduce, codec, architecture, size) -> None:
     servers = server_residual(results)
     everything = sum(x for own in inputs for x in own) / size
     assert torch.allclose(applied + workers + servers, everything, rtol=0, atol=1e-12)
-    assert workers.abs().max() > 1e-6  # both hold something back
-    assert servers.abs().max() > 1e-6 or codec == "topk(0.2) >> fp16"
+    assert workers.abs().max() > 1e-6
+    if size > 1:  # what one worker sent encodes again without loss
+        assert servers.abs().max() > 1e-6
 
 
 def test_a_trajectory_by_hand(reduce) -> None:
@@ -84,7 +85,6 @@ def test_bytes_per_worker_do_not_grow_with_their_number(reduce) -> None:
         ("doublesqueeze(randomk(0.1))", r"averaged on the way.*ef\(randomk"),
         ("doublesqueeze(signvote)", "averaged on the way"),
         ("doublesqueeze(atomo(2))", "whole layers"),
-        ("doublesqueeze(adacomp(50))", "counts its steps"),
         ("doublesqueeze(rans)", "must follow a quantiser"),
     ],
 )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
+from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.reducer import Reduced, lift
@@ -95,6 +96,44 @@ def test_what_all_hold_is_the_mean_of_what_each_is_known_by(reduce) -> None:
             assert torch.allclose(results[0][step].mean, own.mean(0), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("codec", ["topk(0.1)", "sign"])
+def test_bidirectional_servers_hold_what_is_missing(reduce, codec) -> None:
+    """g + what the servers still hold = the mean of all g_i: nothing drifts away."""
+    inputs = [
+        [Key(3).at(step).private(rank).normal(100).double() for step in range(10)]
+        for rank in range(3)
+    ]
+    results, _ = reduce(COMPRESSION.parse(f"ef21({codec}, bidirectional=True)"), inputs)
+    for step in range(10):
+        now = [steps[step] for steps in results]
+        own = torch.stack([result.own() for result in now]).mean(0)
+        held = torch.cat([result.state["inner"]["scatter"]["residual"] for result in now])
+        assert torch.allclose(now[0].mean + held, own, rtol=0, atol=1e-13)
+        assert held.abs().max() > 1e-3
+
+
+def test_bidirectional_follows_gradients_that_settle(reduce) -> None:
+    inputs = [[Key(3).private(rank).normal(100).double()] * 150 for rank in range(3)]
+    exact = torch.stack([own[0] for own in inputs]).mean(0)
+    (steps, *_), _ = reduce(COMPRESSION.parse("ef21(topk(0.1), bidirectional=True)"), inputs)
+    errors = [float((step.mean - exact).norm()) for step in steps]
+    assert errors[0] > 1
+    assert errors[-1] < 1e-12
+
+
+def test_bidirectional_bytes_per_worker_do_not_grow_with_their_number(reduce) -> None:
+    inputs = [[Key(1).private(rank).normal(16_000)] for rank in range(8)]
+    _, both = reduce(COMPRESSION.parse("ef21(sign, bidirectional=True)"), inputs)
+    _, one = reduce(COMPRESSION.parse("ef21(sign)"), inputs)
+    assert both.ledger.total_bytes < 0.35 * one.ledger.total_bytes  # 2/8, and headers
+
+
+def test_bidirectional_needs_a_contraction() -> None:
+    reducer = COMPRESSION.parse("ef21(terngrad(0.0), bidirectional=True)")
+    with pytest.raises(ValueError, match="no contraction on shards of 500"):
+        reducer.init(Spec((1000,), torch.float32), 2)
+
+
 def test_a_trajectory_by_hand(reduce) -> None:
     """Top-1 of two elements, with momentum 1/2."""
     gradients = [[4.0, 3.0], [0.0, 5.0], [2.0, 0.0]]
@@ -122,6 +161,8 @@ def test_estimates_of_half_floats_do_not_lose_small_steps(reduce) -> None:
         ("ef21(signvote)", "drift away"),
         ('ef21(partition({"*": "signvote"}))', "drift away"),
         ("ef21(adacomp(50))", "write ef"),
+        ("ef21(randomk(0.1), bidirectional=True)", "Leave out bidirectional"),
+        ("ef21(powersgd(2), bidirectional=True)", "Leave out bidirectional"),
         ("ef21(rans)", "must follow a quantiser"),
         ("ef21(sign, momentum=1.0)", "momentum lies in"),
         ("ef21(sign, momentum=-0.1)", "momentum lies in"),
@@ -141,3 +182,8 @@ def test_tensors_may_be_treated_each_in_its_own_way(reduce) -> None:
     text = 'ef21(partition({"*": "topk(0.5)"}))'
     (steps,), _ = reduce(COMPRESSION.parse(text), [[torch.tensor([1.0, 2.0])] * 2])
     assert [step.mean.tolist() for step in steps] == [[0, 2], [1, 2]]
+
+
+def test_a_codec_that_may_add_to_the_error_is_warned_about() -> None:
+    with pytest.warns(GradwireWarning, match="omega = 15.3"):
+        COMPRESSION.parse("ef21(terngrad(0.0))").init(Spec((1000,), torch.float32), 2)

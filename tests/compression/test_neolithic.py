@@ -8,6 +8,7 @@ import torch
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
+from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -109,3 +110,10 @@ def test_the_way_back_is_compressed_in_rounds_too(reduce) -> None:
 def test_what_cannot_work_is_refused_before_anything_runs(text, message) -> None:
     with pytest.raises(ValueError, match=message):
         COMPRESSION.parse(text)
+
+
+def test_a_codec_that_may_add_to_the_error_is_warned_about() -> None:
+    with pytest.warns(GradwireWarning, match="omega = 15.3"):
+        COMPRESSION.parse("neolithic(terngrad(0.0), rounds=2)").init(
+            Spec((1000,), torch.float32), 2
+        )

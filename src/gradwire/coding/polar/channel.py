@@ -7,6 +7,7 @@ right.
 """
 
 import math
+import zlib
 from functools import lru_cache
 
 import torch
@@ -44,6 +45,12 @@ def bsc_ratio_nats(distortion: float) -> float:
     if distortion <= 0:
         return 127 / UNITS
     return min(127 / UNITS, math.log((1 - distortion) / distortion))
+
+
+@lru_cache
+def bsc_digest(rate: float) -> int:
+    """Of the table that codes of this rate are made of."""
+    return zlib.crc32(bsc_table(distortion_bound(rate)).numpy().tobytes())
 
 
 def bsc_table(distortion: float) -> Tensor:

@@ -17,6 +17,7 @@ is a function of x and the lower bits. For m = 1 it is -4 s a x, a straight line
 """
 
 import math
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,6 +41,7 @@ class GaussianChannel:
     ratios: tuple[Tensor, ...]  # of bit j, int8 [2^j, _BINS]: by lower bits, by x
     # What is said of bit j in all, right if positive: int8 [2^16], as in `channel.bsc_table`.
     channels: tuple[Tensor, ...]
+    digest: int  # of `channels`, which all else is made of by arithmetic on integers
 
     @property
     def num_bits(self) -> int:
@@ -92,7 +94,10 @@ def gaussian_channel(rate: float) -> GaussianChannel:
             rows.append(ratio.to(torch.int8))
         ratios.append(torch.stack(rows))
         channels.append(_draws(hits))
-    return GaussianChannel(points.float(), slope, tuple(ratios), tuple(channels))
+    digest = 0
+    for table in channels:
+        digest = zlib.crc32(table.numpy().tobytes(), digest)
+    return GaussianChannel(points.float(), slope, tuple(ratios), tuple(channels), digest)
 
 
 def _grid() -> Tensor:

@@ -5,6 +5,7 @@ in float32 for 16-bit tensors, where small steps would be lost; `None` is zero.
 """
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
@@ -15,9 +16,11 @@ from gradwire.compression.feedback.ef import EF
 from gradwire.compression.lowrank.powersgd import PowerSGD
 from gradwire.compression.partition import Partition
 from gradwire.core.codec import Algebra, Codec, Compression, check_input, clamp_to, scale_dtype
+from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reducer, lift
+from gradwire.core.spec import Spec
 
 
 class Feedback(Reducer):
@@ -67,15 +70,50 @@ def check_heard(wrapper: Reducer, inner: Codec | Reducer) -> None:
             )
 
 
+def check_scatters(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
+    """Refuses an inner whose means nobody encodes again on the scatter route."""
+    why = None
+    if not isinstance(inner, Codec) or inner.algebra is not Algebra.OPAQUE:
+        why = "is averaged on the way, so no server encodes a mean again"
+    elif inner.layered:
+        why = "works on whole layers, which cannot be cut into one shard per server"
+    if why is not None:
+        name = notation_name(type(wrapper))
+        raise ValueError(f"{name}({inner!r}): {inner!r} {why}. {instead}")
+
+
+def check_shards(wrapper: Reducer, inner: Codec, spec: Spec, size: int) -> None:
+    """Refuses a codec whose error, fed back by the owner of a shard, need not die out."""
+    shard = Spec((-(-spec.numel // size),), spec.dtype)
+    if not inner.guarantee(shard).contracts:
+        raise ValueError(
+            f"{wrapper!r}: {inner!r} is no contraction on shards of {shard.numel} elements "
+            f"(omega = {inner.guarantee(shard).omega}), so the residual of a server would "
+            "grow. Take more levels, smaller buckets or a contraction such as sign or topk."
+        )
+
+
+def warn_unless_settles(wrapper: Reducer, inner: Codec | Reducer, spec: Spec) -> None:
+    """Warns of codecs that may leave more of a difference than there was."""
+    if isinstance(inner, Codec) and not inner.guarantee(spec).contracts:
+        omega = inner.guarantee(spec).omega
+        variance = "is no contraction" if omega is None else f"has omega = {omega:.3g}"
+        warnings.warn(
+            f"{wrapper!r}: {inner!r} {variance}. What is left is sure to shrink only for "
+            "contractions and unbiased codecs with omega < 1; if it diverges, take diana(...).",
+            GradwireWarning,
+            stacklevel=3,
+        )
+
+
 def gathering(group: Group) -> Group:
     """The group, with payloads gathered rather than averaged and encoded again on the way."""
-    return on_road(group, "gather")
+    return _on_route(group, "gather")
 
 
-def on_road(group: Group, route: str) -> Group:
-    other = copy.copy(group)
-    other.route = route
-    return other
+def scattering(group: Group) -> Group:
+    """The group, with shards averaged by their owners, who encode the mean again."""
+    return _on_route(group, "scatter")
 
 
 def difference(wrapper: Reducer, x: Tensor, estimate: Tensor | None) -> Tensor:
@@ -99,6 +137,12 @@ def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x, if it has this dtype; else converted, and saturated."""
     return x if x.dtype == dtype else clamp_to(x, dtype)
+
+
+def _on_route(group: Group, route: str) -> Group:
+    other = copy.copy(group)
+    other.route = route
+    return other
 
 
 def _leaves(inner: Compression) -> Iterator[Compression]:

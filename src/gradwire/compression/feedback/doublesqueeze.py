@@ -24,8 +24,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import Feedback, check_inner, on_road
-from gradwire.core.codec import Algebra, Codec, State
+from gradwire.compression.feedback._wrapping import (
+    Feedback,
+    check_inner,
+    check_scatters,
+    check_shards,
+    scattering,
+)
+from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.reducer import Reduced, lift
@@ -50,26 +56,10 @@ class DoubleSqueeze(Feedback):
 
     def __post_init__(self) -> None:
         check_inner(self, self.inner)
-        why = None
-        if self.inner.algebra is not Algebra.OPAQUE:
-            why = "is averaged on the way, so no server encodes a mean again"
-        elif self.inner.layered:
-            why = "works on whole layers, which cannot be cut into one shard per server"
-        elif self.inner.needs_feedback:
-            why = "counts its steps, and a server would have to keep another count"
-        if why is not None:
-            raise ValueError(
-                f"doublesqueeze({self.inner!r}): {self.inner!r} {why}. Write ef({self.inner!r})."
-            )
+        check_scatters(self, self.inner, f"Write ef({self.inner!r}).")
 
     def init(self, spec: Spec, size: int) -> State:
-        shard = Spec((-(-spec.numel // size),), spec.dtype)
-        if not self.inner.guarantee(shard).contracts:
-            raise ValueError(
-                f"{self!r}: {self.inner!r} is no contraction on shards of {shard.numel} elements "
-                f"(omega = {self.inner.guarantee(shard).omega}), so the residual of a server would "
-                "grow. Take more levels, smaller buckets or a contraction such as sign or topk."
-            )
+        check_shards(self, self.inner, spec, size)
         residual = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
 
@@ -77,7 +67,7 @@ class DoubleSqueeze(Feedback):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         self.refuse_residual(residual)
-        inner, road = lift(self.inner), on_road(group, "scatter")
+        inner, road = lift(self.inner), scattering(group)
         reduced = await inner.mean(x, state["inner"], key, road, state["residual"])
         return Reduced(
             reduced.mean, reduced.own, {"residual": reduced.residual, "inner": reduced.state}

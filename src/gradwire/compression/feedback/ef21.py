@@ -17,11 +17,14 @@ of noisy gradients, beginning at the first one. Leave the momentum of the optimi
 
 Where we differ: the paper's server hears everyone and sends g to all. Here everyone hears the mean
 of c_i and adds it up itself. That is right only if what is heard is the mean of what was sent, so
-payloads that cannot be added are always gathered, whatever route the architecture prefers (on the
-scatter route the mean is encoded a second time, and g would drift from the mean of g_i for good:
-n - 1 payloads leave each worker instead of 2(n - 1)/n). For the same reason reducers that vote or
-drop on the way (`signvote`, `gtopk`, `countsketch`) are refused. The forms with partial
-participation and with compression of the way back (Fatkhullin et al. 2021) are not here.
+payloads that cannot be added are gathered, whatever route the architecture prefers, and reducers
+that vote or drop on the way (`signvote`, `gtopk`, `countsketch`) are refused.
+
+With `bidirectional` it is EF21-BC (Fatkhullin et al. 2021): a server that holds m, the mean of all
+g_i, sends C(m - g), and all add that to g. The owners of shards are the servers. On the scatter
+route they encode the mean of c_i plus a residual, what was missing in g before; both together are
+m - g. So 2(n - 1)/n payloads leave each worker instead of n - 1. The form with partial
+participation is not here.
 
 Use it as `ef21(topk(0.01))` where the workers' data differ much and gradients are exact or of
 large batches; with noisy ones give it momentum, `ef21(topk(0.01), momentum=0.9)`. With codecs that
@@ -39,8 +42,12 @@ from gradwire.compression.feedback._wrapping import (
     advanced,
     as_dtype,
     check_heard,
+    check_scatters,
+    check_shards,
     difference,
     gathering,
+    scattering,
+    warn_unless_settles,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
 from gradwire.core.group import Group
@@ -55,6 +62,7 @@ class EF21(Feedback):
 
     inner: Codec | Reducer
     momentum: float = 0.0  # weight of the past in the gradient that is followed
+    bidirectional: bool = False  # compress the way back too, by the owners of shards
 
     paper = (
         "Richtarik, Sokolov and Fatkhullin 2021, EF21: A new, simpler, theoretically better, and "
@@ -65,6 +73,7 @@ class EF21(Feedback):
         "ef21(sign)",
         "ef21(topk(0.1) >> qsgd(bits=4), momentum=0.9)",
         "ef21(randomk(0.1))",
+        "ef21(topk(0.1), bidirectional=True)",
     )
 
     def __post_init__(self) -> None:
@@ -74,12 +83,18 @@ class EF21(Feedback):
                 f"ef21: momentum lies in 0 .. 1, without 1, got {self.momentum}. "
                 "Write 0.9, or leave it out for none."
             )
+        if self.bidirectional:
+            check_scatters(self, self.inner, "Leave out bidirectional.")
 
     def init(self, spec: Spec, size: int) -> State:
+        if self.bidirectional:
+            assert isinstance(self.inner, Codec)
+            check_shards(self, self.inner, spec, size)
+        warn_unless_settles(self, self.inner, spec)
         return {
             "followed": None,  # v_i, with momentum only
             "own": None,  # g_i
-            "common": None,  # g, the mean of all g_i
+            "common": None,  # g
             "inner": lift(self.inner).init(spec, size),
         }
 
@@ -92,7 +107,8 @@ class EF21(Feedback):
             followed = await node.call(_averaged, self, x, state["followed"])
             x = as_dtype(followed, x.dtype)
         new = await node.call(difference, self, x, state["own"])
-        reduced = await lift(self.inner).mean(new, state["inner"], key, gathering(group))
+        road = scattering(group) if self.bidirectional else gathering(group)
+        reduced = await lift(self.inner).mean(new, state["inner"], key, road)
         own = await node.call(_moved, state["own"], reduced)
         common = await node.share(advanced, state["common"], reduced.mean)
         return Reduced(
@@ -104,7 +120,8 @@ class EF21(Feedback):
 
 def _averaged(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
     x = difference(method, x, None).to(scale_dtype(x.dtype))
-    return x if past is None else past.to(x.device).lerp(x, 1 - method.momentum)
+    # A copy: whoever gave x may write the next gradient over it.
+    return x.clone() if past is None else past.to(x.device).lerp(x, 1 - method.momentum)
 
 
 def _moved(estimate: Tensor | None, reduced: Reduced) -> Tensor:

@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import check_inner, check_left
+from gradwire.compression.feedback._wrapping import check_inner, check_left, warn_unless_settles
 from gradwire.core.codec import Codec, State, corrected
 from gradwire.core.group import Group
 from gradwire.core.key import Key
@@ -61,6 +61,7 @@ class Neolithic(Reducer):
             )
 
     def init(self, spec: Spec, size: int) -> State:
+        warn_unless_settles(self, self.inner, spec)
         return lift(self.inner).init(spec, size)
 
     async def mean(

@@ -20,13 +20,12 @@ Gaussian than a rotation brings them; heavy tails are better left as they are, a
 
 import math
 from dataclasses import dataclass
-from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding.polar.channel import bsc_table, distortion_bound
+from gradwire.coding.polar.channel import bsc_digest
 from gradwire.coding.polar.gaussian import BINS_PER_DEVIATION, gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
 from gradwire.coding.polar.planes import gaussian_planes, sign_plane, sign_ratios
@@ -99,8 +98,7 @@ class Polar(Codec):
         return _PolarSigns(self.rate, self.block)
 
     def fingerprint(self) -> int:
-        # All else that decides which inputs are free is arithmetic on integers.
-        return crc32(torch.cat(gaussian_channel(self.rate).channels).numpy().tobytes())
+        return gaussian_channel(self.rate).digest
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         if not x.numel():
@@ -216,7 +214,7 @@ class _PolarSigns(Codec):
         return Guarantee()  # not lossless, as coders of symbols are
 
     def fingerprint(self) -> int:
-        return crc32(bsc_table(distortion_bound(self.rate)).numpy().tobytes())
+        return bsc_digest(self.rate)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         if not x.numel():
