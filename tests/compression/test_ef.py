@@ -125,12 +125,13 @@ def test_the_old_state_is_left_as_it_was() -> None:
     "text",
     [
         "ef(ef(sign))",
+        "ef(ef21(sign))",
         'ef(partition({"*": "ef(sign)"}))',
         'ef(partition({"a": "ef(sign)", "*": "fp16"}))',
     ],
 )
 def test_feedback_within_feedback_is_refused_before_anything_runs(text) -> None:
-    with pytest.raises(ValueError, match="one ef is enough"):
+    with pytest.raises(ValueError, match="one is enough"):
         COMPRESSION.parse(text)
 
 

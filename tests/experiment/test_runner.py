@@ -309,7 +309,7 @@ def test_threads_do_not_change_draws():
         ({"clip_norm": float("inf")}, "clip_norm must be a finite number"),
         ({"threads": 10**6}, "threads must be at most"),
         ({"stragglers": "always((9,))"}, "ranks are 0 .. 3"),
-        ({"compression": "ef(ef(sign))"}, "one ef is enough"),
+        ({"compression": "ef(ef(sign))"}, "one is enough"),
     ],
 )
 def test_bad_settings_say_what_to_do(settings, message):

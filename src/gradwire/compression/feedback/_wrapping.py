@@ -12,7 +12,6 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback.ef import EF
 from gradwire.compression.lowrank.powersgd import PowerSGD
 from gradwire.compression.partition import Partition
 from gradwire.core.codec import Algebra, Codec, Compression, check_input, clamp_to, scale_dtype
@@ -160,4 +159,4 @@ def _has_feedback(inner: object) -> bool:
     if not isinstance(inner, Reducer):
         return False
     held = [getattr(inner, field.name) for field in fields(inner)]  # type: ignore[arg-type]
-    return isinstance(inner, EF | Feedback) or any(_has_feedback(value) for value in held)
+    return isinstance(inner, Feedback) or any(_has_feedback(value) for value in held)

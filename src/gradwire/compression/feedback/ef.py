@@ -12,12 +12,12 @@ residual may grow; it holds one more vector of the gradient's size per worker.
 """
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gradwire.compression.feedback._wrapping import Feedback, check_inner
 from gradwire.core.codec import Codec, State
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
@@ -26,25 +26,14 @@ from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 
 
-def _has_feedback(inner: object) -> bool:
-    if isinstance(inner, Mapping):
-        return any(_has_feedback(value) for value in inner.values())
-    if not isinstance(inner, Reducer):
-        return False
-    held = [getattr(inner, field.name) for field in fields(inner)]  # type: ignore[arg-type]
-    return isinstance(inner, EF) or any(_has_feedback(value) for value in held)
-
-
 @dataclass(frozen=True, repr=False)
-class EF(Reducer):
+class EF(Feedback):
     """Remember what compression lost and add it the next time."""
 
     inner: Codec | Reducer
 
     def __post_init__(self) -> None:
-        if _has_feedback(self.inner):
-            raise ValueError(f"ef({self.inner!r}): feedback within feedback; one ef is enough")
-        lift(self.inner)  # refuses what cannot stand on its own
+        check_inner(self, self.inner)
 
     paper = (
         "Karimireddy et al. 2019, Error feedback fixes SignSGD and other gradient compression "
@@ -68,8 +57,7 @@ class EF(Reducer):
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
-        if residual is not None:
-            raise ValueError(f"{self!r} keeps its own residual: feedback within feedback")
+        self.refuse_residual(residual)
         inner = lift(self.inner)
         reduced = await inner.mean(x, state["inner"], key, group, state["residual"])
         state = {"residual": reduced.residual, "inner": reduced.state}
