@@ -137,7 +137,7 @@ class Codec(Compression):
 
     def statistic(self, x: Tensor) -> Tensor:
         """A short vector of what is encoded, for a codec that `shares`."""
-        raise NotImplementedError(f"{self!r} shares no statistic")
+        raise TypeError(f"{self!r} shares no statistic")
 
     def agreed(self, statistic: Tensor) -> "Codec":
         """This codec, knowing the maximum of everyone's `statistic`."""

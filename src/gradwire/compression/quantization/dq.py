@@ -47,11 +47,22 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.trellis import Tables, choose_tables, read_tables, to_bytes
+from gradwire.compression.quantization._short_codes import (
+    PEAKS,
+    PLAIN,
+    from_peaks,
+    from_plain,
+    largest_magnitude,
+    of_short_number,
+    peaks,
+    plain,
+    short_number,
+    two_bytes,
+)
 from gradwire.core.codec import Codec, Kind, Parts, State, clamp_to, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
-from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 from gradwire.kernels.reference.trellis import BLOCK, CLASSES, LARGEST, UNIT
 
 _LAMBDA = 0.27  # squared steps per bit
@@ -66,15 +77,13 @@ _PART = 64  # elements of a part of a row
 _LEAST_SIGNED = 0.45  # bits per element from which on signs may count in the trellis
 _FINE = 4  # offsets travel in units of 4/64 of a step, as -8 .. 7
 _NO_OFFSETS: tuple[int, ...] = (0,) * 6
-# The first byte: all zero, or a sum of these.
-_NOTHING, _CODED, _OFFSETS, _SIGNED, _SHIFTED, _PEAKS, _PLAIN = 0, 1, 2, 4, 8, 16, 32
+# The first byte: all zero, a sum of these, or one of a short code.
+_NOTHING, _CODED, _OFFSETS, _SIGNED, _SHIFTED = 0, 1, 2, 4, 8
 _TRIES, _SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole, on a sample
 _SLACK, _AIM = 0.02, -0.012  # how far below the rate will do, and what to try for, as log2
 _AROUND = 9  # bytes of a payload besides its part and the length of it: see core/payload.py
 _SPARE, _FEW = 16, 256  # bytes beyond the rate, if there are no more than so many with them
 _SHORT_STEP = 1024  # elements up to which two bytes will do for a step
-_MOST_PEAKS = 4096
-_MOST_BITS = 12  # of a number coded by itself
 _LEAST_ROOM = 14  # bytes, of a trellis
 _SMALLEST, _GREATEST = 2.0**-60, 2.0**100  # a vector beyond is scaled by a power of two
 _MOST_EXPONENT = 1100
@@ -126,7 +135,7 @@ class DQ(Codec):
         self, x: Tensor, shapes: tuple[tuple[int, int], ...], last: State, spent: int = 0
     ) -> tuple[bytearray, State]:
         """The code, to which some bytes will be added, and what the next one may start from."""
-        largest = _largest(x)
+        largest = largest_magnitude(x)
         if not largest:
             return bytearray([_NOTHING]), last
         if not _SMALLEST <= largest <= _GREATEST:
@@ -177,7 +186,7 @@ class _Quantised(NamedTuple):
         kind = _CODED + (_OFFSETS if any(self.offsets) else 0) + (_SIGNED if self.signed else 0)
         code = bytearray([kind])
         if _step_bytes(self.indices.numel(), self.step.dtype) == 2:
-            code += _short(float(self.step), self.step.dtype).to_bytes(2, "little")
+            code += short_number(float(self.step), self.step.dtype).to_bytes(2, "little")
         else:
             code += self.step.reshape(1).numpy().tobytes()
         if any(self.offsets):
@@ -198,7 +207,7 @@ class _Quantised(NamedTuple):
             offsets = torch.tensor(self.offsets, dtype=torch.int32) * _FINE
             values -= offsets[3 * q + magnitude.clamp(1, 3) - 1]
         values = torch.where(k < 0, -values, values) * (k != 0)
-        largest = _largest(some) or float(self.step)
+        largest = largest_magnitude(some) or float(self.step)
         error = (values.to(x.dtype) * (float(self.step) / UNIT) - some) / largest
         energy = float((some / largest).square().sum(dtype=torch.float64))
         return float(error.square().sum(dtype=torch.float64)) / (energy or 1.0)
@@ -221,7 +230,7 @@ def _quantised(
     """With this step; the search takes the tables of `start`, or some that settle in `rounds`."""
     wire = torch.tensor(max(step, _least_step(x)), dtype=x.dtype)
     if _step_bytes(x.numel(), x.dtype) == 2:
-        wire = _of_short(_short(float(wire), x.dtype), x.dtype)
+        wire = of_short_number(short_number(float(wire), x.dtype), x.dtype)
     most = UNIT * (2 * LARGEST - 16)
     scaled = (x * (UNIT / float(wire))).round_().clamp_(-most, most).to(torch.int32)
     layout = torch.tensor(shapes, dtype=torch.int64)
@@ -264,7 +273,7 @@ def _passes(x: Tensor) -> int:
 def _least_step(x: Tensor) -> float:
     """The smallest that leaves indices in their range."""
     # A step of two bytes may be smaller than asked for by 1/64.
-    return 1.02 * _largest(x) / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
+    return 1.02 * largest_magnitude(x) / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
 
 
 def _searched(
@@ -405,7 +414,7 @@ def _followed(
     if start is None:
         return 1.0, bytearray([_NOTHING]), None
     at, slope = guess + start.step, start.slope
-    lowest, highest = _least_step(x), _largest(x) * UNIT
+    lowest, highest = _least_step(x), largest_magnitude(x) * UNIT
     low: _Point | None = None  # a step too small
     high: _Point | None = None
     best, code, least = start, bytearray([_NOTHING]), 1.0
@@ -448,7 +457,7 @@ def _tried_all(
     x: Tensor, shapes: tuple[tuple[int, int], ...], rms: float, room: int, hint: "_Hint | None"
 ) -> tuple[bytearray, "_Hint"]:
     """The code of least error of all kinds and steps, or of those near a hint, and where it was."""
-    found = [_peaks(x, room), _plain(x, room)]
+    found = [peaks(x, room), plain(x, room)]
     errors = [(error, _Hint(error, 0.0, False)) for error, _ in found]
     if room >= _LEAST_ROOM:
         error, code, at, signed = _best_step(x, shapes, rms, room, hint)
@@ -478,7 +487,7 @@ def _best_step(
 
     if hint is None:
         for signed in (False, True):
-            at = math.log2(_largest(x)) + 1
+            at = math.log2(largest_magnitude(x)) + 1
             for _ in range(_GRID):
                 if 2.0**at < _least_step(x) or look(at, signed) > 2:
                     break
@@ -519,102 +528,11 @@ def _without(x: Tensor, share: float) -> Tensor:
     if not run:
         return x
     sums = torch.zeros(x.numel() + 1, dtype=torch.float64)
-    torch.cumsum((x.double() / _largest(x)).square(), 0, out=sums[1:])
+    torch.cumsum((x.double() / largest_magnitude(x)).square(), 0, out=sums[1:])
     first = int((sums[run:] - sums[: sums.numel() - run]).argmin())
     kept = x.clone()
     kept[first : first + run] = 0
     return kept
-
-
-def _peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
-    """The error and the code of some of the largest numbers, all of one magnitude.
-
-    After the first byte that magnitude, then per number as many bits as a position takes and a
-    sign. One that occurs again fills the last byte.
-    """
-    width = _position_bits(x.numel()) + 1
-    fit = max(1, min(8 * (room - 3) // width, x.numel(), _MOST_PEAKS))
-    values, positions = (x.abs() / _largest(x)).double().topk(fit)
-    numbers = torch.arange(1, fit + 1, dtype=torch.float64)
-    count = int((values.cumsum(0).square() / numbers).argmax()) + 1
-    magnitude = _short(float(values[:count].mean()) * _largest(x), x.dtype)
-    entries = [2 * i + (float(x[i]) < 0) for i in positions[:count].tolist()]
-    size = -(-count * width // 8)
-    entries += [entries[-1]] * (8 * size // width - count)
-    packed = to_bytes("".join(f"{entry:0{width}b}" for entry in entries))
-    code = bytearray([_PEAKS]) + magnitude.to_bytes(2, "little") + packed
-    code += bytes(3 + size - len(code))
-    level = float(_of_short(magnitude, x.dtype)) / _largest(x)
-    energy = float((x.double() / _largest(x)).square().sum())
-    gain = level * (2 * float(values[:count].sum()) - level * count)
-    return 1 - gain / energy, code
-
-
-def _from_peaks(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-    width = _position_bits(numel) + 1
-    most = -(-min(numel, _MOST_PEAKS) * width // 8)
-    if not 4 <= packed.numel() <= 3 + most:
-        raise WireError(f"code: {packed.numel()} bytes of peaks in {numel} elements")
-    level = _of_short(_two_bytes(packed[1:3]), dtype)
-    if not bool((level > 0) & torch.isfinite(level)):
-        raise WireError("code: a magnitude that is not positive and finite")
-    bits = "".join(f"{byte:08b}" for byte in packed[3:].tolist())
-    count = len(bits) // width
-    entries = [int(bits[i * width : (i + 1) * width], 2) for i in range(count)]
-    if not entries or max(entries) >= 2 * numel or "1" in bits[count * width :]:
-        raise WireError(f"code: peaks beyond {numel} elements")
-    values = torch.zeros(numel, dtype=dtype)
-    numbers = torch.tensor(entries)
-    values[numbers >> 1] = torch.where(numbers % 2 == 1, -level, level)
-    return values
-
-
-def _plain(x: Tensor, room: int) -> tuple[float, bytearray]:
-    """The error and the code of every number by itself: (symbol + 1/2) step less half the range."""
-    numel, most = x.numel(), room - 3
-    bits = min(_MOST_BITS, 8 * most // numel)
-    if bits < 1:
-        return math.inf, bytearray()
-    bits = _plain_bits(packed_bytes(numel, 1 << bits), numel)
-    half = 1 << (bits - 1)
-    y = x.double() / _largest(x)
-    # From steps that cover all of it to those that cut off the larger numbers.
-    tries = [2.0 ** (-i / 4) / half for i in range(12)]
-    if bits == 1:
-        tries = [2 * float(y.abs().mean())]
-    least, code = math.inf, bytearray()
-    for step in tries:
-        number = _short(step * _largest(x), x.dtype)
-        wire = float(_of_short(number, x.dtype)) / _largest(x)
-        if not wire:
-            continue
-        symbols = (y / wire).floor().clamp(-half, half - 1)
-        error = float(((symbols + 0.5) * wire - y).square().sum() / y.square().sum())
-        if error < least:
-            packed = pack_symbols(symbols.to(torch.int64) + half, 1 << bits)
-            code = bytearray([_PLAIN]) + number.to_bytes(2, "little")
-            code += bytes(packed.tolist())
-            least = error
-    return least, code
-
-
-def _plain_bits(num_bytes: int, numel: int) -> int:
-    return min(_MOST_BITS, 8 * num_bytes // numel)
-
-
-def _from_plain(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-    bits = _plain_bits(packed.numel() - 3, numel)
-    if bits < 1 or packed.numel() - 3 != packed_bytes(numel, 1 << bits):
-        raise WireError(f"code: {packed.numel()} bytes of {numel} plain numbers")
-    step = _of_short(_two_bytes(packed[1:3]), dtype)
-    if not bool((step > 0) & torch.isfinite(step)):
-        raise WireError("code: a step that is not positive and finite")
-    symbols = unpack_symbols(packed[3:].clone(), numel, 1 << bits)
-    return (symbols.to(dtype) - (1 << (bits - 1)) + 0.5) * step
-
-
-def _position_bits(numel: int) -> int:
-    return (numel - 1).bit_length()
 
 
 def _room(rate: float, numel: int) -> int:
@@ -633,27 +551,6 @@ def _room(rate: float, numel: int) -> int:
 
 def _step_bytes(numel: int, dtype: torch.dtype) -> int:
     return 2 if numel <= _SHORT_STEP else dtype.itemsize
-
-
-def _short(number: float, dtype: torch.dtype) -> int:
-    """The first 16 bits of a positive number after its sign, rounded."""
-    whole, infinity = (_as_int(value, dtype) for value in (number, math.inf))
-    shift = 8 * dtype.itemsize - 17
-    return min((whole + (1 << (shift - 1))) >> shift, (infinity >> shift) - 1)
-
-
-def _of_short(number: int, dtype: torch.dtype) -> Tensor:
-    integer = torch.int64 if dtype == torch.float64 else torch.int32
-    return torch.tensor(number << (8 * dtype.itemsize - 17), dtype=integer).view(dtype)
-
-
-def _as_int(number: float, dtype: torch.dtype) -> int:
-    integer = torch.int64 if dtype == torch.float64 else torch.int32
-    return int(torch.tensor(number, dtype=dtype).view(integer))
-
-
-def _two_bytes(packed: Tensor, signed: bool = False) -> int:
-    return int.from_bytes(bytes(packed.tolist()), "little", signed=signed)
 
 
 def _times_power(x: Tensor, exponent: int) -> Tensor:
@@ -677,7 +574,7 @@ def _settled_start(
     """A step for the rate and tables that go with it, from samples; None if there is no room."""
     slope = min(max(1.44 / rate, 0.4), 6.0)
     least_slope = min(1.0 / rate, 1.0)
-    lowest, highest = math.log2(_least_step(x)), math.log2(_largest(x) * UNIT)
+    lowest, highest = math.log2(_least_step(x)), math.log2(largest_magnitude(x) * UNIT)
     start: _Start | None = None
     found: _Start | None = None
     before: _Point | None = None
@@ -749,24 +646,24 @@ def _decoded(packed: Tensor, shapes: tuple[tuple[int, int], ...], spec: Spec) ->
     if kind & _SHIFTED:
         if packed.numel() < 4 or kind == _SHIFTED:
             raise WireError(f"code: kind {kind} in {packed.numel()} bytes")
-        exponent = _two_bytes(packed[-2:], signed=True)
+        exponent = two_bytes(packed[-2:], signed=True)
         if not -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT:
             raise WireError(f"code: a power of two of {exponent}")
         inner = packed[:-2].clone()
         inner[0] = kind - _SHIFTED
         small = _decoded(inner, shapes, Spec((spec.numel,), dtype))
         return clamp_to(_times_power(small, exponent), spec.dtype)
-    if kind == _PEAKS and spec.numel:
-        return clamp_to(_from_peaks(packed, spec.numel, dtype), spec.dtype)
-    if kind == _PLAIN and spec.numel:
-        return clamp_to(_from_plain(packed, spec.numel, dtype), spec.dtype)
+    if kind == PEAKS and spec.numel:
+        return clamp_to(from_peaks(packed, spec.numel, dtype), spec.dtype)
+    if kind == PLAIN and spec.numel:
+        return clamp_to(from_plain(packed, spec.numel, dtype), spec.dtype)
     size = _step_bytes(spec.numel, dtype)
     front = 1 + size + (3 if kind & _OFFSETS else 0)
     known = _CODED + (kind & _OFFSETS) + (kind & _SIGNED)
     if kind != known or not spec.numel or packed.numel() < front:
         raise WireError(f"code: kind {kind} in {packed.numel()} bytes of {spec.numel} elements")
     if size == 2:
-        step = _of_short(_two_bytes(packed[1:3]), dtype)
+        step = of_short_number(two_bytes(packed[1:3]), dtype)
     else:
         step = packed[1 : 1 + size].clone().view(dtype)
     if not bool((step > 0) & torch.isfinite(step)):
@@ -808,7 +705,7 @@ def _num_segments(numel: int) -> int:
 
 def _root_mean_square(x: Tensor) -> float:
     """The same whatever the number of threads: sums are of rows of one length."""
-    largest = _largest(x)
+    largest = largest_magnitude(x)
     if not largest:
         return 0.0
     if not 1e-12 < largest < 1e12:
@@ -817,13 +714,6 @@ def _root_mean_square(x: Tensor) -> float:
     norms = [torch.linalg.vector_norm(part, dim=-1).double() for part in (rows, rest)]
     mean = sum(float(norm.square().sum()) for norm in norms) / x.numel()
     return math.sqrt(mean) * (1 if 1e-12 < largest < 1e12 else largest)
-
-
-def _largest(x: Tensor) -> float:
-    if not x.numel():
-        return 0.0
-    low, high = torch.aminmax(x)
-    return max(-float(low), float(high))
 
 
 def _shapes(tensors: Sequence[Placed] | None, numel: int) -> tuple[tuple[int, int], ...]:
