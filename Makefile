@@ -11,10 +11,10 @@ demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto
 
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

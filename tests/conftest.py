@@ -11,6 +11,8 @@ torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("default")
 
+os.environ["GRADWIRE_CACHE"] = ""  # what is tested is computed, and nothing is left behind
+
 _SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "GRADWIRE_DATA" not in os.environ and _SHARED.is_dir():
     os.environ["GRADWIRE_DATA"] = str(_SHARED)

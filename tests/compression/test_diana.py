@@ -108,3 +108,7 @@ def test_a_codec_that_states_no_variance_needs_alpha() -> None:
 def test_what_cannot_work_is_refused_before_anything_runs(text, message) -> None:
     with pytest.raises(ValueError, match=message):
         COMPRESSION.parse(text)
+
+
+def test_momentum_may_come_after_it() -> None:
+    assert COMPRESSION.parse("diana(qsgd(bits=4))").momentum_lives == "after"

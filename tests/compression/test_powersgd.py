@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradwire import simulate
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.architecture.ring import Ring
 from gradwire.compression import COMPRESSION
@@ -270,3 +271,16 @@ def test_what_is_not_finite_is_refused(reduce, bad) -> None:
         reduce(PowerSGD(1), [[x]])
     with pytest.raises(NonFiniteError):
         reduce(EF(PowerSGD(1)), [[x]])
+
+
+def test_a_rank_that_changes_with_time_starts_its_factors_anew() -> None:
+    def bytes_sent(rank: str, steps: int) -> int:
+        compression = f"ef(powersgd({rank}))"
+        return simulate(
+            workers=2, steps=steps, compression=compression, compute="fixed(0.01)", threads=1
+        ).bytes_sent
+
+    one, four = bytes_sent("1", 1), bytes_sent("4", 1)
+    # Ranks 1, 2, 3 and three times 4; the factors of 2 and 3 lie between.
+    changing = bytes_sent('ramp(1, 4, steps=3, shape="linear")', 6)
+    assert 3 * one + 3 * four < changing < one + 5 * four

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
-from gradwire.compression.feedback.threepc import _mean
+from gradwire.compression.feedback._wrapping import _mean_of_heard
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
@@ -129,12 +129,12 @@ def test_other_single_bytes_are_refused() -> None:
     assert isinstance(codec, Codec)
     payload, _ = codec.encode(torch.ones(4), codec.init(spec), Key(0).private(0))
     nothing = torch.zeros(1, dtype=torch.uint8)
-    assert torch.equal(_mean(codec, spec, Key(0), (nothing, nothing)), torch.zeros(4))
-    heard = _mean(codec, spec, Key(0), (payload.buffer, nothing))
+    assert torch.equal(_mean_of_heard(codec, spec, Key(0), (nothing, nothing)), torch.zeros(4))
+    heard = _mean_of_heard(codec, spec, Key(0), (payload.buffer, nothing))
     assert torch.equal(heard, torch.full((4,), 0.5))
     for wrong in (nothing + 1, torch.zeros(0, dtype=torch.uint8), payload.buffer[:-1]):
         with pytest.raises(WireError):
-            _mean(codec, spec, Key(0), (nothing, wrong))
+            _mean_of_heard(codec, spec, Key(0), (nothing, wrong))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from gradwire import kernels
 from gradwire.core.key import Key
 from gradwire.kernels import _dispatch
+from gradwire.kernels.native import _library
 from gradwire.kernels.native import lanes as native
 from gradwire.kernels.reference import lanes as reference
 
@@ -19,7 +20,17 @@ def random_bits(blocks: int, n: int) -> torch.Tensor:
     return (Key(blocks).words(blocks * n) & 1).to(torch.uint8).view(blocks, n)
 
 
-@needs_library
+@pytest.fixture(params=[0, 2], ids=["plain", "avx512"])
+def level(request):
+    """The instructions that C may use."""
+    if _dispatch.cpu_backend() != "native":
+        pytest.skip("the C library was not built")
+    _library.load().gw_polar_widest(request.param)
+    yield
+    _library.load().gw_polar_widest(2)
+
+
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize(("blocks", "n"), SHAPES)
 def test_the_backends_agree(blocks, n) -> None:
     bits = random_bits(blocks, n)
@@ -51,6 +62,41 @@ def test_ratios_are_rounded_and_cut_off() -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         with pytest.raises(ValueError, match="finite"):
             kernels.ratios_to_lanes(torch.full((3, 5), bad), 8)
+
+
+@needs_library
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7, 8, 13, 16, 31, 32, 33, 61, 63, 64, 65, 127, 200])
+@pytest.mark.parametrize("used", [1, 60, 64])
+def test_the_backends_agree_on_elements(blocks, used) -> None:
+    lanes = kernels.polar_width(blocks)
+    groups = -(-blocks // lanes)
+    for empty in (0, blocks - 1):
+        count = used * blocks - empty
+        if count <= (groups - 1) * lanes * used:
+            continue
+        ratios = (Key(count).words(count) % 255 - 127).to(torch.int8)
+        found = native.polar_fill(ratios, blocks, 64, lanes, 127)
+        assert torch.equal(found, reference.polar_fill(ratios, blocks, 64, lanes, 127))
+    for rows in (0, 1, 5, 100):
+        count = -(-rows * blocks // 8)
+        packed = Key(rows).words(count + 4).view(torch.uint8)[:count].clone()
+        if rows * blocks % 8:
+            packed[-1] &= (1 << rows * blocks % 8) - 1
+        cut = native.cut_lanes(packed, blocks, rows, lanes)
+        assert torch.equal(cut, reference.cut_lanes(packed, blocks, rows, lanes))
+        assert torch.equal(native.join_lanes(cut, blocks), packed)
+        full = torch.full_like(cut, 255)  # what lanes without a block hold does not matter
+        joined = native.join_lanes(full, blocks)
+        assert torch.equal(joined, reference.join_lanes(full, blocks))
+
+
+def test_elements_by_hand() -> None:
+    ratios = torch.tensor([1, 2, 3, 4, 5, 6, 7], dtype=torch.int8)
+    filled = kernels.polar_fill(ratios, 3, 4, 8, 99)
+    assert filled[0, :, :4].tolist() == [[1, 2, 3, 0], [4, 5, 6, 0], [7, 0, 0, 0], [99] * 4]
+    joined = kernels.join_lanes(torch.tensor([[[0b11101], [0b010], [0b100]]]).byte(), 3)
+    assert joined.tolist() == [0b00_010_101, 0b1]
+    assert kernels.cut_lanes(joined, 3, 3, 8).flatten().tolist() == [0b101, 0b010, 0b100]
 
 
 @needs_library
@@ -101,5 +147,15 @@ def test_bad_arguments_are_refused() -> None:
         kernels.bits_from_lanes(lanes, 65)
     with pytest.raises(ValueError, match=r"\[groups, n, 8\]"):
         kernels.rows_from_lanes(lanes[..., :7], 3)
+    with pytest.raises(ValueError, match="8 elements do not fill 2 blocks of up to 3"):
+        kernels.polar_fill(torch.zeros(8, dtype=torch.int8), 2, 3, 8, 127)
+    with pytest.raises(ValueError, match=r"int8 \[count\]"):
+        kernels.polar_fill(torch.zeros(8), 2, 4, 8, 127)
+    with pytest.raises(ValueError, match="in 8, 16, 32 or 64 lanes, got 2 in 7"):
+        kernels.polar_fill(torch.zeros(8, dtype=torch.int8), 2, 4, 7, 127)
+    with pytest.raises(ValueError, match="2 groups for 65 blocks"):
+        kernels.join_lanes(lanes, 65)
+    with pytest.raises(ValueError, match="takes 2 bytes of uint8 for 4 rows of 3 blocks"):
+        kernels.cut_lanes(torch.zeros(3, dtype=torch.uint8), 3, 4, 8)
     with pytest.raises(ValueError, match=r"\[blocks, 2\] for 9 bits"):
         kernels.rows_to_lanes(torch.zeros(2, 3, dtype=torch.uint8), 9)

@@ -27,37 +27,99 @@ def some(n: int, share: float, seed: int = 0) -> torch.Tensor:
     return weight >= weight.sort().values[min(n - 1, int((1 - share) * n))]
 
 
-@needs_library
-@pytest.mark.parametrize("widest", [0, 1, 2])
+@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
+def level(request):
+    """The instructions that C may use."""
+    if _dispatch.cpu_backend() != "native":
+        pytest.skip("the C library was not built")
+    _library.load().gw_polar_widest(request.param)
+    yield
+    _library.load().gw_polar_widest(2)
+
+
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 64, 256])
-def test_the_backends_agree(n, corrected, widest) -> None:
-    library = _library.load()
-    library.gw_polar_widest(widest)
-    try:
-        for seed, share in enumerate((0.0, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0)):
-            free = some(n, share, seed) if share else torch.zeros(n, dtype=torch.bool)
-            kinds = kernels.polar_kinds(free)
-            for largest in (3, 20, 127):  # small ones tie often, large ones saturate
-                llr = ratios(2, n, largest, seed)
-                found = native.polar_quantise(llr, kinds, corrected)
-                assert torch.equal(found, reference.polar_quantise(llr, kinds, corrected))
-            signs = Key(seed).words(2 * n * 2).view(torch.uint8).view(2, n, 8)
-            for magnitude in (0, 17, 127):
-                found = native.polar_quantise_bits(signs, magnitude, kinds, corrected)
-                expected = reference.polar_quantise_bits(signs, magnitude, kinds, corrected)
-                assert torch.equal(found, expected)
-        cost = torch.arange(255, dtype=torch.int32) ** 2 % 1009
-        llr = ratios(3, n, 30)
-        assert torch.equal(native.polar_genie(llr, cost), reference.polar_genie(llr, cost))
-    finally:
-        library.gw_polar_widest(2)
+@pytest.mark.parametrize("lanes", [8, 16, 32, 64])
+@pytest.mark.usefixtures("level")
+def test_the_backends_agree(n, corrected, lanes) -> None:
+    for seed, share in enumerate((0.0, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0)):
+        free = some(n, share, seed) if share else torch.zeros(n, dtype=torch.bool)
+        kinds = kernels.polar_kinds(free)
+        for largest in (3, 20, 127):  # small ones tie often, large ones saturate
+            llr = ratios(2, n, largest, seed)[..., :lanes]
+            found = native.polar_quantise(llr, kinds, corrected)
+            assert torch.equal(found, reference.polar_quantise(llr, kinds, corrected))
+        signs = Key(seed).words(2 * n * 2).view(torch.uint8).view(2, n, 8)[..., : lanes // 8]
+        for magnitude in (0, 17, 127):
+            found = native.polar_quantise_bits(signs, magnitude, kinds, corrected)
+            expected = reference.polar_quantise_bits(signs, magnitude, kinds, corrected)
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 256])
+@pytest.mark.usefixtures("level")
+def test_the_genies_agree(n) -> None:
+    cost = torch.arange(255, dtype=torch.int32) ** 2 % 1009
+    llr = ratios(3, n, 30)
+    assert torch.equal(native.polar_genie(llr, cost), reference.polar_genie(llr, cost))
+
+
+@pytest.mark.usefixtures("level")
+def test_ratios_agree() -> None:
+    x = torch.cat([40 * Key(1).normal(1003), torch.arange(-300, 300) / 2, torch.full((1,), 3e38)])
+    for part in (x, x[1:], x[:0], x[:17]):
+        found = native.polar_ratios(part, 3.0)
+        assert torch.equal(found, reference.polar_ratios(part, 3.0))
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 8, 13, 32, 63, 64, 65, 128])
+@pytest.mark.parametrize("n", [64, 256])
+@pytest.mark.usefixtures("level")
+def test_signs_agree(blocks, n) -> None:
+    kinds, lanes = kernels.polar_kinds(some(n, 0.5)), kernels.polar_width(blocks)
+    for count in {n * blocks, n * blocks - min(3, blocks - 1), (n - 1) * blocks}:
+        if count <= (blocks - 1) // lanes * lanes * -(-count // blocks):
+            continue
+        x = Key(count).normal(count)
+        found = native.polar_signs(x, 9.0, 0.75, blocks, n, lanes, kinds)
+        expected = reference.polar_signs(x, 9.0, 0.75, blocks, n, lanes, kinds)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+        public = kernels.polar_signs(x, 9.0, 0.75, blocks, lanes, kinds)
+        assert torch.equal(public[0], expected[0])
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 8, 9, 17, 33, 64])
+@pytest.mark.parametrize("n", [64, 512])
+def test_fewer_lanes_find_what_64_find(blocks, n) -> None:
+    width = kernels.polar_width(blocks)
+    assert blocks <= width <= max(8, 2 * blocks)
+    llr, kinds = ratios(1, n, 30), kernels.polar_kinds(some(n, 0.5))
+    wide = kernels.polar_quantise(llr, kinds)
+    narrow = kernels.polar_quantise(llr[..., :width].contiguous(), kinds)
+    assert torch.equal(narrow, wide[..., : width // 8])
+    inputs = kernels.polar_transform(narrow)
+    assert torch.equal(inputs, kernels.polar_transform(wide)[..., : width // 8])
+
+
+def test_stepwise_operations_go_through_the_cpu() -> None:
+    llr, kinds = ratios(2, 64, 20), kernels.polar_kinds(some(64, 0.5))
+    run = _dispatch._through_cpu(llr.device, reference.polar_quantise)
+    assert torch.equal(run(llr, kinds, True), reference.polar_quantise(llr, kinds, True))
+    other = torch.device("meta")  # not the CPU; a result of its kind comes back
+    picked = _dispatch.pick_stepwise(other, native.polar_quantise, reference.polar_quantise)
+    if _dispatch.cpu_backend() == "native":
+        assert picked(llr, kinds, True).device == other
+    else:
+        assert picked is reference.polar_quantise
 
 
 @needs_library
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16, 32, 64, 1024])
-def test_the_transforms_agree(n) -> None:
+def test_the_transforms_agree(n, width) -> None:
     bits = Key(1).words(2 * n * 2, torch.device("cpu")).view(torch.uint8).view(2, n, 8)
+    bits = bits[..., :width]
     assert torch.equal(native.polar_transform(bits), reference.polar_transform(bits))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradwire import kernels
+from gradwire.kernels.native import _library
 from gradwire.kernels.native import tables as native
 from gradwire.kernels.reference import tables as reference
 
@@ -60,6 +61,23 @@ def test_statistics(native_only, threads, count, bucket):
     for name in ("bucket_sides", "bucket_extremes"):
         pairs = zip(getattr(native, name)(x, bucket), getattr(reference, name)(x, bucket))
         assert all(same(got, expected) for got, expected in pairs), name
+
+
+@COUNTS
+@pytest.mark.parametrize("level", [0, 2])
+def test_sums_do_not_depend_on_the_instructions(native_only, count, level):
+    x = data(count).clamp(-1e26, 1e26)
+    bits, bucket = kernels.pack_signs(data(count, 1)), max(8, count + -count % 8)
+    _library.load().gw_polar_widest(level)
+    try:
+        assert same(native.bucket_squares(x, bucket), reference.bucket_squares(x, bucket))
+        for pair in ((-0.7, 0.7), (0.3, -0.3), (-0.7, 0.5)):
+            values = torch.tensor(pair)
+            sums = native.cell_products(x, bits, bucket, values, (2, 1, 0))
+            expected = reference.cell_products(x, bits, bucket, values, (2, 1, 0))
+            assert all(same(a, b) for a, b in zip(sums, expected))
+    finally:
+        _library.load().gw_polar_widest(2)
 
 
 @pytest.fixture

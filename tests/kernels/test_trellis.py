@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.coding.trellis import choose_tables
+from gradwire.coding.trellis import Tables, choose_tables
 from gradwire.core.key import Key
 from gradwire.kernels.native import trellis as native
 from gradwire.kernels.reference import trellis as reference
+from gradwire.kernels.reference import trellis_fit, trellis_tables
 
 KEY = Key(seed=9).child("trellis")
+REFERENCES = (reference, trellis_tables, trellis_fit)
 NO_OFFSETS = torch.zeros(6, dtype=torch.int32)
 LAYOUTS = (
     ((1, 1),),
@@ -46,7 +48,7 @@ def test_c_equals_the_reference(layout, step, signed, segments, threads) -> None
         offsets = NO_OFFSETS
         contexts, counts, _ = both("trellis_contexts", scaled, None, shapes, segments)
         for offset in ([4, -8, 0, 12, 4, -4], [0, 0, 28, -32, 8, 4]):
-            rates = choose_tables(counts).rates(0.3 * 4096)
+            rates = choose_tables(counts).rates()
             (indices,) = both("trellis_search", scaled, contexts, rates, offsets, signed)
             both("trellis_counts", scaled, indices, contexts, signed)
             contexts, counts, _ = both(
@@ -72,11 +74,15 @@ def test_c_equals_the_reference(layout, step, signed, segments, threads) -> None
 
 def both(name, *arguments):
     """What the public operation gives, after a comparison of the two backends."""
-    own, other = getattr(native, name)(*arguments), getattr(reference, name)(*arguments)
+    norm = next(module for module in REFERENCES if hasattr(module, name))
+    own, other = getattr(native, name)(*arguments), getattr(norm, name)(*arguments)
     public = getattr(kernels, name)(*arguments)
     if isinstance(own, torch.Tensor):
         own, other, public = (own,), (other,), (public,)
     for a, b, c in zip(own, other, public, strict=True):
+        if not isinstance(a, torch.Tensor):
+            assert a == b == c
+            continue
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
         assert torch.equal(a, c)
@@ -96,6 +102,45 @@ def test_segments_side_by_side(segments, step, signed) -> None:
     halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
     packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
     both("trellis_decode", packed, lengths, halves, tails, NO_OFFSETS, shapes, count, signed)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("count", [0, 30, 600, 5000, 1 << 20])
+def test_tables_of_all_kinds_of_counts(count) -> None:
+    for i in range(20):
+        key = KEY.child(f"counts {count} {i}")
+        heavy = (key.child("size").normal(32 * 4) * (i % 5)).exp().double().view(32, 4)
+        there = key.child("there").normal(32 * 4).view(32, 4) > i % 4 - 2
+        counts = (heavy / heavy.sum() * count * there).long()
+        both("trellis_tables", counts)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(("step", "signed"), [(3.0, False), (0.7, True), (0.01, False)])
+@pytest.mark.parametrize(
+    ("layout", "segments", "stride"), [(LAYOUTS[2], 1, 1), (((100, 70), (1, 1300)), 8, 3)], ids=str
+)
+def test_fit_equals_the_reference(layout, segments, stride, step, signed) -> None:
+    shapes = torch.tensor(layout)
+    scaled = numbers(int(shapes.prod(dim=1).sum()), step, f"fit {layout} {step}")
+    arguments = scaled, shapes, segments
+    fresh = both("trellis_fit", *arguments, None, NO_OFFSETS, signed, 2, 2, stride)
+    _, _, levels, offsets, *_ = fresh
+    given = both("trellis_fit", *arguments, levels, offsets, signed, 0, 1, stride)
+    error, energy = given[-2:]
+    assert 0 < error < energy
+    tables = Tables(given[2], given[4], given[5])
+    frequencies = tables.halves(), tables.tails()
+    values = kernels.trellis_decode(
+        *kernels.trellis_encode(given[0], given[1], *frequencies, segments),
+        *frequencies,
+        given[3],
+        shapes,
+        scaled.numel(),
+        signed,
+    )
+    if stride == 1:
+        assert error == float((values - scaled).long().square().sum())
 
 
 @pytest.mark.usefixtures("native")

@@ -29,6 +29,7 @@ from gradwire.compression.identity import Identity
 from gradwire.core.codec import State
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.memory import Memories, Memory, inside, replaced
 from gradwire.core.notation import Table
 from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Placed, Spec, runs
@@ -92,11 +93,35 @@ class Partition(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         pieces = _cut(self, spec.layout).pieces
-        states = [
-            piece.reducer.init(Spec((piece.numel,), spec.dtype, tensors=piece.tensors), size)
-            for piece in pieces
-        ]
+        states = [piece.reducer.init(piece.spec(spec), size) for piece in pieces]
         return {"tensors": spec.layout, "rules": tuple(states)}
+
+    def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
+        found = {}
+        cut = _cut(self, states[0]["tensors"])
+        for i, piece in enumerate(cut.pieces):
+            own = piece.reducer.remembered([s["rules"][i] for s in states], piece.spec(spec))
+            for name, memory in own.items():
+                zeros = [memory.vectors[0].new_zeros(other.numel) for other in cut.pieces]
+                whole = [
+                    cut.assembled([*zeros[:i], vector, *zeros[i + 1 :]], spec.flat())
+                    for vector in memory.vectors
+                ]
+                # Other buckets have other pieces, but each rule takes the same tensors.
+                found[f"{piece.patterns}.{name}"] = replaced(memory, tuple(whole))
+        return found
+
+    def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:
+        cut = _cut(self, states[0]["tensors"])
+        rules = []
+        for i, piece in enumerate(cut.pieces):
+            own = {
+                name: replaced(memory, tuple(cut.parts(vector)[i] for vector in memory.vectors))
+                for name, memory in inside(piece.patterns, memories).items()
+            }
+            fresh = [state["rules"][i] for state in states]
+            rules.append(piece.reducer.restored(fresh, own, piece.spec(spec)))
+        return [{**state, "rules": own} for state, own in zip(states, zip(*rules))]
 
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
@@ -138,6 +163,9 @@ class _Piece(NamedTuple):
     @property
     def numel(self) -> int:
         return sum(stop - start for start, stop in self.runs)
+
+    def spec(self, bucket: Spec) -> Spec:
+        return Spec((self.numel,), bucket.dtype, tensors=self.tensors)
 
 
 class _Cut(NamedTuple):

@@ -111,8 +111,9 @@ class Chain(Codec):
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         states = state or (None,) * len(self.stages)
+        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(states))
         parts, own = self.stages[0].split(x, states[0], key.child(0))
-        return self._follow(parts, (own, *states[1:]), Spec.of(x), key)
+        return self._follow(parts, (own, *states[1:]), spec, key)
 
     def _follow(
         self, parts: Parts, states: tuple[State, ...], spec: Spec, key: Key
@@ -145,7 +146,7 @@ class Chain(Codec):
         further on, or if all that follow are lossless.
         """
         first, rest = self.stages[0], self.stages[1:]
-        spec = Spec.of(x).flat()
+        spec = Spec((x.numel(),), x.dtype, tensors=self.kept_layout(state))
         lossless = all(stage.guarantee(spec) == LOSSLESS for stage in rest)
         if self.coder is not None or not (first.selects or lossless):
             return super().encode_feedback(x, residual, state, key)
@@ -156,7 +157,8 @@ class Chain(Codec):
         if not lossless:
             missed = parts["values"] - self._values(wire, spec, key, 1)
             lost = first.add_values(lost, parts, missed, spec, key.child(0))
-        return self._packed(wire, Spec.of(x)), lost.reshape(x.shape), state
+        whole = Spec(tuple(x.shape), x.dtype, tensors=spec.tensors)
+        return self._packed(wire, whole), lost.reshape(x.shape), state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return self._values(parts, spec, key, 0)

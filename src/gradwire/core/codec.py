@@ -203,7 +203,7 @@ class Codec(Compression):
             from gradwire.core.chain import encode_with  # both ways, as for >>
 
             return encode_with(self.coder, self, x, state, key)
-        spec = Spec.of(x)
+        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
         check_input(self, x)
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
         return self._packed(parts, spec), state

@@ -21,6 +21,7 @@ class Group:
         self.node = node
         self.label = label  # of the tensor being exchanged: names its bytes in the ledger
         self.route = route  # how OPAQUE payloads are averaged: "gather", "scatter" or "auto"
+        self.exact = False  # whether means must be those of what was sent, better than 16 bits
         self._round = 0
 
     @property

@@ -36,14 +36,17 @@ def notation_name(cls: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
-def _written(value: object) -> str:
+def written_as_text(value: object) -> str:
+    """A value as the notation has it."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # Python reads no surrogate pairs
     if isinstance(value, tuple):
-        inside = ", ".join(_written(item) for item in value)
+        inside = ", ".join(written_as_text(item) for item in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, Table):
-        inside = ", ".join(f"{_written(key)}: {_written(item)}" for key, item in value.items())
+        inside = ", ".join(
+            f"{written_as_text(key)}: {written_as_text(item)}" for key, item in value.items()
+        )
         return f"{{{inside}}}"
     return repr(value)
 
@@ -72,7 +75,7 @@ class Table(Mapping[str, Any]):
         return hash(tuple(self.items()))
 
     def __repr__(self) -> str:
-        return _written(self)
+        return written_as_text(self)
 
 
 class Expression:
@@ -94,7 +97,9 @@ class Expression:
             if field.default is not MISSING and value == field.default:
                 continue
             positional = index == 0
-            written.append(_written(value) if positional else f"{field.name}={_written(value)}")
+            written.append(
+                written_as_text(value) if positional else f"{field.name}={written_as_text(value)}"
+            )
         name = notation_name(type(self))
         return f"{name}({', '.join(written)})" if written else name
 
@@ -181,6 +186,10 @@ class Registry(Generic[E]):
             raise NotationError(
                 f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}"
             )
+        try:
+            _ramps().settled(value)  # what a ramp ends at must be allowed too
+        except ValueError as error:
+            raise NotationError(f"{error} (in {text!r}, at the end of a ramp)") from None
         return value
 
 
@@ -220,7 +229,7 @@ class _Reader:
                     if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
                         self.fail(f"the keys of {ast.unparse(node)} must be strings")
                     if key.value in table:
-                        self.fail(f"{ast.unparse(node)} has {_written(key.value)} twice")
+                        self.fail(f"{ast.unparse(node)} has {written_as_text(key.value)} twice")
                     table[key.value] = self.read(item)
                 return Table(table)
             case ast.Name(id=name):
@@ -244,11 +253,13 @@ class _Reader:
                     pass
                 except ValueError as error:
                     raise NotationError(str(error)) from None
-                self.fail(f"{_written(first)} and {_written(second)} cannot be joined by >>")
+                self.fail(
+                    f"{written_as_text(first)} and {written_as_text(second)} cannot be joined by >>"
+                )
         self.fail(f"{ast.unparse(node)!r} is not part of the notation")
 
     def build(self, name: str, args: list[Any], named: dict[str, Any]) -> Expression:
-        cls = self.registry[name]
+        cls = _ramps().Ramp if name == "ramp" else self.registry[name]
         known = {field.name: field for field in fields(cls)}
         signature = f"{name}({', '.join(_signature(cls))})"
         if len(args) > len(known):
@@ -266,7 +277,10 @@ class _Reader:
                     self.fail(f"{name} needs {key}: write {signature}")
             elif not _fits(given[key], hints[key]):
                 wanted = _spelled(hints[key])
-                self.fail(f"{name}: {key} must be {wanted}, got {_written(given[key])}")
+                self.fail(f"{name}: {key} must be {wanted}, got {written_as_text(given[key])}")
+            elif isinstance(given[key], _ramps().Ramp):
+                if not _fits(0.5, hints[key]):
+                    given[key] = given[key].whole()
             elif hints[key] is float:
                 try:
                     given[key] = float(given[key])
@@ -283,15 +297,22 @@ class _Reader:
         raise NotationError(f"{message} (in {self.text!r})")
 
 
+def _ramps() -> types.ModuleType:
+    """Numbers that change with time are expressions themselves: the import goes both ways."""
+    from gradwire.core import ramp
+
+    return ramp
+
+
 def _signature(cls: type[Expression]) -> Iterator[str]:
     for field in fields(cls):  # type: ignore[arg-type]
-        default = "" if field.default is MISSING else f"={_written(field.default)}"
+        default = "" if field.default is MISSING else f"={written_as_text(field.default)}"
         yield field.name + default
 
 
 def _spelled(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(_written(choice) for choice in typing.get_args(hint))
+        return "one of " + ", ".join(written_as_text(choice) for choice in typing.get_args(hint))
     names = [getattr(option, "__name__", str(option)) for option in _options(hint)]
     return " or ".join("nothing" if name == "NoneType" else name for name in names)
 
@@ -316,7 +337,7 @@ def _fits(value: object, hint: Any) -> bool:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return True
         elif option is int:
-            if isinstance(value, int) and not isinstance(value, bool):
+            if isinstance(value, int | _ramps().Ramp) and not isinstance(value, bool):
                 return True
         elif isinstance(value, origin or option):
             return True

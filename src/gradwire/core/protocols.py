@@ -8,7 +8,7 @@ another: `training/worker.py` is where the four meet.
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -85,6 +85,9 @@ class Worker(Protocol):
 
 class Synchronization(Expression, ABC):
     """When workers agree."""
+
+    # What is averaged: with gradients the optimizer comes after, with walks it came before.
+    exchanges: Literal["gradients", "walks"] = "gradients"
 
     needs: str = "mean"  # the ability of the architecture it is built on
 

@@ -10,19 +10,21 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.core.codec import Algebra, Codec, Compression, Kind, State, check_input, corrected
-from gradwire.core.group import Group
+from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
+from gradwire.core.memory import Memories, Memory, Role, Roles, inside, named_vectors
 from gradwire.core.notation import notation_name
 from gradwire.core.payload import Payload
+from gradwire.core.ramp import at, ramps, settled
 from gradwire.core.spec import Spec
 
 # Below this many elements per shard the header of each shard's payload would count.
@@ -40,6 +42,18 @@ class Reduced:
 
 class Reducer(Compression):
     """Averages a tensor over a group. Hyper-parameters only; state is passed in and out."""
+
+    # The entries of its state that are vectors [numel] (or None for zero), see core/memory.py.
+    memory: ClassVar[Roles] = {}
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        """Where the momentum of the optimizer must be for this to train.
+
+        "after": on the mean, as without compression; "before": on each worker's gradient, so that
+        what is compressed is the velocity; "inside": the method has one of its own.
+        """
+        return "after"
 
     @abstractmethod
     def init(self, spec: Spec, size: int) -> State:
@@ -66,6 +80,29 @@ class Reducer(Compression):
             if isinstance(inner, Reducer):
                 inner.check_names(names)
 
+    def wrapped(self) -> "Reducer | None":
+        """The reducer whose state is under "inner" in this one's."""
+        return None
+
+    def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
+        """What the states of all ranks hold per element of a bucket, by name."""
+        found, inner = named_vectors(self.memory, states, spec), self.wrapped()
+        if inner is not None:
+            below = inner.remembered([state["inner"] for state in states], spec)
+            found |= {f"inner.{name}": memory for name, memory in below.items()}
+        return found
+
+    def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:
+        """Fresh states of all ranks, with memories of these names in them."""
+        states, inner = [{**state} if self.memory else state for state in states], self.wrapped()
+        for rank, state in enumerate(states):
+            for name in self.memory.keys() & memories.keys():
+                state[name] = memories[name].of(rank).reshape(spec.shape)
+        if inner is None:
+            return states
+        below = inner.restored([s["inner"] for s in states], inside("inner", memories), spec)
+        return [{**state, "inner": own} for state, own in zip(states, below)]
+
     @abstractmethod
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
@@ -77,8 +114,13 @@ class Reducer(Compression):
         """
 
 
-def lift(compression: Compression) -> Reducer:
-    """The reducer that averages through a codec; a reducer is returned as it is."""
+def lift(compression: Compression, steps_per_epoch: float | None = None) -> Reducer:
+    """The reducer that averages through a codec; a reducer is returned as it is.
+
+    Where it holds numbers that change with time, it becomes the reducer of each step.
+    """
+    if ramps(compression):
+        return Varying(compression, steps_per_epoch)
     if isinstance(compression, Codec):
         return Lifted(compression)
     assert isinstance(compression, Reducer), f"{compression!r} is neither codec nor reducer"
@@ -133,8 +175,8 @@ class Lifted(Reducer):
         payload, lost, inner = await node.call(_encode, codec, x, residual, state["codec"], key)
         own = partial(codec.decode, payload, spec, key)
         state = {**state, "codec": inner}
-        if codec.algebra is Algebra.LINEAR:
-            values = await group.mean(payload.parts["values"])
+        if codec.algebra is Algebra.LINEAR and not (group.exact and is_half(_values(payload))):
+            values = await group.mean(_values(payload))
             mean = await node.share(_decode_values, codec, spec, key.shared(), values)
         elif codec.algebra is Algebra.MERGE:
             tree = _Merge(codec, spec, group.size)
@@ -144,6 +186,22 @@ class Lifted(Reducer):
             buffers = tuple(await group.all_gather(payload.buffer))
             mean = await node.share(_mean_of_decoded, codec, spec, key.shared(), buffers)
         return Reduced(mean, own, state, lost)
+
+    def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
+        owed = [state["scatter"] and state["scatter"]["residual"] for state in states]
+        if any(piece is None for piece in owed):
+            return {}
+        return {"server": Memory(Role.SERVER, (torch.cat(owed),))}
+
+    def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:
+        if "server" not in memories:
+            return list(states)
+        pieces = memories["server"].vectors[0].tensor_split(len(states))
+        specs = [Spec.of(piece) for piece in pieces]
+        return [
+            {**state, "scatter": _shard_states(self.codec, specs, Spec.of(piece), piece)}
+            for state, piece in zip(states, pieces)
+        ]
 
     async def _scatter(
         self, codec: Codec, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None
@@ -158,11 +216,9 @@ class Lifted(Reducer):
         # The owner of a shard feeds its own error back, unless that error need not die out:
         # the feedback of an unbiased codec of large variance grows without bound.
         feeds_back = codec.guarantee(mine).contracts
-        old = state["scatter"] or {
-            "shards": tuple(codec.init(spec) for spec in specs),
-            "server": codec.init(mine),
-            "residual": torch.zeros_like(shards[group.rank]) if feeds_back else None,
-        }
+        old = state["scatter"] or _shard_states(
+            codec, specs, mine, torch.zeros_like(shards[group.rank]) if feeds_back else None
+        )
         encoded = await node.call(_encode_shards, codec, shards, kept, old["shards"], keys)
         payloads = [payload for payload, _, _ in encoded]
         received = await group.all_to_all([payload.buffer for payload in payloads])
@@ -188,6 +244,58 @@ class Lifted(Reducer):
         )
 
 
+@dataclass(frozen=True, repr=False)
+class Varying(Reducer):
+    """A compression whose numbers change with time: see core/ramp.py."""
+
+    compression: Compression
+    steps_per_epoch: float | None = None
+
+    def __repr__(self) -> str:
+        return repr(self.compression)
+
+    def at(self, step: int) -> Reducer:
+        """What it is in this step."""
+        last = max(ramp.last_step(self.steps_per_epoch) for ramp in ramps(self.compression))
+        return lift(at(self.compression, min(step, last), self.steps_per_epoch))
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return lift(settled(self.compression)).momentum_lives
+
+    def check_names(self, names: Sequence[str]) -> None:
+        self.at(0).check_names(names)
+
+    def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
+        return self.at(0).remembered(states, spec)
+
+    def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:
+        return self.at(0).restored(states, memories, spec)
+
+    def init(self, spec: Spec, size: int) -> State:
+        state = self.at(0).init(spec, size)
+        if _shape(state) != _shape(lift(settled(self.compression)).init(spec, size)):
+            raise ValueError(
+                f"{self!r}: what it keeps from step to step has another size at the end of the "
+                "ramp than at its beginning. Leave that number constant."
+            )
+        return state
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        return await self.at(key.step).mean(x, state, key, group, residual)
+
+
+def _shape(state: State) -> object:
+    """The structure of a state and the sizes of its tensors."""
+    if isinstance(state, Tensor):
+        return tuple(state.shape)
+    if isinstance(state, Mapping):
+        return {name: _shape(value) for name, value in state.items()}
+    return tuple(map(_shape, state)) if isinstance(state, tuple | list) else type(state)
+
+
 @dataclass(frozen=True)
 class _Merge:
     """Merges two packed payloads of one codec and tensor."""
@@ -203,6 +311,21 @@ class _Merge:
     def settle(self, merged: Tensor) -> Tensor:
         payload = self.codec.unpack(merged, self.spec)
         return self.codec.settle(payload, self.spec, self.size).buffer
+
+
+def _values(payload: Payload) -> Tensor:
+    return payload.parts["values"]
+
+
+def _shard_states(
+    codec: Codec, specs: Sequence[Spec], mine: Spec, residual: Tensor | None
+) -> dict[str, State]:
+    """The state of the scatter road before its first step."""
+    return {
+        "shards": tuple(codec.init(spec) for spec in specs),
+        "server": codec.init(mine),
+        "residual": residual,
+    }
 
 
 def _statistic(codec: Codec, x: Tensor, residual: Tensor | None) -> Tensor | None:

@@ -16,7 +16,9 @@ from gradwire.core.notation import unknown_name
 _MAX_THREADS = 1024
 NonFinite = Literal["error", "skip"]
 Evaluation = Literal["auto", "vmap", "sequential"]
+MomentumAt = Literal["auto", "before", "after"]
 NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
+MOMENTUM_AT = get_args(MomentumAt)
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,11 @@ class Config:
     """Passes over the data, all workers together."""
     steps: int = 0
     """Training steps; 0: as many as `epochs` needs."""
+    momentum_at: MomentumAt = "auto"
+    """Where momentum of sgd(...) acts: after the mean, before compression, or where it trains."""
     clip_norm: float = 0.0
-    """Clip the averaged gradient to this norm; 0: never."""
+    """Clip the averaged gradient, or before a momentum's own place each one to 1/sqrt(workers)
+    of this norm; 0: never."""
     partition: str = "iid"
     """How examples are dealt to workers: iid, dirichlet(0.5), by_label(2), by_role."""
     augment: bool = True
@@ -102,7 +107,11 @@ class Config:
             raise ValueError(f"clip_norm must be at least 0, got {self.clip_norm}")
         if self.threads > _MAX_THREADS:
             raise ValueError(f"threads must be at most {_MAX_THREADS}, got {self.threads}")
-        for name, choices in (("nonfinite", NONFINITE), ("evaluation", EVALUATION)):
+        for name, choices in (
+            ("nonfinite", NONFINITE),
+            ("evaluation", EVALUATION),
+            ("momentum_at", MOMENTUM_AT),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(unknown_name(name, str(getattr(self, name)), list(choices)))
         if not all(isinstance(bandwidth, str) for bandwidth in self.what_if):

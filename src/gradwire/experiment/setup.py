@@ -17,6 +17,7 @@ from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Partition
 from gradwire.data.sampler import Sampler
 from gradwire.experiment.config import Config
+from gradwire.experiment.momentum import place
 from gradwire.models.base import Model, build_seeded
 from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer, Fixed, Measured
 from gradwire.runtime.network import Network, per_node
@@ -102,12 +103,14 @@ def prepare(config: Config) -> Experiment:
         dataset = dataset.to(device)
     sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
     steps = config.steps or max(1, round(config.epochs * sampler.steps_per_epoch))
+    steps_per_epoch = float(sampler.steps_per_epoch)
+    placed = place(optimizer, compression, synchronization, config.momentum_at)
     plan = Plan(
         task=task,
         batch=_batches(config, dataset, sampler, device, key.child("augment")),
-        optimizer=optimizer,
+        optimizer=placed.optimizer,
         schedule=schedule,
-        reducer=lift(compression),
+        reducer=lift(placed.compression, steps_per_epoch),
         synchronization=synchronization,
         architecture=architecture,
         scheduling=scheduling,
@@ -115,7 +118,10 @@ def prepare(config: Config) -> Experiment:
         num_steps=steps,
         key=key,
         clip_norm=config.clip_norm or None,
+        local_clip=placed.is_local,
+        local_decay=placed.local_decay,
         nonfinite=config.nonfinite,
+        steps_per_epoch=steps_per_epoch,
     )
     if isinstance(compute, Measured):
         compute = Fixed(measure_gradient(plan))
@@ -123,6 +129,7 @@ def prepare(config: Config) -> Experiment:
         config,
         model=repr(model),
         optimizer=repr(optimizer),
+        momentum_at=placed.where,
         schedule=repr(schedule),
         partition=repr(partition),
         steps=steps,

@@ -35,13 +35,18 @@ from gradwire.kernels._huffman import huffman_decode, huffman_encode, huffman_le
 from gradwire.kernels._lanes import (
     bits_from_lanes,
     bits_to_lanes,
+    cut_lanes,
+    join_lanes,
+    polar_fill,
     ratios_to_lanes,
     rows_from_lanes,
     rows_to_lanes,
 )
 from gradwire.kernels._levels import decode_levels, encode_levels
 from gradwire.kernels._moments import Tails, moments, tails
+from gradwire.kernels._motion import Motion, Residual
 from gradwire.kernels._philox import philox_words
+from gradwire.kernels._plane import plane_choose, plane_ratios
 from gradwire.kernels._polar import (
     POLAR_FREE,
     POLAR_FROZEN,
@@ -57,7 +62,9 @@ from gradwire.kernels._polar import (
     polar_quantise,
     polar_quantise_bits,
     polar_ratios,
+    polar_signs,
     polar_transform,
+    polar_width,
 )
 from gradwire.kernels._pool import empty
 from gradwire.kernels._rans import rans_decode, rans_encode
@@ -87,7 +94,9 @@ from gradwire.kernels._trellis import (
     trellis_counts,
     trellis_decode,
     trellis_encode,
+    trellis_fit,
     trellis_search,
+    trellis_tables,
 )
 
 __all__ = [
@@ -98,7 +107,9 @@ __all__ = [
     "POLAR_REPETITION",
     "Gaps",
     "GradwireWarning",
+    "Motion",
     "Packing",
+    "Residual",
     "Tails",
     "backend",
     "bits_from_lanes",
@@ -109,6 +120,7 @@ __all__ = [
     "bucket_squares",
     "cell_products",
     "count_symbols",
+    "cut_lanes",
     "decode_levels",
     "decode_rice",
     "draw_candidates",
@@ -130,6 +142,7 @@ __all__ = [
     "huffman_decode",
     "huffman_encode",
     "huffman_lengths",
+    "join_lanes",
     "lengthen_runs",
     "mean_magnitudes",
     "mean_signs",
@@ -142,6 +155,9 @@ __all__ = [
     "pack_signs",
     "pack_uints",
     "philox_words",
+    "plane_choose",
+    "plane_ratios",
+    "polar_fill",
     "polar_genie",
     "polar_kinds",
     "polar_label",
@@ -151,7 +167,9 @@ __all__ = [
     "polar_quantise",
     "polar_quantise_bits",
     "polar_ratios",
+    "polar_signs",
     "polar_transform",
+    "polar_width",
     "rans_decode",
     "rans_encode",
     "ratios_to_lanes",
@@ -175,7 +193,9 @@ __all__ = [
     "trellis_counts",
     "trellis_decode",
     "trellis_encode",
+    "trellis_fit",
     "trellis_search",
+    "trellis_tables",
     "unpack_digits",
     "unpack_signs",
     "unpack_uints",

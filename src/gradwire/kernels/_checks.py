@@ -1,23 +1,43 @@
 """What several operations check of their arguments before a backend sees them."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels._dispatch import cpu_backend
+from gradwire.kernels._motion import Motion, Residual
 
 
-def fuses(*tensors: Tensor | None) -> bool:
+def fuses(*tensors: Residual | None) -> bool:
     """Whether the fused kernels below run in C on these: float32 on the CPU, library loaded.
 
     They are there for speed alone; for everything else codecs compose torch operations.
     """
     return cpu_backend() == "native" and all(
-        x is None or (x.dtype == torch.float32 and x.device.type == "cpu") for x in tensors
+        x is None or (x.dtype == torch.float32 and x.device.type == "cpu")
+        for x in _vectors(*tensors)
     )
 
 
 def flat(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.reshape(-1)
+
+
+def _vectors(*tensors: Residual | None) -> Iterator[Tensor | None]:
+    for tensor in tensors:
+        if isinstance(tensor, Motion):
+            yield from (tensor.residual, tensor.velocity, tensor.moved)
+        else:
+            yield tensor
+
+
+def check_motion(operation: str, x: Tensor, motion: Motion, out: Tensor | None) -> None:
+    for vector in (motion.residual, motion.velocity):
+        check_fused(operation, x, vector, out)
+        check_fused(operation, x, vector, motion.moved)
+    if out is None or (out.numel() and out.data_ptr() == motion.moved.data_ptr()):
+        raise ValueError(f"{operation} needs two vectors for what it leaves and for the velocity")
 
 
 def check_fused(operation: str, x: Tensor, residual: Tensor | None, out: Tensor | None) -> None:

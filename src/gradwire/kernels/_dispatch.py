@@ -1,7 +1,8 @@
 """Chooses, per call, which backend runs an operation.
 
 On the CPU the C library runs if it was built and loads, else the torch reference, with one
-warning; on other devices the reference. The environment variable GRADWIRE_KERNELS overrides:
+warning; on other devices the reference, but for a few operations of very many small steps, which
+go through the CPU. The environment variable GRADWIRE_KERNELS overrides:
 `reference` forces the readable one, `native` makes a missing C library an error.
 """
 
@@ -12,6 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from gradwire.kernels.native._library import LibraryError, load
 
@@ -59,3 +61,26 @@ def pick(device: torch.device, native: Operation, reference: Operation) -> Opera
     if device.type == "cpu" and cpu_backend() == "native":
         return native
     return reference
+
+
+def pick_stepwise(
+    device: torch.device,
+    native: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+) -> Callable[..., Tensor]:
+    """As `pick`, for an operation of thousands of small steps, each of which needs the one before.
+
+    To start them one by one on another device takes far longer than to copy its tensors to the C
+    library and the result back.
+    """
+    if cpu_backend() != "native":
+        return reference
+    return native if device.type == "cpu" else _through_cpu(device, native)
+
+
+def _through_cpu(device: torch.device, native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*arguments: Any) -> Tensor:
+        here = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
+        return native(*here).to(device)
+
+    return run

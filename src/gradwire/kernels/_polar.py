@@ -1,16 +1,27 @@
 """Polar codes: successive cancellation as a quantiser, its genie, and the transform."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_packed
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import pick, pick_stepwise
+from gradwire.kernels._lanes import check_places
 from gradwire.kernels.native import polar as native
 from gradwire.kernels.reference import polar as reference
-from gradwire.kernels.reference.polar import FREE, FROZEN, LANES, MIXED, PARITY, REPETITION
+from gradwire.kernels.reference.lanes import LANES
+from gradwire.kernels.reference.polar import FREE, FROZEN, MIXED, PARITY, REPETITION
 
 POLAR_LANES = LANES
+_WIDTHS = (8, 16, 32, LANES)
+_BYTES = (1, 2, 4, LANES // 8)
 POLAR_FROZEN, POLAR_FREE, POLAR_REPETITION, POLAR_PARITY = FROZEN, FREE, REPETITION, PARITY
+
+
+def polar_width(blocks: int) -> int:
+    """Lanes for so many blocks: 8, 16 or 32 if they are enough, else 64 and several groups."""
+    return next((width for width in _WIDTHS if blocks <= width), LANES)
 
 
 def polar_kinds(free: Tensor) -> Tensor:
@@ -39,11 +50,12 @@ def polar_quantise(llr: Tensor, kinds: Tensor, corrected: bool = True) -> Tensor
     `llr` is int8 [groups, n, 64], eight units to a nat, positive where a zero is likelier, not
     below -127; `kinds` is what `polar_kinds` makes of the free positions, frozen ones are zero.
     The result is uint8 [groups, n, 8], a bit for each ratio. Ties decide zero. `corrected`
-    improves on the minimum where two magnitudes meet: see reference/polar.py.
+    improves on the minimum where two magnitudes meet: see reference/polar.py. Fewer blocks may
+    have fewer lanes, `polar_width` of them, which is faster; each is found as if it were alone.
     """
-    _check_rows("polar_quantise", llr, torch.int8, LANES)
+    _check_rows("polar_quantise", llr, torch.int8, *_WIDTHS)
     _check_kinds("polar_quantise", kinds, llr.shape[1])
-    run = pick(llr.device, native.polar_quantise, reference.polar_quantise)
+    run = pick_stepwise(llr.device, native.polar_quantise, reference.polar_quantise)
     return run(llr, kinds, corrected)
 
 
@@ -54,11 +66,11 @@ def polar_quantise_bits(
 
     They are -magnitude where a bit of `bits` (uint8 [groups, n, 8]) is one, else magnitude.
     """
-    _check_rows("polar_quantise_bits", bits, torch.uint8, LANES // 8)
+    _check_rows("polar_quantise_bits", bits, torch.uint8, *_BYTES)
     _check_kinds("polar_quantise_bits", kinds, bits.shape[1])
     if not 0 <= magnitude <= 127:
         raise ValueError(f"polar_quantise_bits takes a magnitude of 0 .. 127, got {magnitude}")
-    run = pick(bits.device, native.polar_quantise_bits, reference.polar_quantise_bits)
+    run = pick_stepwise(bits.device, native.polar_quantise_bits, reference.polar_quantise_bits)
     return run(bits, magnitude, kinds, corrected)
 
 
@@ -106,8 +118,11 @@ def polar_genie(llr: Tensor, cost: Tensor) -> Tensor:
 
 
 def polar_transform(bits: Tensor) -> Tensor:
-    """x = u F^(n) of 64 blocks side by side: uint8 [groups, n, 8] to the same; its own inverse."""
-    _check_rows("polar_transform", bits, torch.uint8, LANES // 8)
+    """x = u F^(n) of 64 blocks side by side: uint8 [groups, n, 8] to the same; its own inverse.
+
+    Or of fewer, as in `polar_quantise`.
+    """
+    _check_rows("polar_transform", bits, torch.uint8, *_BYTES)
     run = pick(bits.device, native.polar_transform, reference.polar_transform)
     return run(bits)
 
@@ -126,6 +141,24 @@ def polar_ratios(x: Tensor, factor: float) -> Tensor:
     _check_floats("polar_ratios", x)
     run = pick(x.device, native.polar_ratios, reference.polar_ratios)
     return run(x.reshape(-1), _single(factor))
+
+
+def polar_signs(
+    x: Tensor, factor: float, value: float, blocks: int, lanes: int, kinds: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A code of two points, -value and value, for all elements: its codewords and how x fits them.
+
+    The codewords, uint8 [groups, n, lanes / 8], are what `polar_quantise` finds for the ratios
+    x * factor (float32) of elements placed by `polar_fill`; the other, float64, is the sum of
+    x * point, over each group and then over groups, along the tree of `bucket_squares`.
+    """
+    _check_floats("polar_signs", x)
+    x, n = x.reshape(-1), kinds.numel() // 2
+    check_places("polar_signs", x.numel(), blocks, n, lanes)
+    _check_kinds("polar_signs", kinds, n)
+    quantise = pick_stepwise(x.device, native.polar_quantise, reference.polar_quantise)
+    run = pick(x.device, native.polar_signs, partial(reference.polar_signs, quantise=quantise))
+    return run(x, _single(factor), _single(value), blocks, n, lanes, kinds)
 
 
 def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Tensor:
@@ -186,10 +219,11 @@ def _check_labels(operation: str, labels: Tensor, count: int) -> None:
         )
 
 
-def _check_rows(operation: str, x: Tensor, dtype: torch.dtype, width: int) -> None:
-    if x.dtype != dtype or x.dim() != 3 or x.shape[2] != width:
+def _check_rows(operation: str, x: Tensor, dtype: torch.dtype, *widths: int) -> None:
+    if x.dtype != dtype or x.dim() != 3 or x.shape[2] not in widths:
         raise ValueError(
-            f"{operation} takes {dtype} [groups, n, {width}], got {x.dtype} {list(x.shape)}"
+            f"{operation} takes {dtype} [groups, n, {' or '.join(map(str, widths))}], got "
+            f"{x.dtype} {list(x.shape)}"
         )
     n = x.shape[1]
     if n < 1 or n & (n - 1):

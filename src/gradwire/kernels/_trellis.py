@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
+from gradwire.kernels._checks import check_packed
 from gradwire.kernels._dispatch import pick
 from gradwire.kernels.native import trellis as native
 from gradwire.kernels.reference import trellis as reference
+from gradwire.kernels.reference import trellis_fit as reference_fit
+from gradwire.kernels.reference import trellis_tables as reference_tables
 from gradwire.kernels.reference.trellis import (
     BLOCK,
     CLASSES,
@@ -17,7 +20,7 @@ from gradwire.kernels.reference.trellis import (
 )
 
 _CPU = torch.device("cpu")
-_MOST_SCALED = UNIT * (2 * LARGEST - 3)  # so that no index the search looks at is too large
+MOST_SCALED = UNIT * (2 * LARGEST - 3)  # so that no index the search looks at is too large
 
 
 def trellis_search(
@@ -29,12 +32,12 @@ def trellis_search(
     quantiser 0, then of quantiser 1, in units of a squared 1/64 step. `offsets` (int32 [6]) move
     the values of |k| = 1, 2 and more towards zero, in quantiser 0 and 1.
     """
-    _check("trellis_search", scaled=(scaled, torch.int32), contexts=(contexts, torch.uint8))
-    _check_table("trellis_search", "rates", rates, (8, CLASSES), 0, 1 << 17)
-    _check_table("trellis_search", "offsets", offsets, (6,), -UNIT, UNIT)
-    _check_lengths("trellis_search", scaled, contexts)
-    _check_range("trellis_search", scaled, _MOST_SCALED)
-    _check_contexts("trellis_search", contexts)
+    check_vectors("trellis_search", scaled=(scaled, torch.int32), contexts=(contexts, torch.uint8))
+    check_table("trellis_search", "rates", rates, (8, CLASSES), 0, 1 << 17)
+    check_table("trellis_search", "offsets", offsets, (6,), -UNIT, UNIT)
+    check_lengths("trellis_search", scaled, contexts)
+    check_range("trellis_search", scaled, MOST_SCALED)
+    check_contexts("trellis_search", contexts)
     run = pick(_CPU, native.trellis_search, reference.trellis_search)
     return run(scaled, contexts, rates, offsets, signed)
 
@@ -48,13 +51,13 @@ def trellis_contexts(
     Errors (int64 [6, 2]) are for |k| = 1, 2, more in either quantiser: how many, and the sum of
     what they are too large. Without indices they are estimated, for both quantisers at once.
     """
-    _check("trellis_contexts", scaled=(scaled, torch.int32))
-    _check_range("trellis_contexts", scaled, _MOST_SCALED)
+    check_vectors("trellis_contexts", scaled=(scaled, torch.int32))
+    check_range("trellis_contexts", scaled, MOST_SCALED)
     if indices is not None:
-        _check("trellis_contexts", indices=(indices, torch.int32))
-        _check_lengths("trellis_contexts", scaled, indices)
-        _check_range("trellis_contexts", indices, LARGEST)
-    _check_shapes("trellis_contexts", shapes, segments, scaled.numel())
+        check_vectors("trellis_contexts", indices=(indices, torch.int32))
+        check_lengths("trellis_contexts", scaled, indices)
+        check_range("trellis_contexts", indices, LARGEST)
+    check_shapes("trellis_contexts", shapes, segments, scaled.numel())
     run = pick(_CPU, native.trellis_contexts, reference.trellis_contexts)
     return run(scaled, indices, shapes, segments, signed)
 
@@ -63,15 +66,59 @@ def trellis_counts(
     scaled: Tensor, indices: Tensor, contexts: Tensor, signed: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Counts and errors as of `trellis_contexts`, for contexts whose classes are given."""
-    _check("trellis_counts", scaled=(scaled, torch.int32), indices=(indices, torch.int32))
-    _check("trellis_counts", contexts=(contexts, torch.uint8))
-    _check_lengths("trellis_counts", scaled, indices)
-    _check_lengths("trellis_counts", scaled, contexts)
-    _check_range("trellis_counts", scaled, _MOST_SCALED)
-    _check_range("trellis_counts", indices, LARGEST)
-    _check_contexts("trellis_counts", contexts)
+    check_vectors("trellis_counts", scaled=(scaled, torch.int32), indices=(indices, torch.int32))
+    check_vectors("trellis_counts", contexts=(contexts, torch.uint8))
+    check_lengths("trellis_counts", scaled, indices)
+    check_lengths("trellis_counts", scaled, contexts)
+    check_range("trellis_counts", scaled, MOST_SCALED)
+    check_range("trellis_counts", indices, LARGEST)
+    check_contexts("trellis_counts", contexts)
     run = pick(_CPU, native.trellis_counts, reference.trellis_counts)
     return run(scaled, indices, contexts, signed)
+
+
+def trellis_fit(
+    scaled: Tensor,
+    shapes: Tensor,
+    segments: int,
+    levels: Tensor | None,
+    offsets: Tensor,
+    signed: bool,
+    rounds: int,
+    passes: int,
+    stride: int,
+) -> reference_fit.Fit:
+    """Indices and tables that fit each other: see reference/trellis_fit.py.
+
+    With `levels` (int8 [32, 3]) and `offsets` (int32 [6]) the search takes those; without, some
+    that settle in `rounds` on one block of every `stride`. The last of `passes` gives the indices,
+    their contexts, the levels and offsets of these, the digits of the levels, the bits of all,
+    and the squared error and the energy of one block of every `stride`.
+    """
+    check_vectors("trellis_fit", scaled=(scaled, torch.int32))
+    check_range("trellis_fit", scaled, MOST_SCALED)
+    check_table("trellis_fit", "offsets", offsets, (6,), -UNIT, UNIT)
+    if levels is not None:
+        most = reference_tables.LEVEL
+        check_table("trellis_fit", "levels", levels, (2 * CLASSES, 3), -most, most, torch.int8)
+    check_shapes("trellis_fit", shapes, segments, scaled.numel())
+    if rounds < 0 or passes < 1 or stride < 1:
+        raise ValueError(f"trellis_fit: {rounds} rounds, {passes} passes, every {stride} blocks")
+    run = pick(_CPU, native.trellis_fit, reference_fit.trellis_fit)
+    return run(scaled, shapes, segments, levels, offsets, signed, rounds, passes, stride)
+
+
+def trellis_tables(counts: Tensor) -> tuple[Tensor, str, float]:
+    """The tables for counts (int64 [32, 4]) as `trellis_contexts` gives them.
+
+    Levels (int8 [32, 3]), the digits that they are written in, and the bits of these and of the
+    indices together.
+    """
+    if counts.dtype != torch.int64 or counts.shape != (2 * CLASSES, 4) or counts.device != _CPU:
+        raise ValueError(f"trellis_tables takes int64 [32, 4], got {counts.dtype} {counts.shape}")
+    if int(counts.min()) < 0:
+        raise ValueError("trellis_tables: counts must not be negative")
+    return pick(_CPU, native.trellis_tables, reference_tables.trellis_tables)(counts)
 
 
 def trellis_encode(
@@ -82,10 +129,12 @@ def trellis_encode(
     `halves` (int32 [32, 2]) are the frequencies of +1 and of +more, those of -1 and -more being
     the same and zero having the rest of 2^15; `tails` (int32 [32, 28]) add up to 2^12.
     """
-    _check("trellis_encode", indices=(indices, torch.int32), contexts=(contexts, torch.uint8))
-    _check_lengths("trellis_encode", indices, contexts)
-    _check_range("trellis_encode", indices, LARGEST)
-    _check_contexts("trellis_encode", contexts)
+    check_vectors(
+        "trellis_encode", indices=(indices, torch.int32), contexts=(contexts, torch.uint8)
+    )
+    check_lengths("trellis_encode", indices, contexts)
+    check_range("trellis_encode", indices, LARGEST)
+    check_contexts("trellis_encode", contexts)
     _check_frequencies("trellis_encode", halves, tails)
     _check_segments("trellis_encode", segments, indices.numel())
     run = pick(_CPU, native.trellis_encode, reference.trellis_encode)
@@ -101,21 +150,27 @@ def trellis_decode(
     shapes: Tensor,
     count: int,
     signed: bool = False,
+    plane: Tensor | None = None,
 ) -> Tensor:
-    """The values (int32, in 1/64 of a step) in a code; ValueError for bytes that are none."""
-    _check("trellis_decode", packed=(packed, torch.uint8), lengths=(lengths, torch.int64))
-    _check_shapes("trellis_decode", shapes, lengths.numel(), count)
+    """The values (int32, in 1/64 of a step) in a code; ValueError for bytes that are none.
+
+    `plane` names the quantisers, if the trellis does not: packed bits, see reference/plane.py.
+    """
+    check_vectors("trellis_decode", packed=(packed, torch.uint8), lengths=(lengths, torch.int64))
+    check_shapes("trellis_decode", shapes, lengths.numel(), count)
     _check_frequencies("trellis_decode", halves, tails)
-    _check_table("trellis_decode", "offsets", offsets, (6,), -UNIT, UNIT)
+    check_table("trellis_decode", "offsets", offsets, (6,), -UNIT, UNIT)
     if int(lengths.min()) < 2 or 2 * int(lengths.sum()) != packed.numel():
         raise ValueError(
             f"trellis_decode: segments of {lengths.tolist()[:8]} words in {packed.numel()} bytes"
         )
+    if plane is not None:
+        check_packed("trellis_decode", plane, count)
     run = pick(_CPU, native.trellis_decode, reference.trellis_decode)
-    return run(packed, lengths, halves, tails, offsets, shapes, count, signed)
+    return run(packed, lengths, halves, tails, offsets, shapes, count, signed, plane)
 
 
-def _check(operation: str, **tensors: tuple[Tensor, torch.dtype]) -> None:
+def check_vectors(operation: str, **tensors: tuple[Tensor, torch.dtype]) -> None:
     for name, (tensor, dtype) in tensors.items():
         if tensor.dtype != dtype or tensor.dim() != 1 or tensor.device != _CPU:
             raise ValueError(
@@ -124,46 +179,53 @@ def _check(operation: str, **tensors: tuple[Tensor, torch.dtype]) -> None:
             )
 
 
-def _check_lengths(operation: str, a: Tensor, b: Tensor) -> None:
+def check_lengths(operation: str, a: Tensor, b: Tensor) -> None:
     if a.numel() != b.numel():
         raise ValueError(f"{operation} takes vectors of one length: {a.numel()}, {b.numel()}")
 
 
-def _check_contexts(operation: str, contexts: Tensor) -> None:
+def check_contexts(operation: str, contexts: Tensor) -> None:
     if contexts.numel() and int(contexts.max()) >= 2 * CLASSES:
         raise ValueError(f"{operation}: contexts must lie below {2 * CLASSES}")
 
 
-def _check_range(operation: str, x: Tensor, most: int) -> None:
+def check_range(operation: str, x: Tensor, most: int) -> None:
     if x.numel():
         low, high = torch.aminmax(x)
         if int(low) < -most or int(high) > most:
             raise ValueError(f"{operation}: {int(low)} .. {int(high)} must lie within {most}")
 
 
-def _check_table(
-    operation: str, name: str, table: Tensor, shape: tuple[int, ...], low: int, high: int
+def check_table(
+    operation: str,
+    name: str,
+    table: Tensor,
+    shape: tuple[int, ...],
+    low: int,
+    high: int,
+    dtype: torch.dtype = torch.int32,
 ) -> None:
-    if table.dtype != torch.int32 or table.shape != shape or table.device != _CPU:
-        raise ValueError(f"{operation} takes {name} as int32 {list(shape)}, got {table.shape}")
+    if table.dtype != dtype or table.shape != shape or table.device != _CPU:
+        raise ValueError(f"{operation} takes {name} as {dtype} {list(shape)}, got {table.shape}")
     if int(table.min()) < low or int(table.max()) > high:
         raise ValueError(f"{operation}: {name} must lie in {low} .. {high}")
 
 
 def _check_frequencies(operation: str, halves: Tensor, tails: Tensor) -> None:
-    _check_table(operation, "halves", halves, (2 * CLASSES, 2), 1, 1 << PRECISION)
-    _check_table(operation, "tails", tails, (2 * CLASSES, TOKENS), 1, 1 << TAIL_PRECISION)
+    check_table(operation, "halves", halves, (2 * CLASSES, 2), 1, 1 << PRECISION)
+    check_table(operation, "tails", tails, (2 * CLASSES, TOKENS), 1, 1 << TAIL_PRECISION)
     if int(halves.sum(dim=1).max()) >= 1 << (PRECISION - 1):
         raise ValueError(f"{operation}: halves leave nothing to zero")
     if not bool((tails.sum(dim=1) == 1 << TAIL_PRECISION).all()):
         raise ValueError(f"{operation}: tails must add up to {1 << TAIL_PRECISION}")
 
 
-def _check_shapes(operation: str, shapes: Tensor, segments: int, count: int) -> None:
+def check_shapes(operation: str, shapes: Tensor, segments: int, count: int) -> None:
     if shapes.dtype != torch.int64 or shapes.dim() != 2 or shapes.shape[1] != 2:
         raise ValueError(f"{operation} takes shapes as int64 [tensors, 2], got {shapes.shape}")
-    if not shapes.numel() or int(shapes.min()) < 1 or int(shapes.prod(dim=1).sum()) != count:
-        raise ValueError(f"{operation}: shapes {shapes.tolist()[:8]} for {count} elements")
+    own = shapes.tolist()
+    if not own or min(map(min, own)) < 1 or sum(rows * width for rows, width in own) != count:
+        raise ValueError(f"{operation}: shapes {own[:8]} for {count} elements")
     _check_segments(operation, segments, count)
 
 

@@ -19,6 +19,7 @@ class LocalSGD(Synchronization):
     period: int
 
     examples = ("localsgd(8)",)
+    exchanges = "walks"
     paper = "Stich 2019, Local SGD converges fast and communicates little"
 
     def __post_init__(self) -> None:

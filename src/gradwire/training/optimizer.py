@@ -67,7 +67,7 @@ class SGD(Optimizer):
         if self.weight_decay:
             gradient = gradient.add(params, alpha=self.weight_decay)
         if not self.momentum:
-            return params.sub(gradient, alpha=lr), {}
+            return params.sub(gradient, alpha=lr), dict(state)  # a ramp may begin at zero
         # Rounded as torch.optim does it: the product, then the sum.
         velocity = state["momentum"].mul(self.momentum).add_(gradient)
         direction = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity

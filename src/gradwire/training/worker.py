@@ -25,6 +25,7 @@ from gradwire.core.protocols import (
     Synchronization,
     check_fit,
 )
+from gradwire.core.ramp import at
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.training.gradient import Batch, GradientRequest, GradientResult
@@ -51,7 +52,10 @@ class Plan:
     num_steps: int
     key: Key
     clip_norm: float | None = None
+    local_clip: bool = False  # clip each worker's gradient to 1/sqrt(n) of it, not the mean
+    local_decay: float = 0.0  # weight decay, added to each worker's gradient
     nonfinite: NonFinite = "error"
+    steps_per_epoch: float | None = None  # for hyper-parameters that change with time
 
     def __post_init__(self) -> None:
         check_fit(self.synchronization, self.architecture)
@@ -100,7 +104,8 @@ class Plan:
         """The program of one rank for steps first .. last - 1."""
         worker = TrainingWorker(self, node)
         for step in range(first, last):
-            replica = await self.synchronization.step(worker, replica, step)
+            synchronization = at(self.synchronization, step, self.steps_per_epoch)
+            replica = await synchronization.step(worker, replica, step)
         return replica
 
 
@@ -155,10 +160,12 @@ class TrainingWorker:
         self, replica: Replica, gradient: Tensor, step: int, *, shared: bool
     ) -> Replica:
         plan = self.plan
-        lr = plan.optimizer.lr * plan.schedule.factor(step, plan.num_steps)
+        rule = at(plan.optimizer, step, plan.steps_per_epoch)
+        lr = rule.lr * plan.schedule.factor(step, plan.num_steps)
         work = self.node.share if shared else self.node.call
+        clip_norm = None if plan.local_clip else plan.clip_norm
         params, optimizer = await work(
-            _update, plan.optimizer, plan.clip_norm, lr, replica.params, gradient, replica.optimizer
+            _update, rule, clip_norm, lr, replica.params, gradient, replica.optimizer
         )
         return replica.having(params=params, optimizer=optimizer)
 
@@ -224,8 +231,17 @@ class _Gradient:
         self.result: GradientResult | None = None
 
     async def whole(self) -> Tensor:
-        self.result = await self.worker._evaluated(self.replica, self.step)
-        return await self.worker.checked(self.result.gradient, "gradient", self.step)
+        worker, plan = self.worker, self.worker.plan
+        self.result = await worker._evaluated(self.replica, self.step)
+        gradient = await worker.checked(self.result.gradient, "gradient", self.step)
+        if plan.local_decay:
+            gradient = await worker.node.call(
+                _decaying, gradient, self.replica.params, plan.local_decay
+            )
+        if plan.local_clip and plan.clip_norm is not None:
+            most = plan.clip_norm / plan.num_workers**0.5
+            gradient = await worker.node.call(clip_by_norm, gradient, most)
+        return gradient
 
 
 class _Vector:
@@ -242,6 +258,10 @@ class _Vector:
 
 def _dropping(replica: Replica) -> Replica:
     return replica.having(num_dropped=replica.num_dropped + 1)
+
+
+def _decaying(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
+    return gradient.add(params, alpha=decay)
 
 
 def _update(

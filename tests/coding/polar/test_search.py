@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 
+from gradwire import kernels
 from gradwire.coding.polar import PolarCompressor, free_positions, search
 from gradwire.core.key import Key
+from gradwire.kernels.native import _library
 
 
 def random_bits(blocks: int, n: int, seed: int = 1) -> torch.Tensor:
@@ -93,6 +95,20 @@ def test_lists_in_c_find_what_lists_in_torch_find(size, f) -> None:
             llr = scale * Key(k).normal(blocks * n).view(blocks, n)
             expected = search.in_torch(llr, free_positions(n, k), f, False, size, Key(0))
             assert torch.equal(found_for(llr, n, k, f, size), expected)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_lists_in_c_do_not_depend_on_the_instructions(level) -> None:
+    if kernels.backend() != "native":
+        pytest.skip("the C library was not built")
+    llr = Key(1).normal(70 * 128).view(70, 128)
+    library = _library.load()
+    expected = found_for(llr, 128, 60, size=8)
+    library.gw_polar_widest(level)
+    try:
+        assert torch.equal(found_for(llr, 128, 60, size=8), expected)
+    finally:
+        library.gw_polar_widest(2)
 
 
 def test_longer_lists_are_better() -> None:

@@ -20,6 +20,7 @@ from numbers import Integral
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gradwire import kernels
@@ -32,6 +33,7 @@ from gradwire.coding.polar.channel import (
     distortion_bound,
 )
 from gradwire.coding.polar.construction import CONSTRUCTIONS, Construction, free_positions
+from gradwire.coding.polar.lanes import select, spread
 from gradwire.core.key import Key
 
 _LEAST, _MOST = 64, 1 << 19
@@ -99,6 +101,7 @@ class PolarCompressor:
             lanes = lanes ^ code.coset.to(lanes.device)
         if self._in_integers:
             magnitude = bsc_ratio(distortion_bound(self.rate))
+            lanes = lanes[..., : kernels.polar_width(len(bits)) // 8]
             found = kernels.polar_quantise_bits(
                 lanes, magnitude, code.kinds.to(lanes.device), self.f == "corrected"
             )
@@ -125,7 +128,7 @@ class PolarCompressor:
             llr = torch.where(word.to(torch.bool), -llr, llr)
         if not self._in_integers:
             return self._search(llr, code, key)
-        lanes = kernels.ratios_to_lanes(llr, UNITS)
+        lanes = kernels.ratios_to_lanes(llr, UNITS)[..., : kernels.polar_width(len(llr))]
         found = kernels.polar_quantise(lanes, code.kinds.to(llr.device), self.f == "corrected")
         return self._pack(found, code, len(llr))
 
@@ -162,9 +165,10 @@ class PolarCompressor:
         return self._pack(kernels.bits_to_lanes(found), code, len(llr))
 
     def _pack(self, words: Tensor, code: "_Code", blocks: int) -> Tensor:
-        """The free inputs of codewords [groups, N, 8]."""
-        inputs = kernels.polar_transform(words)
-        return kernels.rows_from_lanes(select(inputs, code.positions), blocks)
+        """The free inputs of codewords [groups, N, 8], or narrower."""
+        inputs = select(kernels.polar_transform(words), code.positions)
+        wide = F.pad(inputs, (0, kernels.POLAR_LANES // 8 - inputs.shape[2]))
+        return kernels.rows_from_lanes(wide, blocks)
 
     def _check_shape(self, operation: str, x: Tensor, width: int) -> None:
         if x.dim() != 2 or x.shape[1] != width:
@@ -172,20 +176,6 @@ class PolarCompressor:
                 f"{operation} takes [blocks, {width}] at N = {self.N}, K = {self.K}, got "
                 f"{list(x.shape)}"
             )
-
-
-def select(lanes: Tensor, positions: Tensor) -> Tensor:
-    """Rows [groups, positions, 8] of uint8 [groups, n, 8]."""
-    words = lanes.view(torch.int64)[..., 0]
-    return words.index_select(1, positions.to(lanes.device)).view(torch.uint8).unflatten(1, (-1, 8))
-
-
-def spread(rows: Tensor, positions: Tensor, n: int) -> Tensor:
-    """The inverse of `select`, zero elsewhere."""
-    words = torch.zeros(rows.shape[0], n, dtype=torch.int64, device=rows.device)
-    if positions.numel():
-        words.index_copy_(1, positions.to(rows.device), rows.contiguous().view(torch.int64)[..., 0])
-    return words.view(torch.uint8).unflatten(1, (-1, 8))
 
 
 @dataclass(frozen=True)

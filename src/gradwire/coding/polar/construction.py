@@ -3,12 +3,12 @@
 A code of length n with k free inputs is designed for BSC(D) with 1 - h2(D) = k / n. A construction
 scores each input, lower where less of it is unknown; the k lowest are free, of equals the last.
 `monte_carlo` is made of integers alone, so that both ends find the same set; the common ones come
-with the package (`frozen.py`). The others sort floating-point numbers: between machines whose
+with the package (`free_sets.py`). The others sort floating-point numbers: between machines whose
 logarithms round differently two nearly equal inputs may change places.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, get_args
 
 import torch
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from gradwire.coding.polar import (
     bhattacharyya,
-    frozen,
+    free_sets,
     gaussian_approximation,
     monte_carlo,
     polarization_weight,
     tal_vardy,
 )
+from gradwire.coding.polar.cache import cached
 from gradwire.coding.polar.channel import distortion_bound
 
 Construction = Literal[
@@ -53,12 +54,17 @@ def free_positions(n: int, k: int, construction: str = "monte_carlo") -> Tensor:
 @lru_cache(maxsize=256)
 def _free_positions(n: int, k: int, construction: str) -> Tensor:
     if construction == "monte_carlo":
-        shipped = frozen.shipped(n, k)
+        shipped = free_sets.shipped(n, k)
         if shipped is not None:
             return shipped
     if k in (0, n):
         return torch.full((n,), k == n)
-    return lowest(CONSTRUCTIONS[construction](n, distortion_bound(k / n)), k)
+    distortion = distortion_bound(k / n)
+    if construction == "tal_vardy":  # the one that is slow and not kept where it is computed
+        question = f"tal_vardy n {n}, D {distortion.hex()}"
+        compute = partial(tal_vardy.scores, n, distortion)
+        return lowest(cached(question, n, torch.float64, compute), k)
+    return lowest(CONSTRUCTIONS[construction](n, distortion), k)
 
 
 def lowest(scores: Tensor, k: int) -> Tensor:

@@ -1,10 +1,11 @@
-"""Where the elements of a vector lie in blocks of a polar code, 64 blocks side by side.
+"""Where the elements of a vector lie in blocks of a polar code, up to 64 blocks side by side.
 
 d elements make B = ceil(d / N) blocks, which all use their first n = ceil(d / B) positions: a block
 is shortened from its end. A polar code whose last inputs are zero has zeros at its last positions,
 so those cost nothing. 64 blocks make a group, the last one may have fewer; in a group element
 i * blocks + b is position i of block b, so that neighbours lie in different blocks and no bit ever
-has to be moved to another lane. Fewer than B positions at the end stay empty.
+has to be moved to another lane. Fewer than B positions at the end stay empty. If there are at most
+32 blocks there are fewer lanes to compute; what is sent does not depend on how many.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding.polar.channel import CERTAIN
 
-_WIDE = kernels.POLAR_LANES
 _SHORTEST = 64
 
 
@@ -41,36 +41,29 @@ class Lanes:
         return -(-self.numel // self.num_blocks)
 
     @property
-    def num_groups(self) -> int:
-        return -(-self.num_blocks // _WIDE)
+    def width(self) -> int:
+        """Lanes of a group."""
+        return kernels.polar_width(self.num_blocks)
 
     @property
-    def _last(self) -> int:
-        """Blocks of the last group."""
-        return self.num_blocks - (self.num_groups - 1) * _WIDE
+    def num_groups(self) -> int:
+        return -(-self.num_blocks // self.width)
 
     def spread(self, ratios: Tensor, order: Tensor | None = None) -> Tensor:
-        """int8 [numel] as [groups, N, 64]; what is shortened is certain, what is empty says 0.
+        """int8 [numel] as [groups, N, lanes]; what is shortened is certain, what is empty says 0.
 
         `order` is a permutation of the positions in use: position i gets those of order[i].
         """
-        full, used = self.num_groups - 1, self.used
-        cut = full * used * _WIDE
-        if self.numel == self.num_groups * self.length * _WIDE:
-            whole = ratios.view(self.num_groups, self.length, _WIDE)
+        if self.numel == self.num_groups * self.length * self.width:
+            whole = ratios.view(self.num_groups, self.length, self.width)
             return whole if order is None else whole[:, order]
-        out = ratios.new_zeros(self.num_groups, self.length, _WIDE)
-        out[:, used:] = CERTAIN
-        out[:full, :used] = ratios[:cut].view(full, used, _WIDE)
-        last = ratios.new_zeros(used * self._last)
-        last[: self.numel - cut] = ratios[cut:]
-        out[full, :used, : self._last] = last.view(used, self._last)
+        out = kernels.polar_fill(ratios, self.num_blocks, self.length, self.width, CERTAIN)
         if order is not None:
-            out[:, :used] = out[:, order]
+            out[:, : self.used] = out[:, order]
         return out
 
     def bits(self, word: Tensor, order: Tensor | None = None) -> Tensor:
-        """Bits of [groups, N, 8], one for each element, packed in the order of the elements."""
+        """Bits of [groups, N, lanes / 8], one for each element, packed in their order."""
         rows = word[:, : self.used] if order is None else word[:, order.argsort()]
         return self.join(rows)[: -(-self.numel // 8)]
 
@@ -79,24 +72,33 @@ class Lanes:
         return -(-rows * self.num_blocks // 8)
 
     def join(self, rows: Tensor) -> Tensor:
-        """Some rows of all groups, uint8 [groups, rows, 8], packed without empty lanes."""
-        full, count = self.num_groups - 1, rows.shape[1]
-        if self._last == _WIDE:
+        """Some rows of all groups, uint8 [groups, rows, lanes / 8], packed without empty lanes."""
+        if self.num_blocks % self.width == 0:
             return rows.reshape(-1)
-        last = _bits(rows[full], count * _WIDE).view(count, _WIDE)[:, : self._last]
-        return torch.cat([rows[:full].reshape(-1), kernels.pack_uints(last, 1)])
+        return kernels.join_lanes(rows, self.num_blocks)
 
     def cut(self, packed: Tensor, rows: int) -> Tensor:
-        """The inverse of `join`: uint8 [groups, rows, 8]; lanes that are empty hold zeros."""
-        full, width = self.num_groups - 1, self._last
-        if width == _WIDE:
-            return packed.view(self.num_groups, rows, 8)
-        split = full * rows * 8
-        last = packed.new_zeros(rows, _WIDE, dtype=torch.int32)
-        last[:, :width] = _bits(packed[split:], rows * width).view(rows, width)
-        tail = kernels.pack_uints(last, 1).view(1, rows, 8)
-        return torch.cat([packed[:split].view(full, rows, 8), tail])
+        """The inverse of `join`: uint8 [groups, rows, lanes / 8]; empty lanes hold zeros."""
+        if self.num_blocks % self.width == 0:
+            return packed.view(self.num_groups, rows, self.width // 8)
+        return kernels.cut_lanes(packed, self.num_blocks, rows, self.width)
 
 
-def _bits(packed: Tensor, count: int) -> Tensor:
-    return kernels.unpack_uints(packed.reshape(-1)[: -(-count // 8)], 1, count)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
+
+def select(lanes: Tensor, positions: Tensor) -> Tensor:
+    """Rows [groups, positions, k] of uint8 [groups, n, k]."""
+    words = lanes.view(_WORDS[lanes.shape[2]])[..., 0]
+    chosen = words.index_select(1, positions.to(lanes.device))
+    return chosen.unsqueeze(-1).view(torch.uint8)
+
+
+def spread(rows: Tensor, positions: Tensor, n: int) -> Tensor:
+    """The inverse of `select`, zero elsewhere."""
+    dtype = _WORDS[rows.shape[2]]
+    words = torch.zeros(rows.shape[0], n, dtype=dtype, device=rows.device)
+    if positions.numel():
+        rows = rows.clone() if rows.storage_offset() % rows.shape[2] else rows.contiguous()
+        words.index_copy_(1, positions.to(rows.device), rows.view(dtype)[..., 0])
+    return words.unsqueeze(-1).view(torch.uint8)

@@ -6,6 +6,7 @@ many draws is the entropy that is left of the input. All arithmetic is on intege
 inputs come in the same order on every machine.
 """
 
+import hashlib
 import math
 from functools import lru_cache
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.coding.polar.cache import cached
 from gradwire.coding.polar.channel import CERTAIN, UNITS, bsc_table
 from gradwire.core.key import Key
 
@@ -32,10 +34,16 @@ def entropies(
     """What is left of each of n inputs, int64 [n] in units that grow with the number of draws.
 
     `channel` is a table as `channel.bsc_table` makes it, `groups` how often 64 blocks are drawn.
-    Positions from `used` on are shortened: known for certain.
+    Positions from `used` on are shortened: known for certain. Kept in a file: see `cache.py`.
     """
     if groups is None:
         groups = max(_LEAST_GROUPS, min(_MOST_GROUPS, _WORK // (64 * n)))
+    table = hashlib.sha256(channel.numpy().tobytes()).hexdigest()
+    question = f"monte_carlo n {n}, channel {table}, groups {groups}, used {used}"
+    return cached(question, n, torch.int64, lambda: _drawn(n, channel, groups, used))
+
+
+def _drawn(n: int, channel: Tensor, groups: int, used: int | None) -> Tensor:
     key = Key(0).child("polar construction")
     total = torch.zeros(n, dtype=torch.int64)
     at_once = max(1, _PIECE // (64 * n))

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.polar.channel import bsc_ratio, bsc_table, distortion_bound
-from gradwire.coding.polar.frozen import shipped
+from gradwire.coding.polar.free_sets import shipped
 from gradwire.coding.polar.gaussian import gaussian_channel
-from gradwire.coding.polar.lanes import Lanes
+from gradwire.coding.polar.lanes import Lanes, select, spread
 from gradwire.coding.polar.monte_carlo import entropies
 from gradwire.core.key import Key
 
@@ -31,15 +31,12 @@ class Planes:
         return sum(len(rows) for rows in self.rows)
 
     def inputs(self, plane: int, word: Tensor) -> Tensor:
-        """The free inputs of a codeword: uint8 [groups, rows, 8] of [groups, N, 8]."""
-        return kernels.polar_transform(word)[:, self.rows[plane].to(word.device)]
+        """The free inputs of a codeword: uint8 [groups, rows, 8] of [groups, N, 8], or narrower."""
+        return select(kernels.polar_transform(word), self.rows[plane])
 
     def word(self, plane: int, inputs: Tensor) -> Tensor:
         """The inverse of `inputs`."""
-        groups, n = inputs.shape[0], self.free.shape[1]
-        whole = inputs.new_zeros(groups, n, 8)
-        whole[:, self.rows[plane].to(inputs.device)] = inputs
-        return kernels.polar_transform(whole)
+        return kernels.polar_transform(spread(inputs, self.rows[plane], self.free.shape[1]))
 
 
 def gaussian_planes(rate: float, lanes: Lanes) -> Planes:

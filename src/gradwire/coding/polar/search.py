@@ -44,13 +44,9 @@ def quantise(
     llr: Tensor, free: Tensor, f: str, randomized: bool, list_size: int, key: Key
 ) -> Tensor:
     """Codewords for ratios in nats, float [blocks, n], as uint8 [blocks, n]; frozen bits are 0."""
-    if (
-        list_size in (2, 4, 8, 16, 32)
-        and f != "exact"
-        and llr.device.type == "cpu"
-        and kernels.backend() == "native"
-    ):
-        return _in_c(llr, free, f, list_size)
+    in_c = list_size in (2, 4, 8, 16, 32) and f != "exact" and kernels.backend() == "native"
+    if in_c:  # copied there and back from other devices: it is still faster
+        return _in_c(llr.cpu(), free.cpu(), f, list_size).to(llr.device)
     return in_torch(llr, free, f, randomized, list_size, key)
 
 

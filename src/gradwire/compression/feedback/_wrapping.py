@@ -7,23 +7,45 @@ in float32 for 16-bit tensors, where small steps would be lost; `None` is zero.
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.compression.lowrank.powersgd import PowerSGD
 from gradwire.compression.partition import Partition
-from gradwire.core.codec import Algebra, Codec, Compression, check_input, clamp_to, scale_dtype
-from gradwire.core.errors import GradwireWarning
-from gradwire.core.group import Group
+from gradwire.core.codec import (
+    Algebra,
+    Codec,
+    Compression,
+    State,
+    check_input,
+    clamp_to,
+    scale_dtype,
+)
+from gradwire.core.errors import GradwireWarning, WireError
+from gradwire.core.group import Group, mean_in_order
+from gradwire.core.key import Key
 from gradwire.core.notation import notation_name
-from gradwire.core.reducer import Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
+
+_AS_BEFORE = 0  # the one byte of a worker that has nothing to say; every payload is longer
 
 
 class Feedback(Reducer):
     """A reducer that remembers what was lost: no two of them around one another."""
+
+    inner: Codec | Reducer
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return "before"
+
+    def wrapped(self) -> Reducer | None:
+        return lift(self.inner)
 
     def refuse_residual(self, residual: Tensor | None) -> None:
         if residual is not None:
@@ -43,7 +65,7 @@ def check_inner(wrapper: Reducer, inner: Codec | Reducer) -> None:
 
 def check_left(wrapper: Reducer, inner: Codec | Reducer) -> None:
     """Refuses codecs that choose from what error feedback accumulates over steps."""
-    for part in _leaves(inner):
+    for part in leaves(inner):
         if isinstance(part, Codec) and part.needs_feedback:
             name = notation_name(type(wrapper))
             raise ValueError(
@@ -60,13 +82,27 @@ def check_heard(wrapper: Reducer, inner: Codec | Reducer) -> None:
     check_inner(wrapper, inner)
     check_left(wrapper, inner)
     name = notation_name(type(wrapper))
-    for part in _leaves(inner):
+    for part in leaves(inner):
         merges = isinstance(part, Codec) and part.algebra is Algebra.MERGE
         if merges or not isinstance(part, Codec | PowerSGD):
             raise ValueError(
                 f"{name}({inner!r}): {part!r} agrees on something else than the mean of what each "
                 f"worker sent, from which {name} would drift away. Write ef({part!r})."
             )
+
+
+def check_alone(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
+    """Refuses an inner that needs everyone's word in every step."""
+    why = None
+    if not isinstance(inner, Codec):
+        why = "averages in exchanges in which everyone takes part"
+    elif inner.shares:
+        why = "needs a maximum over all workers in every step"
+    if why is not None:
+        name = notation_name(type(wrapper))
+        raise ValueError(
+            f"{name}({inner!r}): {inner!r} {why}, but some have nothing to say. {instead}"
+        )
 
 
 def check_scatters(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
@@ -92,27 +128,54 @@ def check_shards(wrapper: Reducer, inner: Codec, spec: Spec, size: int) -> None:
         )
 
 
-def warn_unless_settles(wrapper: Reducer, inner: Codec | Reducer, spec: Spec) -> None:
-    """Warns of codecs that may leave more of a difference than there was."""
+def warn_unless_settles(
+    wrapper: Reducer, inner: Codec | Reducer, spec: Spec, instead: str = "diana(...)"
+) -> None:
+    """Warns of codecs that may leave more than there was."""
     if isinstance(inner, Codec) and not inner.guarantee(spec).contracts:
         omega = inner.guarantee(spec).omega
         variance = "is no contraction" if omega is None else f"has omega = {omega:.3g}"
         warnings.warn(
             f"{wrapper!r}: {inner!r} {variance}. What is left is sure to shrink only for "
-            "contractions and unbiased codecs with omega < 1; if it diverges, take diana(...).",
+            f"contractions and unbiased codecs with omega < 1; if it diverges, take {instead}.",
             GradwireWarning,
             stacklevel=3,
         )
 
 
 def gathering(group: Group) -> Group:
-    """The group, with payloads gathered rather than averaged and encoded again on the way."""
-    return _on_route(group, "gather")
+    """The group, with payloads gathered rather than averaged and encoded again on the way.
+
+    For running estimates: what a mean in 16 bits loses would add up over the steps.
+    """
+    other = _on_route(group, "gather")
+    other.exact = True
+    return other
 
 
 def scattering(group: Group) -> Group:
     """The group, with shards averaged by their owners, who encode the mean again."""
     return _on_route(group, "scatter")
+
+
+async def mean_of_some(
+    codec: Codec, x: Tensor, speaks: bool, state: State, key: Key, group: Group
+) -> Reduced:
+    """The mean over the group, to which those that do not speak send one byte, and add zero.
+
+    `state` is that of `lift(codec)`. Payloads are gathered, whatever could be added on the way: a
+    sum needs everyone.
+    """
+    node, inner = group.node, state["codec"]
+    spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
+    message = torch.full((1,), _AS_BEFORE, dtype=torch.uint8, device=x.device)
+    own = partial(_zeros, spec, x.device)
+    if speaks:
+        payload, inner = await node.call(codec.encode, x, inner, key)
+        message, own = payload.buffer, partial(codec.decode, payload, spec, key)
+    buffers = tuple(await group.all_gather(message))
+    mean = await node.share(_mean_of_heard, codec, spec, key.shared(), buffers)
+    return Reduced(mean, own, {**state, "codec": inner})
 
 
 def difference(wrapper: Reducer, x: Tensor, estimate: Tensor | None) -> Tensor:
@@ -133,9 +196,28 @@ def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor
     return estimate.to(step.device) + step
 
 
+def moved(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tensor:
+    """The estimate of one's own, moved by `rate` times what the group heard from it."""
+    return advanced(estimate, reduced.own(), rate)
+
+
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x, if it has this dtype; else converted, and saturated."""
     return x if x.dtype == dtype else clamp_to(x, dtype)
+
+
+def _mean_of_heard(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...]) -> Tensor:
+    decoded = []
+    for rank, buffer in enumerate(buffers):
+        if buffer.numel() != 1:
+            decoded.append(codec.decode(codec.unpack(buffer, spec), spec, key.private(rank)))
+        elif int(buffer[0]) != _AS_BEFORE:
+            raise WireError(f"rank {rank} sent the byte {int(buffer[0])}, expected {_AS_BEFORE}")
+    return mean_in_order(decoded, len(buffers)) if decoded else _zeros(spec, buffers[0].device)
+
+
+def _zeros(spec: Spec, device: torch.device) -> Tensor:
+    return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
 
 
 def _on_route(group: Group, route: str) -> Group:
@@ -144,11 +226,11 @@ def _on_route(group: Group, route: str) -> Group:
     return other
 
 
-def _leaves(inner: Compression) -> Iterator[Compression]:
+def leaves(inner: Compression) -> Iterator[Compression]:
     """The compressions that do the work: the rules of a partition, or the inner itself."""
     if isinstance(inner, Partition):
         for rule in inner.rules.values():
-            yield from _leaves(rule)
+            yield from leaves(rule)
     else:
         yield inner
 

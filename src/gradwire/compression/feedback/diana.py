@@ -1,4 +1,4 @@
-"""DIANA: quantise the difference to what was learned before (Mishchenko et al. 2019, Alg. 1).
+"""DIANA: quantise the difference to what was learned before (Mishchenko et al. 2019).
 
 Every worker learns a shift h_i, which goes towards its gradient at the optimum; what is quantised
 is the difference:
@@ -6,14 +6,19 @@ is the difference:
     q_i <- Q(grad_i - h_i);   result <- h + mean of q_i;
     h_i <- h_i + alpha q_i;   h <- h + alpha mean of q_i        (h is the mean of all h_i)
 
-for an unbiased Q of relative variance omega, with alpha <= 1/(1 + omega); all begin at zero. At the
-optimum the mean of the gradients is zero but a worker's own is not: quantised as it is, it brings
-noise in forever. The differences go to zero, and the noise with them. `alpha` is 1/(1 + omega)
-of the codec, if it states its omega. Momentum is left to the optimizer.
+for an unbiased Q of relative variance omega, with alpha <= 1/(1 + omega); all begin at zero. Then
 
-Where we differ: nobody collects. All hear the mean of q_i and hold h themselves, which is right
-only if what is heard is the mean of what was sent, so payloads that cannot be added are always
-gathered, whatever route the architecture prefers (see `ef21`).
+    E|h_i + alpha Q(g - h_i) - g|^2 <= (1 - 2 alpha + alpha^2 (1 + omega)) |h_i - g|^2,
+
+which is at most 1 - alpha of what it was: shifts follow gradients that settle. At the optimum the
+mean of the gradients is zero but a worker's own is not: quantised as it is, it brings noise in
+forever. The differences go to zero, and the noise with them. `alpha` is 1/(1 + omega) of the codec,
+if it states its omega. Momentum is left to the optimizer.
+
+Where we differ: the paper quantises blocks; here Q is any unbiased codec. Nobody collects: all hear
+the mean of q_i and hold h themselves, which is right only if what is heard is the mean of what was
+sent, so payloads that cannot be added are always gathered, whatever route the architecture prefers
+(see `ef21`).
 
 Use it as `diana(qsgd(bits=2))` with exact gradients or large batches, where plain `qsgd` stalls
 before the optimum because workers hold different data. For biased codecs (`topk`, `sign`) take
@@ -23,6 +28,7 @@ no vectors (DIANA holds two).
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -33,10 +39,12 @@ from gradwire.compression.feedback._wrapping import (
     check_heard,
     difference,
     gathering,
+    moved,
 )
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.memory import MeanOf, Role, Roles
 from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 
@@ -56,6 +64,7 @@ class Diana(Feedback):
         "diana(terngrad(0.0), alpha=0.1)",
         "diana(randomk(0.25, unbiased=True))",
     )
+    memory: ClassVar[Roles] = {"own": Role.OWN, "common": MeanOf("own")}
 
     def __post_init__(self) -> None:
         check_heard(self, self.inner)
@@ -64,6 +73,10 @@ class Diana(Feedback):
                 f"diana: alpha lies in 0 .. 1, without 0, got {self.alpha}. "
                 "Leave it out for 1/(1 + omega) of the codec."
             )
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return "after"  # nothing is held back: its mean is an unbiased one of gradients of now
 
     def init(self, spec: Spec, size: int) -> State:
         inner = lift(self.inner).init(spec, size)
@@ -76,7 +89,7 @@ class Diana(Feedback):
         node, alpha = group.node, state["alpha"]
         new = await node.call(difference, self, x, state["own"])
         reduced = await lift(self.inner).mean(new, state["inner"], key, gathering(group))
-        own = await node.call(_learned, state["own"], reduced, alpha)
+        own = await node.call(moved, state["own"], reduced, alpha)
         common = await node.share(advanced, state["common"], reduced.mean, alpha)
         return Reduced(
             await node.share(_estimated, state["common"], reduced.mean),
@@ -100,10 +113,6 @@ class Diana(Feedback):
                 f"would follow. Give it: diana({self.inner!r}, alpha=0.1)."
             )
         return 1 / (1 + omega)
-
-
-def _learned(shift: Tensor | None, reduced: Reduced, alpha: float) -> Tensor:
-    return advanced(shift, reduced.own(), alpha)
 
 
 def _estimated(shift: Tensor | None, heard: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
     server:     v <- mean of C(v_i) + e;       send C(v);     e <- v - C(v);   all apply C(v)
 
 So what was applied, plus the mean of the workers' residuals, plus the server's, is the mean of all
-gradients (Alg. 1). Both ways are compressed: 2(n - 1)/n payloads leave each node however many
-there are, where gathering takes n - 1.
+gradients. Both ways are compressed: 2(n - 1)/n payloads leave each node however many there are,
+where gathering takes n - 1.
 
 Where we differ: there is no one server. The vector is cut into n shards, and each worker is the
 server of one; every shard is compressed on its own. This is what `ef(inner)` does on the scatter
@@ -20,6 +20,7 @@ It holds 1 + 1/n vectors of the gradient's size per worker.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from gradwire.compression.feedback._wrapping import (
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.memory import Role, Roles
 from gradwire.core.reducer import Reduced, lift
 from gradwire.core.spec import Spec
 
@@ -53,6 +55,7 @@ class DoubleSqueeze(Feedback):
         "doublesqueeze(topk(0.05))",
         "doublesqueeze(topk(0.1) >> qsgd(bits=8))",
     )
+    memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def __post_init__(self) -> None:
         check_inner(self, self.inner)

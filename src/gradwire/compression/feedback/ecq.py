@@ -1,4 +1,4 @@
-"""ECQ-SGD: error feedback that is scaled down and forgotten (Wu et al. 2018, Alg. 1).
+"""ECQ-SGD: error feedback that is scaled down and forgotten (Wu et al. 2018).
 
     h_t <- beta h_{t-1} + g_{t-1} - g~_{t-1};   send g~_t = Q(g_t + alpha h_t);   h_0 = 0.
 
@@ -12,7 +12,8 @@ which is how it is computed: fused kernels give e. Smaller alpha and beta hold b
 an unbiased quantiser of large variance would otherwise feed into itself; the price is that what
 is forgotten is lost, so that applied updates and residuals no longer add up to the gradients.
 
-Where we differ: the paper's Q is QSGD with one scale per vector; here it is any codec or chain.
+Where we differ: the paper's Q rounds at random to levels at equal distances, as QSGD does; here it
+is any codec or chain.
 
 Use it as `ecq(qsgd(1), alpha=0.2, beta=0.9)` around coarse unbiased quantisers (`terngrad`, `qsgd`
 with few levels), where `ef` may diverge. Around contractions (`topk`, `sign`) take `ef`, which
@@ -20,6 +21,7 @@ loses nothing. It holds one more vector of the gradient's size per worker.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from gradwire.compression.feedback._wrapping import Feedback, check_inner
 from gradwire.core.codec import Codec, State, corrected
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.memory import Role, Roles
 from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 
@@ -49,6 +52,7 @@ class ECQ(Feedback):
         "ecq(terngrad, alpha=0.1, beta=0.5)",
         "ecq(topk(0.1), alpha=1.0, beta=1.0)",
     )
+    memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def __post_init__(self) -> None:
         check_inner(self, self.inner)

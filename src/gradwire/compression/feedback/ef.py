@@ -13,6 +13,7 @@ residual may grow; it holds one more vector of the gradient's size per worker.
 
 import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from gradwire.core.codec import Codec, State
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.memory import Role, Roles
 from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 
@@ -40,6 +42,7 @@ class EF(Feedback):
         "schemes"
     )
     examples = ("ef(topk(0.01))", "ef(sign)", "ef(topk(0.1) >> qsgd(bits=4))")
+    memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def init(self, spec: Spec, size: int) -> State:
         if isinstance(self.inner, Codec) and not self.inner.guarantee(spec).contracts:

@@ -8,8 +8,8 @@ they hear; only the difference travels:
 All begin at zero, so the first message is C(grad_i), as in the paper. The estimates approach the
 gradients as those settle, so the error of C goes to zero with them: with any contraction, and
 however different the workers' losses are, gradient descent keeps its linear rate on strongly
-convex losses. `momentum` is EF21-SGDM (Fatkhullin, Tyurin and Richtarik 2023, Alg. 1, with
-eta = 1 - momentum): what is followed is the running mean
+convex losses (their Theorem 2). `momentum` is EF21-SGDM (Fatkhullin, Tyurin and Richtarik 2023,
+with eta = 1 - momentum): what is followed is the running mean
 
     v_i <- momentum v_i + (1 - momentum) grad_i
 
@@ -20,11 +20,18 @@ of c_i and adds it up itself. That is right only if what is heard is the mean of
 payloads that cannot be added are gathered, whatever route the architecture prefers, and reducers
 that vote or drop on the way (`signvote`, `gtopk`, `countsketch`) are refused.
 
-With `bidirectional` it is EF21-BC (Fatkhullin et al. 2021): a server that holds m, the mean of all
-g_i, sends C(m - g), and all add that to g. The owners of shards are the servers. On the scatter
-route they encode the mean of c_i plus a residual, what was missing in g before; both together are
-m - g. So 2(n - 1)/n payloads leave each worker instead of n - 1. The form with partial
-participation is not here.
+With `bidirectional` it is EF21-BC (Fatkhullin et al. 2021, "EF21 with bells & whistles", Alg. 5): a
+server that holds m, the mean of all g_i, sends C(m - g), and all add that to g. The owners of
+shards are the servers. On the scatter route they encode the mean of c_i plus a residual, what was
+missing in g before; both together are m - g. So 2(n - 1)/n payloads leave each worker instead of
+n - 1.
+
+With `participation` p it is EF21-PP (the same paper, Alg. 4): in each step a worker takes part with
+probability p, drawn from its key; c_i is zero for the others, whose g_i stays. The mean of c_i is
+over all n, so g stays the mean of all g_i. It takes about 1/p times the steps, each with p times
+the bytes. Here those that do not take part send one byte, so that all know; they still compute
+their gradient, which v_i takes in if there is momentum (our combination; the paper treats each on
+its own). With `bidirectional` it is refused: who is away would leave a shard without a server.
 
 Use it as `ef21(topk(0.01))` where the workers' data differ much and gradients are exact or of
 large batches; with noisy ones give it momentum, `ef21(topk(0.01), momentum=0.9)`. With codecs that
@@ -32,8 +39,10 @@ leave out little at every step, and with noise, `ef` is often as good. It holds 
 the gradient's size per worker, three with momentum.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -41,17 +50,21 @@ from gradwire.compression.feedback._wrapping import (
     Feedback,
     advanced,
     as_dtype,
+    check_alone,
     check_heard,
     check_scatters,
     check_shards,
     difference,
     gathering,
+    mean_of_some,
+    moved,
     scattering,
     warn_unless_settles,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.memory import MeanOf, Memory, Role, Roles, replaced
 from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 
@@ -63,6 +76,7 @@ class EF21(Feedback):
     inner: Codec | Reducer
     momentum: float = 0.0  # weight of the past in the gradient that is followed
     bidirectional: bool = False  # compress the way back too, by the owners of shards
+    participation: float = 1.0  # the probability with which a worker takes part in a step
 
     paper = (
         "Richtarik, Sokolov and Fatkhullin 2021, EF21: A new, simpler, theoretically better, and "
@@ -74,7 +88,13 @@ class EF21(Feedback):
         "ef21(topk(0.1) >> qsgd(bits=4), momentum=0.9)",
         "ef21(randomk(0.1))",
         "ef21(topk(0.1), bidirectional=True)",
+        "ef21(topk(0.1), participation=0.5)",
     )
+    memory: ClassVar[Roles] = {
+        "followed": Role.OWN,
+        "own": Role.OWN,
+        "common": MeanOf("own"),
+    }
 
     def __post_init__(self) -> None:
         check_heard(self, self.inner)
@@ -85,6 +105,23 @@ class EF21(Feedback):
             )
         if self.bidirectional:
             check_scatters(self, self.inner, "Leave out bidirectional.")
+        if not 0 < self.participation <= 1:
+            raise ValueError(
+                f"ef21: participation lies in 0 .. 1, without 0, got {self.participation}. "
+                "Write 0.5 for every second worker in the mean; 1 is everyone."
+            )
+        if self.participation < 1:
+            check_alone(self, self.inner, "Leave out participation.")
+            if self.bidirectional:
+                raise ValueError(
+                    f"ef21({self.inner!r}, bidirectional=True, participation="
+                    f"{self.participation}): workers are the servers of shards here, and must all "
+                    "be there to average them. Leave out one of the two."
+                )
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return "inside" if self.momentum else "before"
 
     def init(self, spec: Spec, size: int) -> State:
         if self.bidirectional:
@@ -98,6 +135,16 @@ class EF21(Feedback):
             "inner": lift(self.inner).init(spec, size),
         }
 
+    def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
+        found = super().remembered(states, spec)
+        # Bidirectional, the servers hold what `common` lacks of the mean of all `own`. It is that
+        # mean which moves on, so that the new servers begin with nothing.
+        server = found.pop("inner.server", None)
+        if server is not None:
+            common = found["common"]
+            found["common"] = replaced(common, (common.vectors[0] + server.vectors[0],))
+        return found
+
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
@@ -107,9 +154,14 @@ class EF21(Feedback):
             followed = await node.call(_averaged, self, x, state["followed"])
             x = as_dtype(followed, x.dtype)
         new = await node.call(difference, self, x, state["own"])
-        road = scattering(group) if self.bidirectional else gathering(group)
-        reduced = await lift(self.inner).mean(new, state["inner"], key, road)
-        own = await node.call(_moved, state["own"], reduced)
+        if self.participation < 1:
+            assert isinstance(self.inner, Codec)
+            speaks = _takes_part(key, self.participation)
+            reduced = await mean_of_some(self.inner, new, speaks, state["inner"], key, group)
+        else:
+            road = scattering(group) if self.bidirectional else gathering(group)
+            reduced = await lift(self.inner).mean(new, state["inner"], key, road)
+        own = await node.call(moved, state["own"], reduced)
         common = await node.share(advanced, state["common"], reduced.mean)
         return Reduced(
             await node.share(as_dtype, common, x.dtype),
@@ -124,5 +176,7 @@ def _averaged(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
     return x.clone() if past is None else past.to(x.device).lerp(x, 1 - method.momentum)
 
 
-def _moved(estimate: Tensor | None, reduced: Reduced) -> Tensor:
-    return advanced(estimate, reduced.own())
+def _takes_part(key: Key, probability: float) -> bool:
+    # Workers take part or not, with all their buckets: the draw names none.
+    draw = Key(key.seed, key.step, key.rank).child("takes part")
+    return float(draw.uniform(1)) < probability

@@ -62,7 +62,10 @@ class Neolithic(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         warn_unless_settles(self, self.inner, spec)
-        return lift(self.inner).init(spec, size)
+        return {"inner": lift(self.inner).init(spec, size)}
+
+    def wrapped(self) -> Reducer:
+        return lift(self.inner)
 
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
@@ -71,10 +74,11 @@ class Neolithic(Reducer):
         # A residual is what makes a reducer say what it lost.
         fed = await node.call(torch.zeros_like, x) if residual is None else residual
         done: list[Reduced] = []
+        inner = state["inner"]
         for number in range(self.rounds):
             own_key = key.child(f"round {number}")
-            done.append(await lift(self.inner).mean(left, state, own_key, group, fed))
-            state, lost = done[-1].state, done[-1].residual
+            done.append(await lift(self.inner).mean(left, inner, own_key, group, fed))
+            inner, lost = done[-1].state, done[-1].residual
             assert lost is not None
             if number == 0 and residual is not None:
                 fed = await node.call(torch.zeros_like, x)
@@ -82,7 +86,7 @@ class Neolithic(Reducer):
         return Reduced(
             await node.share(_added, tuple(reduced.mean for reduced in done)),
             partial(_own, done),
-            state,
+            {"inner": inner},
             None if residual is None else left,
         )
 

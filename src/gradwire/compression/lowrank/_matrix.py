@@ -1,4 +1,4 @@
-"""What low-rank methods share: the matrices in a flat bucket, stacked by shape.
+"""What methods share that work on layers: the matrices in a flat bucket, stacked by shape.
 
 A tensor of shape [n, ...] is the matrix [n, m] of its rows, so a convolution's kernels are
 [out, in * height * width] (Vogels et al. 2019). Matrices of equal shape are stacked, so
@@ -86,11 +86,26 @@ def layout(tensors: Sequence[Placed], compressed: Sequence[bool]) -> Layout:
     return Layout(stacks, tuple(plain), tuple(sizes), tuple(order))
 
 
+def covering(tensors: tuple[Placed, ...] | None, numel: int) -> tuple[Placed, ...]:
+    """The tensors of a vector of this length; an inner stage of a chain knows none."""
+    if tensors and tensors[-1][2] == numel:
+        return tensors
+    return (("", 0, numel, (numel,)),)
+
+
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
     """[n, m] of a tensor; None for scalars, vectors and what is empty."""
     if len(shape) < 2 or not math.prod(shape):
         return None
     return shape[0], math.prod(shape[1:])
+
+
+def unit(x: Tensor) -> Tensor:
+    """A power of two no more than twice as large as the largest magnitude, 1 for zeros."""
+    if not x.numel():
+        return x.new_ones(())
+    exponent = torch.frexp(x.abs().max()).exponent
+    return torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
 
 
 def _joined(pieces: Sequence[Tensor], which: Sequence[int], like: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from gradwire.compression.lowrank._matrix import Layout, layout, matrix_shape
+from gradwire.compression.lowrank._matrix import Layout, covering, layout, matrix_shape, unit
 from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, clamp_to, expect, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
@@ -70,7 +70,7 @@ class Atomo(Codec):
         return Guarantee(omega=max((min(s.n, s.m) / self.rank - 1 for s in stacks), default=0.0))
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        plan = _plan(_covering(state, x.numel()), self.rank)
+        plan = _plan(covering(state, x.numel()), self.rank)
         padded = torch.nn.functional.pad(x, (0, plan.numel - x.numel()))
         counts, factors = [], []
         for number, matrices in enumerate(plan.matrices(padded)):  # one of each shape
@@ -98,7 +98,7 @@ class Atomo(Codec):
         return payload, clamp_to(lost, lost.dtype), state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        plan = _plan(_covering(spec.tensors, spec.numel), self.rank)
+        plan = _plan(covering(spec.tensors, spec.numel), self.rank)
         num_matrices = [stack.num for stack in plan.stacks]
         counts = expect(parts["counts"], "counts", sum(num_matrices), torch.int32).long()
         plain = expect(parts["plain"], "plain", plan.num_plain, spec.dtype)
@@ -122,8 +122,9 @@ class Atomo(Codec):
             left = _by_matrix(pieces[2 * i].view(-1, stack.n), own)
             right = _by_matrix(pieces[2 * i + 1].view(-1, stack.m), own)
             # Sums of large products would be infinite, and their differences NaN.
-            unit, other = _unit(left), _unit(right)
-            product = torch.bmm(left.mT / unit, right / other).mul_(unit).mul_(other)
+            units = unit(left), unit(right)
+            product = torch.bmm(left.mT / units[0], right / units[1])
+            product = product.mul_(units[0]).mul_(units[1])
             matrices.append(clamp_to(product, spec.dtype))
         return plan.assembled(matrices, plain)[: spec.numel]
 
@@ -145,29 +146,14 @@ def _shrinks(shape: Sequence[int], rank: int) -> bool:
     return matrix is not None and rank * sum(matrix) < matrix[0] * matrix[1]
 
 
-def _covering(tensors: tuple[Placed, ...] | None, numel: int) -> tuple[Placed, ...]:
-    """The tensors of a vector of this length; an inner stage of a chain knows none."""
-    if tensors and tensors[-1][2] == numel:
-        return tensors
-    return (("", 0, numel, (numel,)),)
-
-
 def _decomposed(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, the singular values in float64, and V^T of a stack of matrices."""
-    unit = _unit(matrices)
-    u, s, vh = torch.linalg.svd(matrices / unit, full_matrices=False)
+    scale = unit(matrices)
+    u, s, vh = torch.linalg.svd(matrices / scale, full_matrices=False)
     # The sign of a pair is anybody's choice: here the largest entry of u is positive.
     largest = u.gather(-2, u.abs().argmax(dim=-2, keepdim=True))  # [num_matrices, 1, r]
     sign = torch.where(largest < 0, -1.0, 1.0).to(u.dtype)
-    return u * sign, s.double() * unit.double(), vh * sign.mT
-
-
-def _unit(x: Tensor) -> Tensor:
-    """A power of two no more than twice as large as the largest magnitude, 1 for zeros."""
-    if not x.numel():
-        return x.new_ones(())
-    exponent = torch.frexp(x.abs().max()).exponent
-    return torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
+    return u * sign, s.double() * scale.double(), vh * sign.mT
 
 
 def _probabilities(singular: Tensor, rank: int) -> Tensor:

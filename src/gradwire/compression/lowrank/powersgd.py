@@ -79,7 +79,7 @@ class PowerSGD(Reducer):
         flat = corrected(x, residual).reshape(-1)
         check_input(self, flat)
         q = state["q"]
-        if q is None:
+        if q is None or q.numel() != sum(plan.numbers[1]):  # a rank may change with time
             q = await node.share(_random, plan, key.shared().child("q"), spec.dtype, x.device)
         matrices, left = await node.call(_left, plan, flat, q)
         heard = await group.mean(left)

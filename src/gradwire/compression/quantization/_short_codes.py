@@ -30,7 +30,8 @@ def peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
     numbers = torch.arange(1, fit + 1, dtype=torch.float64)
     count = int((values.cumsum(0).square() / numbers).argmax()) + 1
     magnitude = short_number(float(values[:count].mean()) * largest_magnitude(x), x.dtype)
-    entries = [2 * i + (float(x[i]) < 0) for i in positions[:count].tolist()]
+    negative = (x[positions[:count]] < 0).tolist()
+    entries = [2 * i + minus for i, minus in zip(positions[:count].tolist(), negative)]
     size = -(-count * width // 8)
     entries += [entries[-1]] * (8 * size // width - count)
     packed = to_bytes("".join(f"{entry:0{width}b}" for entry in entries))

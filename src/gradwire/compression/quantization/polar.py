@@ -145,27 +145,37 @@ class Polar(Codec):
         """The code of x (float32, of deviation `unit`), and the best factor of what is heard."""
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
         planes, order = gaussian_planes(self.rate, lanes), self._order(lanes, key, x.device)
-        single = channel.num_bits == 1
-        labels = x.new_zeros(0 if single else x.numel(), dtype=torch.uint8)
+        if channel.num_bits == 1 and order is None:
+            return self._coded_signs(x, unit, lanes)
+        labels = x.new_zeros(x.numel(), dtype=torch.uint8)
         inputs = []
         for j, kinds in enumerate(planes.kinds):
-            if single:  # point 0, bit 0, is the negative one
+            if channel.num_bits == 1:  # point 0, bit 0, is the negative one
                 ratios = kernels.polar_ratios(x, -channel.slope / unit)
             else:
                 per_bin = BINS_PER_DEVIATION / unit
                 ratios = kernels.polar_lookup(x, per_bin, channel.ratios[j], labels)
             word = kernels.polar_quantise(lanes.spread(ratios, order), kinds.to(x.device))
-            bits = lanes.bits(word, order)
-            if single:
-                labels = bits
-            else:
-                kernels.polar_label(labels, bits, j)
+            kernels.polar_label(labels, lanes.bits(word, order), j)
             inputs.append(planes.inputs(j, word))
-        packing = (2, 1, 0) if single else (256, 8, 0)
-        values = x.new_zeros(packing[0])
+        values = x.new_zeros(256)
         values[: len(channel.points)] = channel.points.to(x.device)
-        along, squares = kernels.cell_products(x, labels, x.numel(), values, packing)
+        along, squares = kernels.cell_products(x, labels, x.numel(), values, (256, 8, 0))
         return float(along) / float(squares), lanes.join(torch.cat(inputs, dim=1))
+
+    def _coded_signs(self, x: Tensor, unit: float, lanes: Lanes) -> tuple[float, Tensor]:
+        """The same for two points in their order."""
+        planes, channel = gaussian_planes(self.rate, lanes), gaussian_channel(self.rate)
+        word, along = kernels.polar_signs(
+            x,
+            -channel.slope / unit,
+            float(channel.points[1]),
+            lanes.num_blocks,
+            lanes.width,
+            planes.kinds[0].to(x.device),
+        )
+        squares = x.numel() * float(channel.points[1]) ** 2
+        return float(along) / squares, lanes.join(planes.inputs(0, word))
 
     def _lanes(self, numel: int) -> Lanes:
         return Lanes(numel, self.block)

@@ -7,6 +7,7 @@ million elements. It comes from the network, so it is checked before anything is
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from gradwire.core.codec import (
     State,
     check_input,
     clamp_to,
+    corrected,
     expect,
     is_finite,
     scale_dtype,
@@ -72,7 +74,7 @@ def strata(count: int, numel: int, key: Key, device: torch.device) -> tuple[Tens
 
 
 def sampled_threshold(
-    x: Tensor, density: float, ratio: float, key: Key, residual: Tensor | None = None
+    x: Tensor, density: float, ratio: float, key: Key, residual: kernels.Residual | None = None
 ) -> float:
     """The magnitude that a fraction `density` of a random sample reaches.
 
@@ -84,9 +86,15 @@ def sampled_threshold(
     if not numel:
         return 0.0
     size = min(numel, max(round(ratio * numel), round(_MIN_SAMPLED / density)))
-    sample = kernels.strata_values(x, size, key.seed, key.stream)
-    if residual is not None:
-        sample = sample + kernels.strata_values(residual, size, key.seed, key.stream)
+
+    def of(vector: Tensor) -> Tensor:
+        return kernels.strata_values(vector, size, key.seed, key.stream)
+
+    sample = of(x)
+    if isinstance(residual, kernels.Motion):
+        sample = sample + residual.replaced(of(residual.residual), of(residual.velocity))
+    elif residual is not None:
+        sample = sample + of(residual)
     return float(kernels.select_largest(sample, None, num_kept(density, size))[1].abs().min())
 
 
@@ -95,7 +103,7 @@ def above(
     threshold: float,
     target: int,
     most: int,
-    residual: Tensor | None = None,
+    residual: kernels.Residual | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ascending positions and values of what reaches `threshold` in magnitude, zeros left out.
@@ -109,12 +117,17 @@ def above(
     if not len(indices):
         indices, values = kernels.select_largest(x, residual, min(target, x.numel()), out)
         real = values != 0
+        if isinstance(residual, kernels.Motion):
+            residual.unmask(x, indices[~real])
         return indices[real], values[real]
     if len(indices) > most:
         best, best_values = kernels.select_largest(values, None, most)
         if out is not None:
             values[best] = 0  # the others go back
             out.scatter_(0, indices, values)
+        if isinstance(residual, kernels.Motion):
+            others = torch.ones(len(indices), dtype=torch.bool, device=x.device)
+            residual.unmask(x, indices[others.index_fill_(0, best, False)])
         return indices[best], best_values
     return indices, values
 
@@ -123,7 +136,7 @@ def reaching(
     x: Tensor,
     threshold: float,
     capacity: int,
-    residual: Tensor | None = None,
+    residual: kernels.Residual | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All that reaches `threshold`, as above; about `capacity` of them. NaN reaches nothing."""
@@ -246,7 +259,7 @@ class Selector(Codec):
 
     @abstractmethod
     def choose(
-        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+        self, x: Tensor, key: Key, residual: Any = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Ascending positions and values of what is sent of x; `residual` and `out` if `one_pass`.
 
@@ -262,6 +275,11 @@ class Selector(Codec):
         """Whether `choose` adds the residual itself, and leaves in `out` what it does not take."""
         return False
 
+    @property
+    def moves(self) -> bool:
+        """Whether a `kernels.Motion` may stand for the residual, here and for `choose`."""
+        return False
+
     def heard(self, parts: Parts, values: Tensor) -> Tensor | None:
         """What the parts decode to where `values` were selected; None if those themselves."""
         return None
@@ -271,14 +289,17 @@ class Selector(Codec):
         return self.message(indices, values.to(x.dtype), x.numel()), state
 
     def split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
+        self, x: Tensor, residual: kernels.Residual, state: State, key: Key
     ) -> tuple[Parts, Tensor, State]:
         if not kernels.fuses(x, residual):
+            if isinstance(residual, kernels.Motion):
+                return (*self._split_motion(x, residual, key), state)
             return super().split_feedback(x, residual, state, key)
         lost = kernels.empty(x.numel())
         if self.one_pass:
             indices, values = self.choose(x, key, residual, lost)
         else:
+            assert isinstance(residual, Tensor), f"{self!r} takes no motion"
             indices, values = self.choose(torch.add(x, residual, out=lost), key)
         if not is_finite(values):
             check_input(self, x + residual)
@@ -290,6 +311,18 @@ class Selector(Codec):
             lost.index_fill_(0, indices, 0)
         return parts, lost, state
 
+    def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
+        check_input(self, x)  # here, because saturating would hide infinities
+        velocity, step = motion.step(x)
+        total = corrected(clamp_to(step, x.dtype), motion.residual)
+        check_input(self, total)
+        indices, values = self.choose(total.to(scale_dtype(x.dtype)), key)
+        parts = self.message(indices, values.to(x.dtype), x.numel())
+        motion.moved.copy_(velocity)
+        if motion.masks:
+            motion.moved.index_fill_(0, indices, 0)
+        return parts, total - self.join(parts, Spec.of(x), key)
+
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         if self.coder is not None or not kernels.fuses(x):
             return super().encode(x, state, key)
@@ -300,13 +333,13 @@ class Selector(Codec):
         return self._packed(self.message(indices, values, x.numel()), Spec.of(x)), state
 
     def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
+        self, x: Tensor, residual: kernels.Residual, state: State, key: Key
     ) -> tuple[Payload, Tensor, State]:
-        if not kernels.fuses(x, residual):
+        if isinstance(residual, Tensor) and not kernels.fuses(x, residual):
             return super().encode_feedback(x, residual, state, key)
-        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
+        flat, kept = x.detach().reshape(-1).contiguous(), residual.detach().reshape(-1).contiguous()
         try:
-            if self.coder is not None:
+            if self.coder is not None and isinstance(residual, Tensor):
                 coded = self >> self.coder
                 return self._coded(coded.encode_feedback(x, residual, (state, None), key))
             parts, lost, state = self.split_feedback(flat, kept, state, key)

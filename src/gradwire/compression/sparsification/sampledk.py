@@ -5,8 +5,8 @@ elements reach it, an exact top-k among those that did follows (their hierarchic
 most k are sent, and no pass sorts the whole vector. Sampling errs: on average a few per cent less
 than k are sent, so the sample is large enough to have 64 elements above the threshold.
 
-The sample has one element of each of equal strata rather than a uniform subset. Momentum
-correction, the rest of DGC, is not a codec's business.
+The sample has one element of each of equal strata rather than a uniform subset. `dgc(0.01)` adds
+momentum correction, the rest of DGC.
 
 Whatever the sample says, what is sent are the largest elements, and at least one of a vector that
 is not zero: delta = 1/d.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression.sparsification._selection import (
     Selection,
     Selector,
@@ -44,10 +45,10 @@ class SampledK(Selection, Selector):
     sample_ratio: float = 0.001  # fraction of the elements that the threshold is estimated from
 
     paper = "Lin et al. 2018, Deep gradient compression"
-    known_as = ("dgc",)
     examples = ("sampledk(0.01)", "sampledk(0.3)", "sampledk(0.1, sample_ratio=0.25)")
 
     one_pass = True
+    moves = True
 
     def __post_init__(self) -> None:
         check_density("sampledk", self.density)
@@ -57,7 +58,11 @@ class SampledK(Selection, Selector):
         return top_at_least_one(spec)
 
     def choose(
-        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        key: Key,
+        residual: kernels.Residual | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         k = num_kept(self.density, x.numel())
         threshold = sampled_threshold(x, self.density, self.sample_ratio, key, residual)

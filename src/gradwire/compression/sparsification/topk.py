@@ -41,6 +41,7 @@ class TopK(Selector):
     parts = ("indices", "values")
     selects = True
     one_pass = True
+    moves = True
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)
@@ -52,7 +53,11 @@ class TopK(Selector):
         return Spec((num_kept(self.density, spec.numel),), spec.dtype)
 
     def choose(
-        self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        key: Key,
+        residual: kernels.Residual | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
 

@@ -43,9 +43,23 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_decode_levels": (_I32, (_P, _P, _I64, _I64, _I32, _I32, _P)),
     "gw_select_above": (_I64, (_P, _P, _I64, _U32, _I64, _P, _P, _P)),
     "gw_select_largest": (None, (_P, _P, _I64, _I64, _I64, _P, _P, _P)),
+    "gw_move_above": (
+        _I64,
+        (
+            *(_P, _P, _P, ctypes.c_float, ctypes.c_float, _I32, _I32),
+            *(_I64, _U32, _I64, _P, _P, _P, _P),
+        ),
+    ),
+    "gw_move_largest": (
+        None,
+        (
+            *(_P, _P, _P, ctypes.c_float, ctypes.c_float, _I32, _I32),
+            *(_I64, _I64, _I64, _P, _P, _P, _P),
+        ),
+    ),
     "gw_polar_widest": (None, (_I32,)),
-    "gw_polar_quantise": (_I32, (_P, _I64, _I64, _P, _I32, _P)),
-    "gw_polar_quantise_bits": (_I32, (_P, _I32, _I64, _I64, _P, _I32, _P)),
+    "gw_polar_quantise_lanes": (_I32, (_P, _I64, _I64, _I32, _P, _I32, _P)),
+    "gw_polar_quantise_signs": (_I32, (_P, _I32, _I64, _I64, _I32, _P, _I32, _P)),
     "gw_rows_to_lanes": (_I32, (_P, _I64, _I64, _I32, _P)),
     "gw_ratios_to_lanes": (_I32, (_P, _I64, _I64, ctypes.c_float, _P)),
     "gw_lanes_to_rows": (None, (_P, _I64, _I64, _I32, _P)),
@@ -55,7 +69,15 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_polar_lookup": (None, (_P, ctypes.c_float, _I32, _P, _P, _I64, _P)),
     "gw_polar_label": (None, (_P, _I32, _I64, _P)),
     "gw_polar_points": (None, (_P, _P, _I64, _P)),
-    "gw_polar_transform": (None, (_P, _I64, _I64, _P)),
+    "gw_polar_transform_lanes": (None, (_P, _I64, _I64, _I32, _P)),
+    "gw_polar_signs": (
+        _I32,
+        (_P, _I64, ctypes.c_float, _P, _I64, _I64, _I32, _P, _P, _P),
+    ),
+    "gw_polar_fill": (None, (_P, _I64, _I64, _I64, _I64, _I32, _I32, _P)),
+    "gw_join_lanes": (None, (_P, _I64, _I64, _I64, _I32, _P)),
+    "gw_cut_lanes": (None, (_P, _I64, _I64, _I64, _I32, _P)),
+    "gw_sum_rows": (None, (_P, _I64, _I64)),
     "gw_strata_positions": (None, (_I64, _I64, _U64, _U32, _U32, _U32, _P)),
     "gw_strata_gather": (None, (_P, _I64, _I64, _U64, _U32, _U32, _U32, _I32, _P)),
     "gw_cast_bf16": (_I32, (_P, _I64, _P)),
@@ -100,8 +122,18 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_trellis_search": (_I32, (_P, _P, _I64, _P, _P, _I32, _P)),
     "gw_trellis_contexts": (_I32, (_P, _P, _I64, _P, _I64, _I64, _I32, _P, _P, _P)),
     "gw_trellis_counts": (None, (_P, _P, _P, _I64, _I32, _P, _P)),
+    "gw_trellis_tables": (_I32, (_P, _P, _P, _P, _P)),
+    "gw_trellis_fit": (
+        _I32,
+        (
+            *(_P, _I64, _P, _I64, _I64, _I32, _I32, _I32, _I32, _I64, _P, _P, _P),
+            *(ctypes.c_double, ctypes.c_double, _P, _P, _P, _P, _P, _P),
+        ),
+    ),
     "gw_trellis_encode": (_I32, (_P, _P, _I64, _I64, _P, _P, _P, _P)),
-    "gw_trellis_decode": (_I32, (_P, _P, _I64, _I64, _P, _I64, _P, _P, _P, _I32, _P)),
+    "gw_trellis_decode": (_I32, (_P, _P, _I64, _I64, _P, _I64, _P, _P, _P, _I32, _P, _P)),
+    "gw_plane_ratios": (None, (_P, _P, _I64, _P, _P, _P)),
+    "gw_plane_choose": (_I32, (_P, _P, _I64, _P, _P, _P, _I64, _I64, _P, _P, _P, _P)),
 }
 
 

@@ -4,6 +4,7 @@
    transposition of eight 64 x 64 matrices (halves, quarters ... change places) is then an operation
    on whole vectors, whatever the instruction set. */
 #include "native.h"
+#include "polar.h"
 #include "threads.h"
 
 #if defined(__x86_64__)
@@ -52,6 +53,7 @@ static void pack_plain(const uint8_t *bytes, int64_t count, uint64_t *words, uin
         uint64_t eight = 0;
         memcpy(&eight, bytes + i, (size_t)(count - i < 8 ? count - i : 8));
         *all |= eight;
+        if (i % 64 == 0) words[i / 64] = 0;
         words[i / 64] |= ((eight & 0x0101010101010101u) * 0x0102040810204080u >> 56) << i % 64;
     }
 }
@@ -90,7 +92,7 @@ WIDE static void unpack_wide(const uint64_t *words, int64_t count, uint8_t *byte
 
 static int wide(void) {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512bw") != 0;
+    return gw_polar_level() >= 2 && __builtin_cpu_supports("avx512bw");
 #else
     return 0;
 #endif
@@ -261,4 +263,124 @@ int32_t gw_ratios_to_lanes(const float *rows, int64_t blocks, int64_t n, float s
     ratios_job job = {rows, blocks, n, scale, out, 0};
     if (n > 0) gw_parallel(ratio_lanes, &job, (blocks + LANES - 1) / LANES, 1, 1 + (1 << 12) / n);
     return job.bad;
+}
+
+/* Elements to positions and back, without a transposition: see coding/polar/lanes.py. */
+
+typedef struct {
+    const int8_t *ratios;
+    int64_t count, blocks, used, n;
+    int32_t lanes, certain;
+    int8_t *out;
+} fill_job;
+
+static void fill_groups(void *argument, int64_t first, int64_t last) {
+    const fill_job *job = argument;
+    const int64_t lanes = job->lanes, used = job->used;
+    for (int64_t g = first; g < last; g++) {
+        const int64_t left = job->blocks - g * lanes, present = left < lanes ? left : lanes;
+        const int8_t *in = job->ratios + g * used * lanes;
+        int64_t here = job->count - g * used * lanes;
+        if (here > used * present) here = used * present;
+        int8_t *out = job->out + g * job->n * lanes;
+        memset(out + used * lanes, job->certain, (size_t)((job->n - used) * lanes));
+        if (present == lanes) {
+            memcpy(out, in, (size_t)here);
+            memset(out + here, 0, (size_t)(used * lanes - here));
+            continue;
+        }
+        memset(out, 0, (size_t)(used * lanes));
+        for (int64_t i = 0; i * present < here; i++) {
+            const int64_t some = here - i * present < present ? here - i * present : present;
+            for (int64_t k = 0; k < some; k++) out[i * lanes + k] = in[i * present + k];
+        }
+    }
+}
+
+/* ratios [count] to out [ceil(blocks / lanes)][n][lanes]: of the first `used` positions, element
+   i * present + b of a group with `present` blocks is position i of block b; the others say
+   `certain`, and what is left says 0. */
+void gw_polar_fill(const int8_t *ratios, int64_t count, int64_t blocks, int64_t used, int64_t n,
+                   int32_t lanes, int32_t certain, int8_t *out) {
+    fill_job job = {ratios, count, blocks, used, n, lanes, certain, out};
+    gw_parallel(fill_groups, &job, (blocks + lanes - 1) / lanes, 1, 1 + (1 << 14) / n);
+}
+
+/* The lowest `present` < 64 bits of each row of `width` bytes, one after the other. */
+GW_INLINE void join_rows(const uint8_t *rows, int64_t count, int64_t present, int64_t width,
+                         uint8_t *out) {
+    uint64_t waiting = 0;
+    int64_t held = 0; /* bits, fewer than 64 */
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t row = 0;
+        memcpy(&row, rows + i * width, (size_t)width);
+        row &= ((uint64_t)1 << present) - 1;
+        waiting |= row << held;
+        held += present;
+        if (held < 64) continue;
+        memcpy(out, &waiting, 8);
+        out += 8;
+        held -= 64;
+        waiting = row >> (present - held);
+    }
+    memcpy(out, &waiting, (size_t)(held + 7) / 8);
+}
+
+GW_INLINE void cut_rows(const uint8_t *packed, int64_t count, int64_t present, int64_t width,
+                        uint8_t *rows) {
+    const int64_t bytes = (count * present + 7) / 8;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t from = i * present / 8, shift = i * present % 8, left = bytes - from;
+        uint64_t row = 0;
+        if (left >= 8)
+            memcpy(&row, packed + from, 8);
+        else
+            memcpy(&row, packed + from, (size_t)left);
+        row >>= shift;
+        if (shift + present > 64) row |= (uint64_t)packed[from + 8] << (64 - shift);
+        row &= ((uint64_t)1 << present) - 1;
+        memcpy(rows + i * width, &row, (size_t)width);
+    }
+}
+
+/* rows [groups][count][lanes / 8] to bits without those of lanes that hold no block. */
+void gw_join_lanes(const uint8_t *rows, int64_t groups, int64_t count, int64_t blocks,
+                   int32_t lanes, uint8_t *out) {
+    const int64_t width = lanes / 8, full = (groups - 1) * count * width;
+    const int64_t present = blocks - (groups - 1) * lanes;
+    if (!count) return; /* there may be no memory */
+    memcpy(out, rows, (size_t)full);
+    rows += full;
+    out += full;
+    if (present == lanes) {
+        memcpy(out, rows, (size_t)(count * width));
+        return;
+    }
+    switch (width) { /* constants to the compiler */
+    case 1: join_rows(rows, count, present, 1, out); break;
+    case 2: join_rows(rows, count, present, 2, out); break;
+    case 4: join_rows(rows, count, present, 4, out); break;
+    default: join_rows(rows, count, present, 8, out);
+    }
+}
+
+/* The inverse; lanes that hold no block are zero. */
+void gw_cut_lanes(const uint8_t *packed, int64_t groups, int64_t count, int64_t blocks,
+                  int32_t lanes, uint8_t *rows) {
+    const int64_t width = lanes / 8, full = (groups - 1) * count * width;
+    const int64_t present = blocks - (groups - 1) * lanes;
+    if (!count) return; /* there may be no memory */
+    memcpy(rows, packed, (size_t)full);
+    packed += full;
+    rows += full;
+    if (present == lanes) {
+        memcpy(rows, packed, (size_t)(count * width));
+        return;
+    }
+    switch (width) {
+    case 1: cut_rows(packed, count, present, 1, rows); break;
+    case 2: cut_rows(packed, count, present, 2, rows); break;
+    case 4: cut_rows(packed, count, present, 4, rows); break;
+    default: cut_rows(packed, count, present, 8, rows);
+    }
 }

@@ -39,6 +39,31 @@ def ratios_to_lanes(ratios: Tensor, units: int) -> Tensor:
     return lanes
 
 
+def polar_fill(ratios: Tensor, blocks: int, n: int, lanes: int, certain: int) -> Tensor:
+    ratios, groups = dense(ratios), -(-blocks // lanes)
+    used = -(-ratios.numel() // blocks)
+    out = empty(groups * n * lanes, torch.int8).view(groups, n, lanes)
+    parallel().gw_polar_fill(
+        ratios.data_ptr(), ratios.numel(), blocks, used, n, lanes, certain, out.data_ptr()
+    )
+    return out
+
+
+def join_lanes(rows: Tensor, blocks: int) -> Tensor:
+    rows = dense(rows)
+    groups, count, width = rows.shape
+    out = empty(-(-count * blocks // 8), torch.uint8)
+    parallel().gw_join_lanes(rows.data_ptr(), groups, count, blocks, 8 * width, out.data_ptr())
+    return out
+
+
+def cut_lanes(packed: Tensor, blocks: int, rows: int, lanes: int) -> Tensor:
+    packed, groups = dense(packed), -(-blocks // lanes)
+    out = empty(groups * rows * (lanes // 8), torch.uint8).view(groups, rows, lanes // 8)
+    parallel().gw_cut_lanes(packed.data_ptr(), groups, rows, blocks, lanes, out.data_ptr())
+    return out
+
+
 def _to(rows: Tensor, n: int, packed: bool) -> tuple[Tensor, int]:
     rows = dense(rows)
     blocks = rows.shape[0]

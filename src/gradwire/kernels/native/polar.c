@@ -1,7 +1,8 @@
 /* Successive cancellation as a quantiser, as reference/polar.py, on 64 blocks side by side.
 
    A row holds one position of 64 blocks: 64 log-likelihood ratios of int8, or 64 bits in a word.
-   So every step is one instruction for all blocks, decisions are masks, nothing is transposed. */
+   So every step is one instruction for all blocks, decisions are masks, nothing is transposed.
+   Where there are fewer blocks rows are narrower, and an instruction does several of them. */
 #include "native.h"
 #include "polar.h"
 #include "threads.h"
@@ -81,9 +82,9 @@ __attribute__((target("avx2"))) static inline __m256i turned_avx2(__m256i v, uin
 static int magnitude(int a) { return a < 0 ? -a : a; }
 static int above_zero(int a) { return a > 0 ? a : 0; }
 
-static void f_rows_plain(const int8_t *alpha, int64_t half, int corrected, int8_t *out) {
-    const int8_t *later = alpha + half * LANES;
-    for (int64_t i = 0; i < half * LANES; i++) {
+static void f_rows_plain(const int8_t *alpha, int64_t count, int corrected, int8_t *out) {
+    const int8_t *later = alpha + count;
+    for (int64_t i = 0; i < count; i++) {
         const int p = magnitude(alpha[i]), q = magnitude(later[i]);
         int m = p < q ? p : q;
         if (corrected)
@@ -93,49 +94,47 @@ static void f_rows_plain(const int8_t *alpha, int64_t half, int corrected, int8_
     }
 }
 
-static void g_rows_plain(const int8_t *alpha, const uint64_t *beta, int64_t half, int8_t *out) {
-    const int8_t *later = alpha + half * LANES;
-    for (int64_t i = 0; i < half * LANES; i++) {
-        const int one = beta && (beta[i / LANES] >> i % LANES & 1);
+static void g_rows_plain(const int8_t *alpha, const uint8_t *beta, int64_t count, int8_t *out) {
+    const int8_t *later = alpha + count;
+    for (int64_t i = 0; i < count; i++) {
+        const int one = beta && (beta[i / 8] >> i % 8 & 1);
         const int sum = later[i] + (one ? -alpha[i] : alpha[i]);
         out[i] = (int8_t)(sum > 127 ? 127 : sum < -127 ? -127 : sum);
     }
 }
 
-static void spread_rows_plain(const uint64_t *bits, int64_t rows, int magnitude, int8_t *out) {
-    for (int64_t i = 0; i < rows * LANES; i++)
-        out[i] = (int8_t)(bits[i / LANES] >> i % LANES & 1 ? -magnitude : magnitude);
+static void spread_rows_plain(const uint8_t *bits, int64_t count, int magnitude, int8_t *out) {
+    for (int64_t i = 0; i < count; i++)
+        out[i] = (int8_t)(bits[i / 8] >> i % 8 & 1 ? -magnitude : magnitude);
 }
 
-static void decide_rows_plain(const int8_t *alpha, int64_t rows, uint64_t *beta) {
-    for (int64_t i = 0; i < rows; i++) {
-        uint64_t bits = 0;
-        for (int lane = 0; lane < LANES; lane++)
-            bits |= (uint64_t)(alpha[i * LANES + lane] < 0) << lane;
-        beta[i] = bits;
+static void decide_rows_plain(const int8_t *alpha, int64_t count, uint8_t *beta) {
+    for (int64_t i = 0; i < count; i += 8) {
+        int bits = 0;
+        for (int k = 0; k < 8; k++) bits |= (alpha[i + k] < 0) << k;
+        beta[i / 8] = (uint8_t)bits;
     }
 }
 
-static void parity_rows_plain(const int8_t *alpha, int64_t rows, uint64_t *beta) {
-    decide_rows_plain(alpha, rows, beta);
-    for (int lane = 0; lane < LANES; lane++) {
-        int64_t least = 0;
-        uint64_t odd = 0;
-        for (int64_t i = 0; i < rows; i++) {
-            odd ^= beta[i] >> lane & 1;
-            if (magnitude(alpha[i * LANES + lane]) < magnitude(alpha[least * LANES + lane]))
-                least = i;
+static void parity_rows_plain(const int8_t *alpha, int64_t rows, int64_t lanes, uint8_t *beta) {
+    decide_rows_plain(alpha, rows * lanes, beta);
+    for (int64_t lane = 0; lane < lanes; lane++) {
+        int64_t least = lane;
+        int odd = 0;
+        for (int64_t i = lane; i < rows * lanes; i += lanes) {
+            odd ^= alpha[i] < 0;
+            if (magnitude(alpha[i]) < magnitude(alpha[least])) least = i;
         }
-        beta[least] ^= odd << lane;
+        beta[least / 8] ^= (uint8_t)(odd << least % 8);
     }
 }
 
 static const rows_t rows_plain = {f_rows_plain, g_rows_plain, spread_rows_plain,
                                   decide_rows_plain, parity_rows_plain};
 
-/* `widest`: 0 for plain C, 1 for AVX2 too, 2 for AVX-512 too; what the processor lacks is left out.
-   Returns what `rows` is. */
 static int32_t widest = 2;
+
+int32_t gw_polar_level(void) { return widest; }
 
 const gw_polar_rows *gw_polar_best_rows(void) {
 #if defined(__x86_64__)
@@ -145,7 +144,7 @@ const gw_polar_rows *gw_polar_best_rows(void) {
     return &rows_plain;
 }
 
-/* For tests: the same bits must come out of all of them. */
+/* For tests: the same bits must come out of all levels. What the processor lacks is left out. */
 void gw_polar_widest(int32_t level) { widest = level; }
 
 typedef struct {
@@ -154,84 +153,150 @@ typedef struct {
     int corrected;
 } tree;
 
-/* The bits of n rows under node `at`; scratch has room for n rows. */
-static void cancel(const tree *t, int64_t at, const int8_t *alpha, int64_t n, int8_t *scratch,
-                   uint64_t *beta) {
-    const int64_t half = n / 2;
-    int8_t *deeper = scratch + half * LANES;
+/* to ^= from; never more than `bytes`, a power of two. */
+GW_INLINE void add_bits(uint8_t *to, const uint8_t *from, int64_t bytes) {
+    if (bytes < 8) {
+        for (int64_t i = 0; i < bytes; i++) to[i] ^= from[i];
+        return;
+    }
+    for (int64_t i = 0; i < bytes; i += 8) {
+        uint64_t a, b;
+        memcpy(&a, to + i, 8);
+        memcpy(&b, from + i, 8);
+        a ^= b;
+        memcpy(to + i, &a, 8);
+    }
+}
+
+/* The bits of n rows under node `at`; scratch has room for n rows. Whatever lies after the bits of a
+   node is found after them, so that it does not matter if they are written too far. */
+GW_INLINE void cancel_node(const tree *t, int64_t at, const int8_t *alpha, int64_t n,
+                           int64_t lanes, int8_t *scratch, uint8_t *beta,
+                           void (*below)(const tree *, int64_t, const int8_t *, int64_t, int64_t,
+                                         int8_t *, uint8_t *)) {
+    const int64_t half = n / 2, count = half * lanes, bytes = count / 8;
+    int8_t *deeper = scratch + count;
     switch (t->kinds[at]) {
     case GW_POLAR_FROZEN:
-        memset(beta, 0, (size_t)n * sizeof *beta);
+        memset(beta, 0, (size_t)(n * lanes / 8));
         return;
     case GW_POLAR_FREE:
-        t->rows->decide(alpha, n, beta);
+        t->rows->decide(alpha, n * lanes, beta);
         return;
     case GW_POLAR_PARITY:
-        t->rows->parity(alpha, n, beta);
+        t->rows->parity(alpha, n, lanes, beta);
         return;
     case GW_POLAR_REPETITION:
-        for (int64_t left = half; left > 0; left /= 2, alpha = scratch)
+        for (int64_t left = count; left >= lanes; left /= 2, alpha = scratch)
             t->rows->g(alpha, 0, left, scratch);
-        t->rows->decide(alpha, 1, beta);
-        for (int64_t i = 1; i < n; i++) beta[i] = beta[0];
+        t->rows->decide(alpha, lanes, beta);
+        for (int64_t i = 1; i < n; i++) memcpy(beta + i * lanes / 8, beta, (size_t)lanes / 8);
         return;
     }
     if (t->kinds[2 * at] == GW_POLAR_FROZEN) {
-        t->rows->g(alpha, 0, half, scratch);
-        cancel(t, 2 * at + 1, scratch, half, deeper, beta + half);
-        memcpy(beta, beta + half, (size_t)half * sizeof *beta);
+        t->rows->g(alpha, 0, count, scratch);
+        below(t, 2 * at + 1, scratch, half, lanes, deeper, beta + bytes);
+        memcpy(beta, beta + bytes, (size_t)bytes);
         return;
     }
-    t->rows->f(alpha, half, t->corrected, scratch);
-    cancel(t, 2 * at, scratch, half, deeper, beta);
-    t->rows->g(alpha, beta, half, scratch);
-    cancel(t, 2 * at + 1, scratch, half, deeper, beta + half);
-    for (int64_t i = 0; i < half; i++) beta[i] ^= beta[half + i];
+    t->rows->f(alpha, count, t->corrected, scratch);
+    below(t, 2 * at, scratch, half, lanes, deeper, beta);
+    t->rows->g(alpha, beta, count, scratch);
+    below(t, 2 * at + 1, scratch, half, lanes, deeper, beta + bytes);
+    add_bits(beta, beta + bytes, bytes);
+}
+
+/* Widths that the compiler knows. */
+static void cancel_64(const tree *t, int64_t at, const int8_t *alpha, int64_t n, int64_t lanes,
+                      int8_t *scratch, uint8_t *beta) {
+    (void)lanes;
+    cancel_node(t, at, alpha, n, LANES, scratch, beta, cancel_64);
+}
+
+static void cancel_8(const tree *t, int64_t at, const int8_t *alpha, int64_t n, int64_t lanes,
+                     int8_t *scratch, uint8_t *beta) {
+    (void)lanes;
+    cancel_node(t, at, alpha, n, 8, scratch, beta, cancel_8);
+}
+
+static void cancel_any(const tree *t, int64_t at, const int8_t *alpha, int64_t n, int64_t lanes,
+                       int8_t *scratch, uint8_t *beta) {
+    cancel_node(t, at, alpha, n, lanes, scratch, beta, cancel_any);
+}
+
+static void cancel(const tree *t, const int8_t *alpha, int64_t n, int64_t lanes, int8_t *scratch,
+                   uint8_t *beta) {
+    if (lanes == LANES)
+        cancel_64(t, 1, alpha, n, lanes, scratch, beta);
+    else if (lanes == 8)
+        cancel_8(t, 1, alpha, n, lanes, scratch, beta);
+    else
+        cancel_any(t, 1, alpha, n, lanes, scratch, beta);
 }
 
 typedef struct {
     tree tree;
-    const int8_t *llr;     /* null if there are words of signs */
-    const uint64_t *words; /* ones where the ratio is -magnitude, not magnitude */
+    const int8_t *llr;    /* null if there are bits of signs */
+    const uint8_t *signs; /* ones where the ratio is -magnitude, not magnitude */
     int magnitude;
-    int64_t n;
-    uint64_t *bits;
+    int64_t n, lanes;
+    uint8_t *bits;
     int failed;
 } quantise_job;
 
 static void quantise_groups(void *argument, int64_t first, int64_t last) {
     quantise_job *job = argument;
-    const int64_t n = job->n;
-    int8_t *scratch = malloc((size_t)((job->llr ? 1 : 2) * n * LANES));
+    const int64_t n = job->n, lanes = job->lanes, count = n * lanes;
+    const int narrow = lanes < LANES; /* then work on copies, with slack */
+    const int copied = narrow || !job->llr;
+    const int64_t ratios = (copied ? 2 : 1) * count;
+    int8_t *scratch = malloc((size_t)(ratios + GW_POLAR_SLACK + (narrow ? count / 8 : 0) +
+                                      GW_POLAR_SLACK));
     if (!scratch) {
         __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
         return;
     }
+    int8_t *copy = scratch; /* before what is made of it: slack may be overwritten */
+    int8_t *room = copied ? scratch + count : scratch;
+    uint8_t *found = (uint8_t *)scratch + ratios + GW_POLAR_SLACK;
     for (int64_t g = first; g < last; g++) {
-        const int8_t *llr = job->llr + g * n * LANES;
+        const int8_t *llr = job->llr ? job->llr + g * count : copy;
+        uint8_t *bits = job->bits + g * count / 8, *beta = narrow ? found : bits;
         if (!job->llr) {
-            llr = scratch + n * LANES;
-            job->tree.rows->spread(job->words + g * n, n, job->magnitude, scratch + n * LANES);
+            const uint8_t *signs = job->signs + g * count / 8;
+            if (narrow) signs = memcpy(found, signs, (size_t)count / 8);
+            job->tree.rows->spread(signs, count, job->magnitude, copy);
+        } else if (narrow) {
+            llr = memcpy(copy, llr, (size_t)count);
         }
-        cancel(&job->tree, 1, llr, n, scratch, job->bits + g * n);
+        cancel(&job->tree, llr, n, lanes, room, beta);
+        if (narrow) memcpy(bits, found, (size_t)count / 8);
     }
     free(scratch);
 }
 
-/* llr [groups][n][64], kinds [2n], bits [groups][n]. Returns 1 if there is no memory, else 0. */
-int32_t gw_polar_quantise(const int8_t *llr, int64_t groups, int64_t n, const uint8_t *kinds,
-                          int32_t corrected, uint64_t *bits) {
-    quantise_job job = {{gw_polar_best_rows(), kinds, corrected}, llr, 0, 0, n, bits, 0};
-    gw_parallel(quantise_groups, &job, groups, 1, 1 + 16384 / n);
+static int32_t quantise(quantise_job job, int64_t groups) {
+    gw_parallel(quantise_groups, &job, groups, 1, 1 + 16384 / job.n);
     return job.failed;
 }
 
-/* The same, of ratios that are all `magnitude` but for the sign: words [groups][n]. */
-int32_t gw_polar_quantise_bits(const uint64_t *words, int32_t magnitude, int64_t groups, int64_t n,
-                               const uint8_t *kinds, int32_t corrected, uint64_t *bits) {
-    quantise_job job = {{gw_polar_best_rows(), kinds, corrected}, 0, words, magnitude, n, bits, 0};
-    gw_parallel(quantise_groups, &job, groups, 1, 1 + 16384 / n);
-    return job.failed;
+/* llr [groups][n][lanes], kinds [2n], bits [groups][n][lanes / 8]; lanes are 8, 16, 32 or 64.
+   Returns 1 if there is no memory, else 0. */
+int32_t gw_polar_quantise_lanes(const int8_t *llr, int64_t groups, int64_t n, int32_t lanes,
+                                const uint8_t *kinds, int32_t corrected, uint8_t *bits) {
+    return quantise((quantise_job){.tree = {gw_polar_best_rows(), kinds, corrected},
+                                   .llr = llr, .n = n, .lanes = lanes, .bits = bits},
+                    groups);
+}
+
+/* The same, of ratios that are all `magnitude` but for the sign: signs [groups][n][lanes / 8]. */
+int32_t gw_polar_quantise_signs(const uint8_t *signs, int32_t magnitude, int64_t groups, int64_t n,
+                                int32_t lanes, const uint8_t *kinds, int32_t corrected,
+                                uint8_t *bits) {
+    return quantise((quantise_job){.tree = {gw_polar_best_rows(), kinds, corrected},
+                                   .signs = signs, .magnitude = magnitude, .n = n, .lanes = lanes,
+                                   .bits = bits},
+                    groups);
 }
 
 /* Of n channels the log-likelihood ratio of each input if all before it are zero, 64 samples at a
@@ -242,8 +307,8 @@ static void genie_group(const rows_t *rows, const int8_t *llr, int64_t n, const 
     int8_t *to = room, *other = room + n * LANES;
     for (int64_t size = n; size > 1; size /= 2) {
         for (int64_t at = 0; at < n; at += size) {
-            rows->f(from + at * LANES, size / 2, 1, to + at * LANES);
-            rows->g(from + at * LANES, 0, size / 2, to + (at + size / 2) * LANES);
+            rows->f(from + at * LANES, size / 2 * LANES, 1, to + at * LANES);
+            rows->g(from + at * LANES, 0, size / 2 * LANES, to + (at + size / 2) * LANES);
         }
         from = to;
         to = other;
@@ -283,23 +348,39 @@ GW_INLINE void transform(uint64_t *x, int64_t n) {
             for (int64_t j = i; j < i + h; j++) x[j] ^= x[j + h];
 }
 
+/* Rows of 8, 16 or 32 bits, several in a word: the distances within it, of all words. */
+GW_INLINE void transform_within(uint64_t *x, int64_t words, int32_t lanes) {
+    for (int64_t i = 0; i < words; i++) {
+        uint64_t w = x[i];
+        if (lanes <= 8) w ^= w >> 8 & 0x00FF00FF00FF00FFu;
+        if (lanes <= 16) w ^= w >> 16 & 0x0000FFFF0000FFFFu;
+        if (lanes <= 32) w ^= w >> 32;
+        x[i] = w;
+    }
+}
+
 typedef struct {
     const uint64_t *in;
-    int64_t n;
+    int64_t words; /* of a group */
+    int32_t lanes;
     uint64_t *out;
 } transform_job;
 
 GW_CLONES static void transform_groups(void *argument, int64_t first, int64_t last) {
     const transform_job *job = argument;
+    const int64_t words = job->words;
     for (int64_t g = first; g < last; g++) {
-        memcpy(job->out + g * job->n, job->in + g * job->n, (size_t)job->n * sizeof *job->out);
-        transform(job->out + g * job->n, job->n);
+        uint64_t *out = job->out + g * words;
+        memcpy(out, job->in + g * words, (size_t)words * sizeof *out);
+        if (job->lanes < LANES) transform_within(out, words, job->lanes);
+        transform(out, words);
     }
 }
 
-/* in and out [groups][n]. */
-void gw_polar_transform(const uint64_t *in, int64_t groups, int64_t n, uint64_t *out) {
-    transform_job job = {in, n, out};
+/* in and out [groups][n][lanes / 8]; n lanes are whole words. */
+void gw_polar_transform_lanes(const uint64_t *in, int64_t groups, int64_t n, int32_t lanes,
+                              uint64_t *out) {
+    transform_job job = {in, n * lanes / LANES, lanes, out};
     gw_parallel(transform_groups, &job, groups, 1, 1 + (1 << 17) / n);
 }
 
@@ -309,21 +390,118 @@ typedef struct {
     int8_t *out;
 } ratios_job;
 
-GW_CLONES static void ratios_part(void *argument, int64_t first, int64_t last) {
-    const ratios_job job = *(const ratios_job *)argument; /* bytes stored could change the other */
-    const float magic = 0x1.8p23f; /* added and taken away it rounds to whole numbers, ties to even */
-    for (int64_t i = first; i < last; i++) {
-        float ratio = job.x[i] * job.factor;
-        ratio = ratio > 127.0f ? 127.0f : ratio;
-        ratio = ratio < -127.0f ? -127.0f : ratio;
-        job.out[i] = (int8_t)(int32_t)((ratio + magic) - magic);
+GW_INLINE int8_t ratio_of(float x, float factor) {
+    float ratio = x * factor;
+    ratio = ratio < 127.0f ? ratio : 127.0f;
+    ratio = ratio > -127.0f ? ratio : -127.0f;
+    ratio += 0x1.8p23f; /* rounds to whole numbers, ties to even, into the lowest bits */
+    uint32_t bits;
+    memcpy(&bits, &ratio, sizeof bits);
+    return (int8_t)(uint8_t)bits;
+}
+
+GW_CLONES static void ratios_plain(const ratios_job *job, int64_t first, int64_t last) {
+    const ratios_job own = *job; /* bytes stored could change the other */
+    for (int64_t i = first; i < last; i++) own.out[i] = ratio_of(own.x[i], own.factor);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f,avx512bw"))) static void ratios_avx512(const ratios_job *job,
+                                                                      int64_t first,
+                                                                      int64_t last) {
+    const __m512 factor = _mm512_set1_ps(job->factor), magic = _mm512_set1_ps(0x1.8p23f);
+    const __m512 top = _mm512_set1_ps(127.0f), bottom = _mm512_set1_ps(-127.0f);
+    int64_t i = first;
+    for (; i + 16 <= last; i += 16) {
+        __m512 ratio = _mm512_mul_ps(_mm512_loadu_ps(job->x + i), factor);
+        ratio = _mm512_max_ps(_mm512_min_ps(ratio, top), bottom);
+        const __m512i bits = _mm512_castps_si512(_mm512_add_ps(ratio, magic));
+        _mm_storeu_si128((__m128i *)(void *)(job->out + i), _mm512_cvtepi32_epi8(bits));
     }
+    for (; i < last; i++) job->out[i] = ratio_of(job->x[i], job->factor);
+}
+#endif
+
+static void ratios_part(void *argument, int64_t first, int64_t last) {
+#if defined(__x86_64__)
+    if (widest >= 2 && __builtin_cpu_supports("avx512bw")) {
+        ratios_avx512(argument, first, last);
+        return;
+    }
+#endif
+    ratios_plain(argument, first, last);
 }
 
 /* out = x * factor, rounded, within -127 .. 127. */
 void gw_polar_ratios(const float *x, float factor, int64_t count, int8_t *out) {
     ratios_job job = {x, factor, out};
     gw_parallel(ratios_part, &job, count, 64, 1 << 18);
+}
+
+/* All of it for two points, group by group, so that a group's elements are still in the cache when
+   they are added up. */
+typedef struct {
+    tree tree;
+    const float *x;
+    float factor;
+    const float *values;
+    int64_t count, blocks, used, n, lanes;
+    uint8_t *bits;
+    double *along;
+    int failed;
+} signs_job;
+
+static void signs_groups(void *argument, int64_t first, int64_t last) {
+    signs_job *job = argument;
+    const int64_t n = job->n, lanes = job->lanes, used = job->used;
+    const int64_t whole = n * lanes, filled = used * lanes, most = filled / GW_SUMMED + 1;
+    double *sums = malloc((size_t)(most * (int64_t)sizeof *sums + 2 * whole + whole / 8 +
+                                   filled + filled / 8 + 4 * GW_POLAR_SLACK));
+    if (!sums) {
+        __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    int8_t *alpha = (int8_t *)(sums + most), *room = alpha + whole;
+    uint8_t *beta = (uint8_t *)room + whole + GW_POLAR_SLACK;
+    uint8_t *joined = beta + whole / 8 + GW_POLAR_SLACK;
+    int8_t *loose = (int8_t *)joined + filled / 8 + GW_POLAR_SLACK;
+    for (int64_t g = first; g < last; g++) {
+        const int64_t left = job->blocks - g * lanes, present = left < lanes ? left : lanes;
+        const float *x = job->x + g * filled;
+        int64_t here = job->count - g * filled, parts = 0;
+        if (here > used * present) here = used * present;
+        ratios_job ratios = {x, job->factor, present < lanes ? loose : alpha};
+        ratios_part(&ratios, 0, here);
+        if (present < lanes) {
+            gw_polar_fill(loose, here, present, used, n, (int32_t)lanes, 127, alpha);
+        } else {
+            memset(alpha + here, 0, (size_t)(filled - here));
+            memset(alpha + filled, 127, (size_t)(whole - filled));
+        }
+        cancel(&job->tree, alpha, n, lanes, room, beta);
+        memcpy(job->bits + g * whole / 8, beta, (size_t)whole / 8);
+        if (present < lanes) gw_join_lanes(beta, 1, used, present, (int32_t)lanes, joined);
+        const uint8_t *bits = present < lanes ? joined : beta;
+        for (int64_t at = 0; at < here; at += GW_SUMMED)
+            sums[parts++] = gw_fold_signed(x + at, here - at < GW_SUMMED ? here - at : GW_SUMMED,
+                                           bits + at / 8, job->values);
+        gw_sum_rows(sums, 1, parts);
+        job->along[g] = sums[0];
+    }
+    free(sums);
+}
+
+/* x [count] in blocks as gw_polar_fill places them; bits [groups][n][lanes / 8]; along [groups] is
+   the sum of x values[bit]. Returns 1 if there is no memory, else 0. */
+int32_t gw_polar_signs(const float *x, int64_t count, float factor, const float *values,
+                       int64_t blocks, int64_t n, int32_t lanes, const uint8_t *kinds,
+                       uint8_t *bits, double *along) {
+    signs_job job = {.tree = {gw_polar_best_rows(), kinds, 1}, .x = x, .factor = factor,
+                     .values = values, .count = count, .blocks = blocks,
+                     .used = (count + blocks - 1) / blocks, .n = n, .lanes = lanes, .bits = bits,
+                     .along = along};
+    gw_parallel(signs_groups, &job, (blocks + lanes - 1) / lanes, 1, 1 + 16384 / n);
+    return job.failed;
 }
 
 typedef struct {

@@ -182,7 +182,7 @@ static void turned(const list_tree *t, const int8_t *alpha, int64_t n, int parit
     uint64_t odd = 0;
     find_weakest(alpha, n, width, weakest);
     add_penalties(alpha, n, 1, t->softplus, base);
-    t->rows->decide(alpha, n, beta);
+    t->rows->decide(alpha, n * LANES, (uint8_t *)beta);
     if (parity)
         for (int64_t i = 0; i < n; i++) odd ^= beta[i];
     for (int first = 0; first < LANES; first += t->size) {
@@ -235,14 +235,14 @@ static void list_node(const list_tree *t, int64_t at, int8_t *alpha, int64_t n, 
         return;
     }
     uint8_t from[LANES];
-    t->rows->f(alpha, half, t->corrected, scratch);
+    t->rows->f(alpha, half * LANES, t->corrected, scratch);
     list_node(t, 2 * at, scratch, half, deeper, beta, s);
     const int moved = s->moved;
     if (moved) {
         move_rows(alpha, n, s->from);
         memcpy(from, s->from, sizeof from);
     }
-    t->rows->g(alpha, beta, half, scratch);
+    t->rows->g(alpha, (const uint8_t *)beta, half * LANES, scratch);
     list_node(t, 2 * at + 1, scratch, half, deeper, beta + half, s);
     if (s->moved) {
         move_words(beta, half, s->from);

@@ -1,6 +1,7 @@
 /* Elements of large magnitude, as reference/selection.py: error feedback, selection and the new
-   residual in one pass. Bits of a float's magnitude, read as an integer, order as the magnitudes
-   do, with infinity and NaN above all numbers; so thresholds here are integers. */
+   residual in one pass, and the velocity that x is to move, if there is one. Bits of a float's
+   magnitude, read as an integer, order as the magnitudes do, with infinity and NaN above all
+   numbers; so thresholds here are integers. */
 #include "stream.h"
 #include "threads.h"
 
@@ -15,6 +16,30 @@ GW_INLINE uint32_t magnitude_bits(float x) {
     return u & 0x7FFFFFFFu;
 }
 
+/* How x moves a velocity, see `formed`. */
+typedef struct {
+    float momentum, scale;
+    int32_t nesterov, masks;
+    float *moved; /* the new velocity, zero where elements were selected if `masks` */
+} motion_rule;
+
+/* What is selected from: x + residual; where x moves a velocity, u, that or Nesterov's step. */
+GW_INLINE void formed(const motion_rule *rule, const float *x, const float *residual,
+                      const float *velocity, int64_t count, float *u, float *p) {
+    if (!velocity) {
+        corrected(x, residual, count, p);
+        return;
+    }
+    const float momentum = rule->momentum, scale = rule->scale;
+    for (int64_t i = 0; i < count; i++) u[i] = momentum * velocity[i] + scale * x[i];
+    if (rule->nesterov)
+        for (int64_t i = 0; i < count; i++) p[i] = (scale * x[i] + momentum * u[i]) + residual[i];
+    else
+        for (int64_t i = 0; i < count; i++) p[i] = u[i] + residual[i];
+}
+
+GW_INLINE const float *from(const float *vector, int64_t at) { return vector ? vector + at : 0; }
+
 /* A piece of the vector and what was selected of it. Pieces are worked on in any order, so each
    has a range of the results of its own until `compact` puts the ranges together. */
 typedef struct {
@@ -22,12 +47,13 @@ typedef struct {
     int64_t ties;          /* how many equal to the threshold belong to the selection */
     int64_t offset, room;  /* its range of the results */
     int64_t found;         /* stored only as far as there is room */
-    const float *x, *residual; /* what `rank_pieces` ranks, `count` elements */
+    const float *x, *residual, *velocity; /* what `rank_pieces` ranks, `count` elements */
     int64_t count;
 } piece;
 
 typedef struct {
-    const float *x, *residual;
+    const float *x, *residual, *velocity;
+    motion_rule rule;
     uint32_t threshold;
     int64_t *indices;
     float *values;
@@ -43,23 +69,25 @@ typedef struct {
 
 /* Selects all magnitudes above the threshold and the first `ties` equal to it, in order, as far as
    there is room. `lost` (or null) gets the others, with zeros in place of the selected if
-   `clear`. */
-GW_INLINE void collect(const selection *s, piece *part, int clear) {
-    const float *x = s->x, *residual = s->residual;
-    float *lost = s->lost;
+   `clear`. `moves` says whether there is a velocity. */
+GW_INLINE void collect(const selection *s, piece *part, int clear, int moves) {
+    const float *x = s->x, *residual = s->residual, *velocity = moves ? s->velocity : 0;
+    float *lost = s->lost, *moved = moves ? s->rule.moved : 0;
+    const int masks = clear && moves && s->rule.masks;
     const int past_caches = s->past_caches;
     const uint32_t threshold = s->threshold;
     int64_t *indices = s->indices + part->offset;
     float *values = s->values + part->offset;
     const int64_t last = part->last, room = part->room;
     int64_t ties = part->ties, found = 0;
-    float p[BLOCK];
+    float p[BLOCK], u[BLOCK];
     uint8_t hit[BLOCK];
     for (int64_t at = part->first; at < last; at += BLOCK) {
         const int64_t n = smaller(BLOCK, last - at);
-        if (n == BLOCK) corrected(x + at, residual ? residual + at : residual, BLOCK, p);
+        if (n == BLOCK)
+            formed(&s->rule, x + at, from(residual, at), from(velocity, at), BLOCK, u, p);
         else {
-            corrected(x + at, residual ? residual + at : residual, n, p);
+            formed(&s->rule, x + at, from(residual, at), from(velocity, at), n, u, p);
             memset(p + n, 0, (size_t)(BLOCK - n) * sizeof *p);
         }
         for (int i = 0; i < BLOCK; i++) {
@@ -80,19 +108,35 @@ GW_INLINE void collect(const selection *s, piece *part, int clear) {
                 }
                 found++;
                 if (clear) p[i] = 0.0f;
+                if (masks) u[i] = 0.0f;
             }
         }
         if (lost) put(lost + at, p, n * 4, past_caches);
+        if (moved) put(moved + at, u, n * 4, past_caches);
     }
     part->found = found;
 }
 
 GW_CLONES static void collect_pieces(void *job, int64_t first, int64_t last) {
     selection *s = job;
-    for (int64_t i = first; i < last; i++)
-        if (s->clear) collect(s, &s->pieces[i], 1);
-        else collect(s, &s->pieces[i], 0);
+    for (int64_t i = first; i < last; i++) {
+        piece *part = &s->pieces[i];
+        if (s->velocity && s->clear) collect(s, part, 1, 1);
+        else if (s->velocity) collect(s, part, 0, 1);
+        else if (s->clear) collect(s, part, 1, 0);
+        else collect(s, part, 0, 0);
+    }
     put_done();
+}
+
+static void begin(selection *s, const float *x, const float *residual, int64_t *indices,
+                  float *values, float *lost) {
+    s->x = x;
+    s->residual = residual;
+    s->velocity = 0;
+    s->indices = indices;
+    s->values = values;
+    s->lost = lost;
 }
 
 /* Cuts `count` elements and room for `capacity` results into pieces. */
@@ -149,17 +193,18 @@ GW_CLONES static void count_pieces(void *job, int64_t first, int64_t last) {
     const uint32_t prefix = s->prefix, mask = s->mask;
     const int shift = s->shift, above = s->above;
     int64_t bins[2][BINS]; /* two, so that equal neighbours do not wait for one another */
-    float p[BLOCK];
+    float p[BLOCK], u[BLOCK];
     memset(bins, 0, sizeof bins);
     for (int64_t k = first; k < last; k++) {
-        const float *x = s->pieces[k].x, *residual = s->pieces[k].residual;
-        const int64_t count = s->pieces[k].count;
+        const piece *part = &s->pieces[k];
+        const int64_t count = part->count;
         for (int64_t at = 0; at < count; at += BLOCK) {
             const int64_t n = smaller(BLOCK, count - at);
-            corrected(x + at, residual ? residual + at : residual, n, p);
+            formed(&s->rule, part->x + at, from(part->residual, at), from(part->velocity, at), n,
+                   u, p);
             for (int64_t i = 0; i < n; i++) {
-                const uint32_t u = magnitude_bits(p[i]);
-                if (u >> above == prefix >> above) bins[i % 2][u >> shift & mask]++;
+                const uint32_t bits = magnitude_bits(p[i]);
+                if (bits >> above == prefix >> above) bins[i % 2][bits >> shift & mask]++;
             }
         }
     }
@@ -171,12 +216,15 @@ GW_CLONES static void count_pieces(void *job, int64_t first, int64_t last) {
 GW_CLONES static void count_ties(void *job, int64_t first, int64_t last) {
     selection *s = job;
     const uint32_t threshold = s->threshold;
+    float p[BLOCK], u[BLOCK];
     for (int64_t k = first; k < last; k++) {
         piece *part = &s->pieces[k];
         int64_t ties = 0;
-        for (int64_t i = 0; i < part->count; i++) {
-            const float p = part->residual ? part->x[i] + part->residual[i] : part->x[i];
-            ties += magnitude_bits(p) == threshold;
+        for (int64_t at = 0; at < part->count; at += BLOCK) {
+            const int64_t n = smaller(BLOCK, part->count - at);
+            formed(&s->rule, part->x + at, from(part->residual, at), from(part->velocity, at), n,
+                   u, p);
+            for (int64_t i = 0; i < n; i++) ties += magnitude_bits(p[i]) == threshold;
         }
         part->ties = ties;
     }
@@ -217,40 +265,52 @@ static void rank_pieces(selection *s, int64_t rank) {
     }
 }
 
+static int64_t select_above(selection *s, int64_t count, int64_t capacity) {
+    s->clear = 1;
+    s->past_caches = s->lost && s->lost != s->residual && count * 4 >= STREAM_BYTES;
+    cut(s, count, capacity);
+    const int64_t found = collect_all(s, capacity);
+    if (found <= capacity) compact(s);
+    return found;
+}
+
 int64_t gw_select_above(const float *x, const float *residual, int64_t count, uint32_t threshold,
                         int64_t capacity, int64_t *indices, float *values, float *lost) {
     selection s;
-    s.x = x;
-    s.residual = residual;
+    begin(&s, x, residual, indices, values, lost);
     s.threshold = threshold;
-    s.indices = indices;
-    s.values = values;
-    s.lost = lost;
-    s.clear = 1;
-    s.past_caches = lost && lost != residual && count * 4 >= STREAM_BYTES;
-    cut(&s, count, capacity);
-    const int64_t found = collect_all(&s, capacity);
-    if (found <= capacity) compact(&s);
-    return found;
+    return select_above(&s, count, capacity);
+}
+
+int64_t gw_move_above(const float *x, const float *residual, const float *velocity,
+                      float momentum, float scale, int32_t nesterov, int32_t masks, int64_t count,
+                      uint32_t threshold, int64_t capacity, int64_t *indices, float *values,
+                      float *lost, float *moved) {
+    selection s;
+    begin(&s, x, residual, indices, values, lost);
+    s.velocity = velocity;
+    s.rule = (motion_rule){momentum, scale, nesterov, masks, moved};
+    s.threshold = threshold;
+    return select_above(&s, count, capacity);
 }
 
 /* A threshold that a little more than `rank` elements are likely to reach, from a sample of runs
    at equal distances. */
-static uint32_t guess(const float *x, const float *residual, int64_t count, int64_t rank) {
-    float sample[SAMPLES];
+static uint32_t guess(const selection *whole, int64_t count, int64_t rank) {
+    float sample[SAMPLES], u[RUN];
     const int64_t runs = SAMPLES / RUN, distance = count / runs;
-    for (int64_t r = 0; r < runs; r++)
-        for (int64_t j = 0; j < RUN; j++) {
-            const int64_t at = r * distance + j;
-            sample[r * RUN + j] = residual ? x[at] + residual[at] : x[at];
-        }
+    for (int64_t r = 0; r < runs; r++) {
+        const int64_t at = r * distance;
+        formed(&whole->rule, whole->x + at, from(whole->residual, at), from(whole->velocity, at),
+               RUN, u, sample + r * RUN);
+    }
     const double expected = (double)SAMPLES * (double)rank / (double)count;
     const double wanted = 1.05 * expected + 5.0 * __builtin_sqrt(expected) + 8.0;
     if (wanted >= SAMPLES) return 0;
     selection s;
     s.num_pieces = 1;
     s.pieces[0].x = sample;
-    s.pieces[0].residual = 0;
+    s.pieces[0].residual = s.pieces[0].velocity = 0;
     s.pieces[0].count = SAMPLES;
     rank_pieces(&s, (int64_t)wanted);
     return s.threshold;
@@ -270,9 +330,44 @@ static void sift_pieces(void *job, int64_t first, int64_t last) {
             values[kept] = values[i];
             kept++;
             if (s->lost) s->lost[indices[i]] = 0.0f;
+            if (s->velocity && s->rule.masks) s->rule.moved[indices[i]] = 0.0f;
         }
         p->found = kept;
     }
+}
+
+static void select_largest(selection *s, int64_t count, int64_t rank, int64_t capacity) {
+    s->past_caches = s->lost && s->lost != s->residual && count * 4 >= STREAM_BYTES;
+    cut(s, count, capacity);
+    if (count >= 4 * SAMPLES && rank < count / 2) {
+        /* Exact whatever the sample says: it only decides how many candidates there are. */
+        s->threshold = guess(s, count, rank);
+        s->clear = 0;
+        const int64_t found = collect_all(s, capacity);
+        if (rank <= found && found <= capacity) {
+            for (int64_t i = 0; i < s->num_pieces; i++) {
+                piece *p = &s->pieces[i];
+                p->x = s->values + p->offset;
+                p->residual = p->velocity = 0;
+                p->count = p->found;
+            }
+            rank_pieces(s, rank);
+            gw_parallel(sift_pieces, s, s->num_pieces, 1, LEAST * s->num_pieces / found + 1);
+            compact(s);
+            return;
+        }
+    }
+    for (int64_t i = 0; i < s->num_pieces; i++) {
+        piece *p = &s->pieces[i];
+        p->x = s->x + p->first;
+        p->residual = from(s->residual, p->first);
+        p->velocity = from(s->velocity, p->first);
+        p->count = p->last - p->first;
+    }
+    rank_pieces(s, rank);
+    s->clear = 1;
+    collect_all(s, capacity);
+    compact(s);
 }
 
 /* The `rank` largest magnitudes, 1 <= rank <= count, of equal ones the first; indices ascend.
@@ -280,39 +375,18 @@ static void sift_pieces(void *job, int64_t first, int64_t last) {
 void gw_select_largest(const float *x, const float *residual, int64_t count, int64_t rank,
                        int64_t capacity, int64_t *indices, float *values, float *lost) {
     selection s;
-    s.x = x;
-    s.residual = residual;
-    s.indices = indices;
-    s.values = values;
-    s.lost = lost;
-    s.past_caches = lost && lost != residual && count * 4 >= STREAM_BYTES;
-    cut(&s, count, capacity);
-    if (count >= 4 * SAMPLES && rank < count / 2) {
-        /* Exact whatever the sample says: it only decides how many candidates there are. */
-        s.threshold = guess(x, residual, count, rank);
-        s.clear = 0;
-        const int64_t found = collect_all(&s, capacity);
-        if (rank <= found && found <= capacity) {
-            for (int64_t i = 0; i < s.num_pieces; i++) {
-                piece *p = &s.pieces[i];
-                p->x = values + p->offset;
-                p->residual = 0;
-                p->count = p->found;
-            }
-            rank_pieces(&s, rank);
-            gw_parallel(sift_pieces, &s, s.num_pieces, 1, LEAST * s.num_pieces / found + 1);
-            compact(&s);
-            return;
-        }
-    }
-    for (int64_t i = 0; i < s.num_pieces; i++) {
-        piece *p = &s.pieces[i];
-        p->x = x + p->first;
-        p->residual = residual ? residual + p->first : 0;
-        p->count = p->last - p->first;
-    }
-    rank_pieces(&s, rank);
-    s.clear = 1;
-    collect_all(&s, capacity);
-    compact(&s);
+    begin(&s, x, residual, indices, values, lost);
+    select_largest(&s, count, rank, capacity);
+}
+
+/* As above, from a residual and what x makes of a velocity; `lost` and `moved` are not null. */
+void gw_move_largest(const float *x, const float *residual, const float *velocity, float momentum,
+                     float scale, int32_t nesterov, int32_t masks, int64_t count, int64_t rank,
+                     int64_t capacity, int64_t *indices, float *values, float *lost,
+                     float *moved) {
+    selection s;
+    begin(&s, x, residual, indices, values, lost);
+    s.velocity = velocity;
+    s.rule = (motion_rule){momentum, scale, nesterov, masks, moved};
+    select_largest(&s, count, rank, capacity);
 }

@@ -3,8 +3,13 @@
    A vector is done in blocks that stay in the first-level cache: draw the random bits of a block,
    turn each stretch of one bucket into symbols, pack the block. BLOCK is a multiple of 8, 5 and 3,
    so that packed blocks end on a byte, and of what the vector generator of random bits makes. */
+#include "polar.h"
 #include "stream.h"
 #include "threads.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 void gw_philox_words(uint64_t seed, uint32_t stream0, uint32_t stream1, uint32_t stream2,
                      uint32_t first_block, uint32_t *out, int64_t count);
@@ -59,6 +64,104 @@ GW_INLINE double fold(double *sums, int64_t half) {
     return sums[0];
 }
 
+/* The same tree over a whole block of SUMMED elements, without a place in memory for every sum:
+   elements 64 apart meet first, in registers. */
+typedef double doubles __attribute__((vector_size(64)));
+
+/* Adds eight in the order in which halves, quarters and eighths of a block are folded. */
+#define FOLDED(v)                                                                        \
+    ((((v)[0] + (v)[4]) + ((v)[2] + (v)[6])) + (((v)[1] + (v)[5]) + ((v)[3] + (v)[7])))
+
+/* `value` is eight doubles made of the elements from x + at on. */
+#define FOLD_BLOCK(value)                                        \
+    do {                                                         \
+        doubles columns[8];                                      \
+        for (int i = 0; i < 8; i++) {                            \
+            doubles v[8];                                        \
+            for (int k = 0; k < 8; k++) {                        \
+                const int at = 64 * k + 8 * i;                   \
+                v[k] = value;                                    \
+            }                                                    \
+            columns[i] = FOLDED(v);                              \
+        }                                                        \
+        const doubles last_eight = FOLDED(columns);              \
+        return FOLDED(last_eight);                               \
+    } while (0)
+
+GW_INLINE void widened(const float *x, doubles *out) {
+    for (int k = 0; k < 8; k++) (*out)[k] = x[k];
+}
+
+GW_CLONES static double fold_floats_plain(const float *x) {
+    doubles eight;
+    FOLD_BLOCK((widened(x + at, &eight), eight));
+}
+
+GW_CLONES static double fold_squares_plain(const float *x) {
+    doubles eight;
+    FOLD_BLOCK((widened(x + at, &eight), eight * eight));
+}
+
+/* x c, as float32, c being values[0] or, where a bit is one, values[1]. */
+GW_CLONES static double fold_signed_plain(const float *x, const uint8_t *bits,
+                                          const float *values) {
+    float products[SUMMED];
+    for (int i = 0; i < SUMMED; i++) products[i] = x[i] * values[bits[i / 8] >> i % 8 & 1];
+    return fold_floats_plain(products);
+}
+
+#if defined(__x86_64__)
+#define WIDE __attribute__((target("avx512f,avx512vl")))
+#define LOADED(x) _mm256_loadu_ps(x)
+
+WIDE static double fold_floats_wide(const float *x) {
+    FOLD_BLOCK(_mm512_cvtps_pd(LOADED(x + at)));
+}
+
+WIDE static double fold_squares_wide(const float *x) {
+    FOLD_BLOCK(_mm512_cvtps_pd(LOADED(x + at)) * _mm512_cvtps_pd(LOADED(x + at)));
+}
+
+WIDE static double fold_signed_wide(const float *x, const uint8_t *bits, const float *values) {
+    const __m256 zero = _mm256_set1_ps(values[0]), one = _mm256_set1_ps(values[1]);
+    FOLD_BLOCK(_mm512_cvtps_pd(LOADED(x + at) * _mm256_mask_blend_ps(bits[at / 8], zero, one)));
+}
+
+static int wide(void) {
+    return gw_polar_level() >= 2 && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#define PICKED(name, arguments) return wide() ? name##_wide arguments : name##_plain arguments
+#else
+#define PICKED(name, arguments) return name##_plain arguments
+#endif
+
+static double fold_floats(const float *x) { PICKED(fold_floats, (x)); }
+static double fold_squares(const float *x) { PICKED(fold_squares, (x)); }
+static double fold_signed(const float *x, const uint8_t *bits, const float *values) {
+    PICKED(fold_signed, (x, bits, values));
+}
+
+/* rows [count][width] added up along the tree, into the first of each. */
+void gw_sum_rows(double *rows, int64_t count, int64_t width) {
+    double sums[SUMMED];
+    for (int64_t r = 0; r < count; r++) {
+        double *row = rows + r * width;
+        for (int64_t left = width; left > 1;) {
+            int64_t size = 2;
+            while (size < left && size < SUMMED) size *= 2;
+            int64_t blocks = 0;
+            for (int64_t at = 0; at < left; at += size) {
+                const int64_t n = smaller(size, left - at);
+                memcpy(sums, row + at, (size_t)n * sizeof *sums);
+                memset(sums + n, 0, (size_t)(size - n) * sizeof *sums);
+                row[blocks++] = fold(sums, size / 2);
+            }
+            left = blocks;
+        }
+    }
+}
+
 GW_CLONES static void block_maxima(void *argument, int64_t first, int64_t last) {
     const statistics *job = argument;
     for (int64_t number = first; number < last; number++) {
@@ -93,10 +196,9 @@ GW_CLONES static void block_extremes(void *argument, int64_t first, int64_t last
     }
 }
 
-GW_CLONES static void block_squares(void *argument, int64_t first, int64_t last) {
+static void block_squares(void *argument, int64_t first, int64_t last) {
     const statistics *job = argument;
     float block[SUMMED];
-    double sums[SUMMED / 2];
     for (int64_t number = first; number < last; number++) {
         int64_t n;
         const float *x = job->x + block_begin(job, number, &n);
@@ -105,11 +207,7 @@ GW_CLONES static void block_squares(void *argument, int64_t first, int64_t last)
             memcpy(block, x, (size_t)n * sizeof *x);
             x = block;
         }
-        for (int64_t i = 0; i < SUMMED / 2; i++) {
-            const double a = x[i], b = x[i + SUMMED / 2];
-            sums[i] = a * a + b * b;
-        }
-        job->sums[number] = fold(sums, SUMMED / 4);
+        job->sums[number] = fold_squares(x);
     }
 }
 
@@ -194,7 +292,6 @@ GW_CLONES static void block_products(void *argument, int64_t first, int64_t last
     const products *job = argument;
     int32_t symbols[SUMMED];
     float a[SUMMED], b[SUMMED];
-    double sums[SUMMED / 2];
     for (int64_t number = first; number < last; number++) {
         int64_t n;
         const int64_t at = block_begin(&job->where, number, &n);
@@ -207,10 +304,35 @@ GW_CLONES static void block_products(void *argument, int64_t first, int64_t last
         }
         memset(a + n, 0, (size_t)(SUMMED - n) * sizeof *a);
         memset(b + n, 0, (size_t)(SUMMED - n) * sizeof *b);
-        for (int64_t i = 0; i < SUMMED / 2; i++) sums[i] = (double)a[i] + a[i + SUMMED / 2];
-        job->where.sums[number] = fold(sums, SUMMED / 4);
-        for (int64_t i = 0; i < SUMMED / 2; i++) sums[i] = (double)b[i] + b[i + SUMMED / 2];
-        job->where.below[number] = fold(sums, SUMMED / 4);
+        job->where.sums[number] = fold_floats(a);
+        job->where.below[number] = fold_floats(b);
+    }
+}
+
+/* The sum of x c over a block of n <= SUMMED elements, one bit each: see polar.h. */
+double gw_fold_signed(const float *x, int64_t n, const uint8_t *bits, const float *values) {
+    if (n == SUMMED) return fold_signed(x, bits, values);
+    const int one = values[1] > 0; /* so that no product beyond the end is a minus zero */
+    float block[SUMMED] = {0};
+    uint8_t few[SUMMED / 8];
+    memcpy(block, x, (size_t)n * sizeof *x);
+    memset(few, one ? 255 : 0, sizeof few);
+    memcpy(few, bits, (size_t)n / 8);
+    for (int64_t i = n & ~7; i < n; i++)
+        if ((bits[i / 8] >> i % 8 & 1) != one) few[i / 8] ^= (uint8_t)(1 << i % 8);
+    return fold_signed(block, few, values);
+}
+
+/* The same for +-c, one bit each. Of equal squares any order of adding gives the exact sum. */
+static void block_signed(void *argument, int64_t first, int64_t last) {
+    const products *job = argument;
+    const float square = job->values[0] * job->values[0];
+    for (int64_t number = first; number < last; number++) {
+        int64_t n;
+        const int64_t at = block_begin(&job->where, number, &n);
+        job->where.sums[number] =
+            gw_fold_signed(job->where.x + at, n, job->packed + at / 8, job->values);
+        job->where.below[number] = (double)n * square;
     }
 }
 
@@ -220,7 +342,8 @@ void gw_cell_products(const float *x, const uint8_t *packed, int64_t count, int6
     products job = {blocks_of(x, count, bucket), packed, values, width};
     job.where.sums = along;
     job.where.below = squares;
-    over_blocks(block_products, &job.where);
+    const int opposite = width == 1 && bits_of(values[0]) == (bits_of(values[1]) ^ 0x80000000u);
+    over_blocks(opposite ? block_signed : block_products, &job.where);
 }
 
 /* Rounding. */

@@ -41,7 +41,7 @@ def bucket_squares(x: Tensor, bucket: int) -> Tensor:
         return reference.bucket_squares(x, bucket)
     x, blocks = dense(x), _blocks(x, bucket, torch.float64)
     parallel().gw_bucket_squares(x.data_ptr(), x.numel(), bucket, blocks.data_ptr())
-    return reference.sum_rows(blocks)
+    return _summed(blocks)
 
 
 def bucket_sides(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +58,7 @@ def bucket_sides(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
         below.data_ptr(),
         negative.data_ptr(),
     )
-    return reference.sum_rows(above), reference.sum_rows(below), negative.sum(dim=1)
+    return _summed(above), _summed(below), negative.sum(dim=1)
 
 
 def cell_products(
@@ -78,7 +78,14 @@ def cell_products(
         along.data_ptr(),
         squares.data_ptr(),
     )
-    return reference.sum_rows(along), reference.sum_rows(squares)
+    return _summed(along), _summed(squares)
+
+
+def _summed(blocks: Tensor) -> Tensor:
+    """What `reference.sum_rows` does, in place."""
+    if blocks.shape[1] > 1:
+        load().gw_sum_rows(blocks.data_ptr(), *blocks.shape)
+    return blocks[:, 0].clone(memory_format=torch.contiguous_format)
 
 
 def to_levels(

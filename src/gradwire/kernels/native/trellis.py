@@ -1,12 +1,23 @@
 """Trellis-coded quantisation in C: the numbers and bytes of reference/trellis.py, exactly."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import dense, load, parallel, pointer
-from gradwire.kernels.reference.trellis import CLASSES, no_code, segment_starts
+from gradwire.kernels.reference.trellis import CLASSES, UNIT, no_code, segment_starts
+from gradwire.kernels.reference.trellis_fit import (
+    LAMBDA,
+    OFFSET_BITS,
+    Fit,
+    symbol_bits,
+    tail_bits,
+)
+from gradwire.kernels.reference.trellis_tables import LEVEL, event_bits
 
 _CPU = torch.device("cpu")
+_MOST_TEXT = 2 + 8 + 6 * CLASSES * 15  # digits of tables
 
 
 def trellis_search(
@@ -71,6 +82,80 @@ def trellis_counts(
     return counts, errors
 
 
+def trellis_tables(counts: Tensor) -> tuple[Tensor, str, float]:
+    counts = dense(counts)
+    levels = torch.empty(2 * CLASSES, 3, dtype=torch.int8, device=_CPU)
+    text = torch.empty(_MOST_TEXT, dtype=torch.uint8, device=_CPU)
+    size = torch.empty(1, dtype=torch.float64, device=_CPU)
+    length = load().gw_trellis_tables(
+        counts.data_ptr(),
+        _event_bits().data_ptr(),
+        levels.data_ptr(),
+        text.data_ptr(),
+        size.data_ptr(),
+    )
+    return levels, _digits(text, length), float(size)
+
+
+def trellis_fit(
+    scaled: Tensor,
+    shapes: Tensor,
+    segments: int,
+    levels: Tensor | None,
+    offsets: Tensor,
+    signed: bool,
+    rounds: int,
+    passes: int,
+    stride: int,
+) -> Fit:
+    scaled, shapes = dense(scaled), dense(shapes)
+    count = scaled.numel()
+    is_given = levels is not None
+    found = torch.zeros(2 * CLASSES, 3, dtype=torch.int8) if levels is None else levels.clone()
+    moved = offsets.clone()
+    indices = torch.empty(count, dtype=torch.int32, device=_CPU)
+    contexts = torch.empty(count, dtype=torch.uint8, device=_CPU)
+    text = torch.empty(_MOST_TEXT, dtype=torch.uint8, device=_CPU)
+    numbers = torch.empty(3, dtype=torch.float64, device=_CPU)
+    length = parallel().gw_trellis_fit(
+        scaled.data_ptr(),
+        count,
+        shapes.data_ptr(),
+        most_columns(shapes),
+        segments,
+        int(signed),
+        int(is_given),
+        rounds,
+        passes,
+        stride,
+        _event_bits().data_ptr(),
+        symbol_bits().data_ptr(),
+        tail_bits().data_ptr(),
+        LAMBDA * UNIT**2,
+        OFFSET_BITS * (LAMBDA * UNIT**2),
+        indices.data_ptr(),
+        contexts.data_ptr(),
+        found.data_ptr(),
+        moved.data_ptr(),
+        text.data_ptr(),
+        numbers.data_ptr(),
+    )
+    if length < 0:
+        raise MemoryError("trellis_fit")
+    size, error, energy = numbers.tolist()
+    return indices, contexts, found, moved, _digits(text, length), size, error, energy
+
+
+def _digits(text: Tensor, length: int) -> str:
+    return text[:length].numpy().tobytes().decode("ascii")
+
+
+@cache
+def _event_bits() -> Tensor:
+    bits = [event_bits(level) for level in range(-LEVEL, LEVEL + 1)]
+    return torch.tensor(bits, dtype=torch.float64, device=_CPU)
+
+
 def trellis_encode(
     indices: Tensor, contexts: Tensor, halves: Tensor, tails: Tensor, segments: int
 ) -> tuple[Tensor, Tensor]:
@@ -112,6 +197,7 @@ def trellis_decode(
     shapes: Tensor,
     count: int,
     signed: bool = False,
+    plane: Tensor | None = None,
 ) -> Tensor:
     packed, halves, tails, offsets, shapes = map(dense, (packed, halves, tails, offsets, shapes))
     starts = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=_CPU)
@@ -128,6 +214,7 @@ def trellis_decode(
         tails.data_ptr(),
         offsets.data_ptr(),
         int(signed),
+        pointer(plane if plane is None else dense(plane)),
         values.data_ptr(),
     )
     if status:
@@ -137,4 +224,4 @@ def trellis_decode(
 
 def most_columns(shapes: Tensor) -> int:
     """How many columns are remembered at once: one for a vector."""
-    return int(torch.where(shapes[:, 0] == 1, 1, shapes[:, 1]).max())
+    return max(1 if rows == 1 else width for rows, width in shapes.tolist())

@@ -42,6 +42,40 @@ def ratios_to_lanes(ratios: Tensor, units: int) -> Tensor:
     return padded.view(groups, LANES, n).transpose(1, 2).contiguous()
 
 
+def polar_fill(ratios: Tensor, blocks: int, n: int, lanes: int, certain: int) -> Tensor:
+    groups, count = -(-blocks // lanes), ratios.numel()
+    used, last = -(-count // blocks), blocks - (groups - 1) * lanes
+    cut = (groups - 1) * used * lanes
+    out = ratios.new_zeros(groups, n, lanes)
+    out[:, used:] = certain
+    out[:-1, :used] = ratios[:cut].view(groups - 1, used, lanes)
+    tail = ratios.new_zeros(used * last)
+    tail[: count - cut] = ratios[cut:]
+    out[-1, :used, :last] = tail.view(used, last)
+    return out
+
+
+def join_lanes(rows: Tensor, blocks: int) -> Tensor:
+    groups, count, width = rows.shape
+    last = blocks - (groups - 1) * 8 * width
+    tail = spread_bits(rows[-1]).view(count, 8 * width)[:, :last].reshape(-1)
+    return torch.cat([rows[:-1].reshape(-1), packed_bits(_whole_bytes(tail))])
+
+
+def cut_lanes(packed: Tensor, blocks: int, rows: int, lanes: int) -> Tensor:
+    groups = -(-blocks // lanes)
+    last = blocks - (groups - 1) * lanes
+    split = (groups - 1) * rows * (lanes // 8)
+    bits = packed.new_zeros(rows, lanes)
+    bits[:, :last] = spread_bits(packed[split:])[: rows * last].view(rows, last)
+    full = packed[:split].view(groups - 1, rows, lanes // 8)
+    return torch.cat([full, packed_bits(bits).unsqueeze(0)])
+
+
+def _whole_bytes(bits: Tensor) -> Tensor:
+    return torch.cat([bits, bits.new_zeros(-bits.numel() % 8)])
+
+
 def packed_bits(bits: Tensor) -> Tensor:
     """[..., 8k] of zeros and ones as uint8 [..., k], the first the least significant."""
     places = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)

@@ -25,17 +25,18 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.reference.bits import unpack_uints
-from gradwire.kernels.reference.lanes import LANES, packed_bits, spread_bits
+from gradwire.kernels.reference.lanes import join_lanes, packed_bits, polar_fill, spread_bits
+from gradwire.kernels.reference.tables import cell_products, sum_rows
 
 FROZEN, FREE, REPETITION, PARITY, MIXED = range(5)
 
 
 def polar_quantise(llr: Tensor, kinds: Tensor, corrected: bool) -> Tensor:
-    groups, n, _ = llr.shape
+    groups, n, lanes = llr.shape
     f = f_corrected if corrected else f_minsum
-    alpha = llr.to(torch.int16).transpose(0, 1).reshape(n, -1)  # [n, groups * 64]
+    alpha = llr.to(torch.int16).transpose(0, 1).reshape(n, -1)  # [n, groups * lanes]
     bits = cancel(alpha, kinds.tolist(), 1, f)
-    return packed_bits(bits.reshape(n, groups, LANES).transpose(0, 1))
+    return packed_bits(bits.reshape(n, groups, lanes).transpose(0, 1))
 
 
 def polar_quantise_bits(bits: Tensor, magnitude: int, kinds: Tensor, corrected: bool) -> Tensor:
@@ -79,11 +80,11 @@ def polar_genie(llr: Tensor, cost: Tensor) -> Tensor:
 
 
 def polar_transform(bits: Tensor) -> Tensor:
-    x = bits.clone()  # [groups, n, 8]
-    groups, n, _ = x.shape
+    x = bits.clone()
+    groups, n, width = x.shape
     h = 1
     while h < n:
-        pairs = x.view(groups, n // (2 * h), 2, h * 8)
+        pairs = x.view(groups, n // (2 * h), 2, h * width)
         pairs[:, :, 0] ^= pairs[:, :, 1]
         h *= 2
     return x
@@ -91,6 +92,25 @@ def polar_transform(bits: Tensor) -> Tensor:
 
 def polar_ratios(x: Tensor, factor: float) -> Tensor:
     return (x * factor).clamp(-127, 127).round().to(torch.int8)
+
+
+def polar_signs(
+    x: Tensor,
+    factor: float,
+    value: float,
+    blocks: int,
+    n: int,
+    lanes: int,
+    kinds: Tensor,
+    quantise: Callable[[Tensor, Tensor, bool], Tensor] = polar_quantise,
+) -> tuple[Tensor, Tensor]:
+    llr = polar_fill(polar_ratios(x, factor), blocks, n, lanes, 127)
+    word = quantise(llr, kinds, True)
+    used = -(-x.numel() // blocks)
+    bits = join_lanes(word[:, :used], blocks)[: -(-x.numel() // 8)]
+    values = x.new_tensor([-value, value])
+    along, _ = cell_products(x, bits, min(used * lanes, x.numel()), values, (2, 1, 0))
+    return word, sum_rows(along.view(1, -1))[0]
 
 
 def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ NaN counts as larger than any number, so that a caller finds it among what was s
 import torch
 from torch import Tensor
 
+from gradwire.kernels._motion import Motion, Residual
+
 
 def select_largest(
-    x: Tensor, residual: Tensor | None, count: int, out: Tensor | None
+    x: Tensor, residual: Residual | None, count: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     p = x if residual is None else x + residual
     magnitude = p.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
@@ -20,18 +22,24 @@ def select_largest(
         ties = (magnitude == least).nonzero().reshape(-1)
         chosen[ties[: count - int(chosen.sum())]] = True
         indices = chosen.nonzero().reshape(-1)
-    return _taken(p, indices, out)
+    return _taken(x, residual, p, indices, out)
 
 
 def select_above(
-    x: Tensor, residual: Tensor | None, threshold: float, capacity: int, out: Tensor | None
+    x: Tensor, residual: Residual | None, threshold: float, capacity: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     p = x if residual is None else x + residual
-    return _taken(p, (~(p.abs() < threshold)).nonzero().reshape(-1), out)
+    return _taken(x, residual, p, (~(p.abs() < threshold)).nonzero().reshape(-1), out)
 
 
-def _taken(p: Tensor, indices: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+def _taken(
+    x: Tensor, residual: Residual | None, p: Tensor, indices: Tensor, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
     if out is not None:
         out.copy_(p)
         out[indices] = 0
+    if isinstance(residual, Motion):
+        residual.moved.copy_(residual.step(x)[0])
+        if residual.masks:
+            residual.moved[indices] = 0
     return indices, p[indices]

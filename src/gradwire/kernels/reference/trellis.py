@@ -138,7 +138,7 @@ def _cheapest(
     return torch.stack(best, dim=-1), torch.stack(index, dim=-1)
 
 
-class _Model:
+class Model:
     """What is expected of the next element, from those before it in its segment."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], first: int) -> None:
@@ -188,14 +188,21 @@ class _Model:
         return min(max(number, 0), CLASSES - 1) << 1 | self.state & 1
 
     def learn(self, index: int, signed: bool) -> None:
-        magnitude = abs(index)
+        self.state = _next_state(self.state, index, signed)
+        self._learn_size(min(abs(index), _MOST) << _FRACTION)
+
+    def learn_value(self, index: int, q: int) -> None:
+        """Where a plane names the quantisers: what the value is in terms of two steps."""
+        half = q << (_FRACTION - 1) if index else 0
+        self._learn_size((min(abs(index), _MOST) << _FRACTION) - half)
+
+    def _learn_size(self, v: int) -> None:
         at = 0 if self._is_vector else self._at
-        v, c = min(magnitude, _MOST) << _FRACTION, self._columns_of[at]
+        c = self._columns_of[at]
         self._left = (self._left + v) >> 1
         self._row += v - (self._row >> _ROW_SHIFT)
         self._columns += c - (self._columns >> _ROW_SHIFT)
         self._columns_of[at] = c + ((v - c) >> self._shift)
-        self.state = _next_state(self.state, index, signed)
         self._at += 1
         if self._at == self._width:
             self._end_row()
@@ -225,7 +232,7 @@ def trellis_contexts(
     errors = [[0] * 2 for _ in range(6)]
     starts = segment_starts(len(magnitudes), segments)
     for first, last in itertools.pairwise(starts):
-        model = _Model(tensors, first)
+        model = Model(tensors, first)
         for i in range(first, last):
             context, u = model.context(), magnitudes[i]
             contexts.append(context & ~1 if known is None else context)
@@ -318,11 +325,13 @@ def trellis_decode(
     shapes: Tensor,
     count: int,
     signed: bool = False,
+    plane: Tensor | None = None,
 ) -> Tensor:
     tables = [_symbol_table(*pair) for pair in halves.tolist()]
     tail_tables = [_starts(row) for row in tails.tolist()]
     tensors = [(int(rows), int(width)) for rows, width in shapes.tolist()]
     offset = offsets.tolist()
+    told = None if plane is None else plane.tolist()
     pairs = packed.view(-1, 2).tolist()
     words = [low | high << 8 for low, high in pairs]
     values: list[int] = []
@@ -332,8 +341,10 @@ def trellis_decode(
         stream = iter(words[position : position + length])
         position += length
         x = next(stream) | next(stream) << 16
-        model = _Model(tensors, first)
-        for _ in range(first, last):
+        model = Model(tensors, first)
+        for i in range(first, last):
+            if told is not None:
+                model.state = told[i >> 3] >> (i & 7) & 1
             c = model.context()
             symbol, x = _pop(x, tables[c], PRECISION, stream)
             k = (symbol + 1) >> 1
@@ -347,7 +358,10 @@ def trellis_decode(
             q = c & 1
             value = 2 * UNIT * k - UNIT * q - offset[3 * q + min(k, 3) - 1] if k else 0
             values.append(value if symbol & 1 else -value)
-            model.learn(k if symbol & 1 else -k, signed)
+            if told is None:
+                model.learn(k if symbol & 1 else -k, signed)
+            else:
+                model.learn_value(k, q)
         if x != _LOW or next(stream, None) is not None:
             raise no_code()
     return torch.tensor(values, dtype=torch.int32)

@@ -1,6 +1,6 @@
 """Free positions that come with the package, for the lengths and rates in common use.
 
-`frozen.npz`, written by experiments/make_frozen_sets.py: for each length N and rate R of the grid,
+`free_sets.npz`, written by experiments/make_free_sets.py: for each length N and rate R of the grid,
 in this order, N bits, one where an input is free, each code's padded to whole bytes (there is no
 padding: lengths are multiples of 64). They are Monte-Carlo constructions from more draws than one
 would wait for. Both ends of a wire must hold the same file, so its hash is checked: a
@@ -61,7 +61,7 @@ def _load() -> Tensor:
         or digest(free) != _SHA256
     ):
         raise RuntimeError(
-            f"{FILE.name} is not version {VERSION} of the frozen sets (it says {version}, "
+            f"{FILE.name} is not version {VERSION} of the free sets (it says {version}, "
             f"{free.dtype} {list(free.shape)}, sha256 {digest(free)}); reinstall gradwire"
         )
     return torch.from_numpy(free)

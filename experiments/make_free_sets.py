@@ -1,12 +1,12 @@
-"""Which inputs of the common polar codes are free? Writes src/gradwire/coding/polar/frozen.npz.
+"""Which inputs of the common polar codes are free? Writes src/gradwire/coding/polar/free_sets.npz.
 
-    python experiments/make_frozen_sets.py
+    python experiments/make_free_sets.py
 
-For each length and rate R of the grid (gradwire.coding.polar.frozen): Monte-Carlo constructions for
-BSC(D) with 1 - h2(D) = R, and for rates a little lower and higher, because a decision may
-be wrong for what it does to later ones, which the construction does not see; the set that turns the
+For each length and rate R of the grid (gradwire.coding.polar.free_sets): Monte-Carlo constructions
+for BSC(D) with 1 - h2(D) = R, and for rates a little lower and higher, because a decision may be
+wrong for what it does to later ones, which the construction does not see; the set that turns the
 fewest of 2^25 random bits is kept. All is integers drawn from fixed keys, so the file comes
-out the same on every machine. It prints the hash that belongs into frozen.py.
+out the same on every machine. It prints the hash that belongs into free_sets.py.
 
 Answer: the neighbours of R lower D by up to 0.0003 at N <= 1024 and hardly beyond, and drawing four
 times as often changes nothing in the fourth digit.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gradwire import kernels
-from gradwire.coding.polar import frozen, monte_carlo
+from gradwire.coding.polar import free_sets, monte_carlo
 from gradwire.coding.polar.channel import bsc_ratio, distortion_bound
 from gradwire.coding.polar.construction import lowest
 from gradwire.core.key import Key
@@ -57,15 +57,14 @@ def count_wrong(free: torch.Tensor) -> int:
 
 def main() -> None:
     parts = []
-    for n, k in frozen.grid():
+    for n, k in free_sets.grid():
         free = free_set(n, k)
         parts.append(kernels.pack_uints(free, 1).numpy())
         print(f"N {n:6d}  K {k:6d}  D {count_wrong(free) / NUM_BITS:.5f}", flush=True)
     whole = np.concatenate(parts)
-    np.savez_compressed(frozen.FILE, version=np.array(frozen.VERSION), free=whole)
-    print(
-        f"version {frozen.VERSION}, sha256 {frozen.digest(whole)}, {frozen.FILE.stat().st_size} B"
-    )
+    np.savez_compressed(free_sets.FILE, version=np.array(free_sets.VERSION), free=whole)
+    size = free_sets.FILE.stat().st_size
+    print(f"version {free_sets.VERSION}, sha256 {free_sets.digest(whole)}, {size} B")
 
 
 if __name__ == "__main__":

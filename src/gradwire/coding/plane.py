@@ -1,0 +1,134 @@
+"""A plane of bits, one for each element, in less than a bit each: words of polar codes.
+
+The sender has of each element a ratio, how much it prefers a zero (8 units to a nat, as in
+`kernels.polar_quantise`), and takes the words that successive cancellation finds. The receiver
+needs their free inputs. A vector is cut into pieces: up to 64 blocks of 32768 positions each, then
+one block for every power of two in the number of elements that are left, down to 256; what is left
+then is a block with some positions to spare. That errs less than to shorten blocks: a code of half
+the length loses less than one that lacks half its positions. Of each piece travel
+
+    1 byte: the rate, in 1/256 of a bit per position; the free inputs of all its blocks, packed
+
+The rate is what the ratios tell of the bits, the mean of 1 - h2(1 / (1 + e^-L)), so elements that
+do not care cost nothing. Polar codes take any mixture of positions, but not an order of them (rows
+of a matrix that are all small): the positions of a block are permuted, always in the same way. Free
+are the inputs of the largest polarization weight. At whole powers of two it is as good as an order
+made for the very ratios, and both sides have it without a table. No two weights of a block are
+closer than 0.00009, so that rounding does not change their order on any machine.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.coding.polar.lanes import Lanes, select, spread
+from gradwire.coding.polar.polarization_weight import scores
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+
+_UNITS, _CERTAIN = 8, 127
+_LONGEST, _SHORTEST = 1 << 15, 1 << 8  # positions of a block
+_RATES = 256  # per bit
+_MOST_RATE = 192
+_SAMPLE = 1 << 16  # elements on which a rate is decided
+
+
+def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
+    """What travels, uint8, and the bits that it stands for, packed, for ratios (int8 [numel])."""
+    codes, planes, start = [], [], 0
+    for lanes in _pieces(ratios.numel()):
+        own = ratios[start : start + lanes.numel]
+        start += lanes.numel
+        if own.numel() < lanes.numel:
+            own = torch.nn.functional.pad(own, (0, lanes.numel - own.numel()))
+        rate = min(max(round(_RATES * _told(own)), 1), _MOST_RATE)
+        code, order = _code(lanes.length, rate), _order(lanes.length)
+        word = kernels.polar_quantise(lanes.spread(own, order), code.kinds)
+        codes.append(torch.tensor([rate], dtype=torch.uint8))
+        codes.append(lanes.join(select(kernels.polar_transform(word), code.rows)))
+        planes.append(lanes.join(word[:, _inverse(lanes.length)]))
+    return torch.cat(codes), torch.cat(planes)[: -(-ratios.numel() // 8)]
+
+
+def decode_plane(packed: Tensor, numel: int) -> tuple[Tensor, int]:
+    """The bits of a plane at the front of bytes, packed, and how many bytes it takes."""
+    planes, start = [], 0
+    for lanes in _pieces(numel):
+        rate = int(packed[start]) if packed.numel() > start else 0
+        if not 1 <= rate <= _MOST_RATE:
+            raise WireError(f"plane: a rate of {rate} / {_RATES}")
+        num_rows = _num_rows(lanes.length, rate)
+        end = start + 1 + lanes.num_bytes(num_rows)
+        if packed.numel() < end:
+            raise WireError(f"plane: {packed.numel()} bytes, of {end} or more")
+        inputs = lanes.cut(packed[start + 1 : end], num_rows)
+        code = _code(lanes.length, rate)
+        word = kernels.polar_transform(spread(inputs, code.rows, lanes.length))
+        planes.append(lanes.join(word[:, _inverse(lanes.length)]))
+        start = end
+    return torch.cat(planes)[: -(-numel // 8)], start
+
+
+def _pieces(numel: int) -> Iterator[Lanes]:
+    """Whole blocks; the last of all may be more than what is left."""
+    while numel > 0:
+        if numel >= _LONGEST:
+            blocks = min(numel // _LONGEST, kernels.POLAR_LANES)
+            piece = Lanes(blocks * _LONGEST, _LONGEST)
+        elif numel >= _SHORTEST:
+            piece = Lanes(1 << (numel.bit_length() - 1), _LONGEST)
+        else:
+            piece = Lanes(max(64, 1 << (numel - 1).bit_length()), _LONGEST)
+        yield piece
+        numel -= piece.numel
+
+
+def _told(ratios: Tensor) -> float:
+    """Bits that a ratio tells, in the mean."""
+    some = ratios[:: max(1, ratios.numel() // _SAMPLE)]
+    counts = torch.bincount(some.abs(), minlength=_CERTAIN + 1).double()
+    return float(counts @ _information()) / some.numel()
+
+
+@functools.cache
+def _information() -> Tensor:
+    """1 - h2(1 / (1 + e^-L)) of ratios 0 .. 127."""
+    ratios = torch.arange(_CERTAIN + 1, dtype=torch.float64) / _UNITS
+    nats = torch.nn.functional.softplus(-ratios) + torch.sigmoid(-ratios) * ratios
+    return 1 - nats / math.log(2)
+
+
+class _Code(NamedTuple):
+    kinds: Tensor  # for `kernels.polar_quantise`
+    rows: Tensor  # the free inputs
+
+
+def _num_rows(n: int, rate: int) -> int:
+    return max(1, rate * n // _RATES)
+
+
+@functools.lru_cache(maxsize=512)
+def _code(n: int, rate: int) -> _Code:
+    free = torch.zeros(n, dtype=torch.bool)
+    free[_by_weight(n)[: _num_rows(n, rate)]] = True
+    return _Code(kernels.polar_kinds(free), free.nonzero().reshape(-1))
+
+
+@functools.cache
+def _by_weight(n: int) -> Tensor:
+    return torch.argsort(scores(n), stable=True)
+
+
+@functools.cache
+def _order(n: int) -> Tensor:
+    return Key(0).child("plane positions").permutation(n)
+
+
+@functools.cache
+def _inverse(n: int) -> Tensor:
+    return torch.argsort(_order(n))

@@ -1,0 +1,249 @@
+"""Messages of several tensors as one: parts of equal name lie behind one another.
+
+A header and a checksum for every tensor would cost more than a bias has to say. Of the parts of one
+codec for several tensors, those of equal name are joined. Where each ends is known for `values`,
+which the codec describes, and told for the others:
+
+    nothing                   in every part all pieces are equally long
+    ceil(num_parts / 8) bytes one bit for each part whose pieces are not
+    varints                   of each of those the lengths of its pieces, in elements, but the last
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.coding.varint import read_varints, write_varints
+from gradwire.core.codec import Algebra, Codec, Compression, Kind, Parts
+from gradwire.core.errors import NonFiniteError, WireError
+from gradwire.core.key import Key
+from gradwire.core.payload import Payload
+from gradwire.core.reducer import Reducer
+from gradwire.core.spec import Placed, Spec
+from gradwire.core.symbols import packed_bytes
+
+LENGTHS = "lengths"  # the part that tells where pieces end
+_SYMBOLS = "symbols"  # packed `values` that no other codec can take up
+
+
+def check_choice(name: str, codec: Compression) -> None:
+    """Refuses what cannot encode one tensor of several."""
+    if isinstance(codec, Reducer):
+        raise ValueError(
+            f"{name} encodes tensors, but {codec!r} is a way of averaging. If it wraps a codec, "
+            f"put {name} inside: ef({name}(...)). To reduce layers one by one use partition or "
+            'sequential("layer").'
+        )
+    if not isinstance(codec, Codec):
+        raise ValueError(f"{name} takes codecs such as topk(0.01), got {codec!r}")
+    if codec.takes is not Kind.REAL:
+        raise ValueError(
+            f"{name}: {codec!r} encodes {codec.takes.value}, so it must follow a quantiser. "
+            f"Write {name}(qsgd(bits=4) >> {codec!r})."
+        )
+    if codec.algebra is Algebra.MERGE:
+        raise ValueError(
+            f"{name}: the payloads of {codec!r} merge on their way, those of several tensors in "
+            'one message cannot. Use it alone, with sequential("layer") for single layers.'
+        )
+    if codec.shares:
+        raise ValueError(
+            f"{name}: what all ranks of {codec!r} share is one number for the whole bucket. "
+            'Use it alone, with sequential("layer") for single layers.'
+        )
+
+
+def covering(tensors: Sequence[Placed] | None, numel: int) -> tuple[Placed, ...]:
+    """The tensors of a vector of this length; an inner stage of a chain knows none."""
+    if tensors and tensors[-1][2] == numel:
+        return tuple(tensors)
+    return (("", 0, numel, (numel,)),)
+
+
+@lru_cache(maxsize=1024)
+def layer_specs(tensors: tuple[Placed, ...], dtype: torch.dtype) -> tuple[Spec, ...]:
+    return tuple(Spec(shape, dtype) for _, _, _, shape in tensors)
+
+
+def layer_keys(key: Key, tensors: Sequence[Placed]) -> list[Key]:
+    """A key for each tensor; one alone has the key of the bucket."""
+    return [key] if len(tensors) == 1 else [key.child(name) for name, *_ in tensors]
+
+
+def pieces(x: Tensor, tensors: Sequence[Placed]) -> Iterator[Tensor]:
+    """The tensors in a flat vector."""
+    return (x[start:stop].reshape(shape) for _, start, stop, shape in tensors)
+
+
+def as_sent(codec: Codec) -> Codec:
+    """The codec whose parts `codec.encode` makes."""
+    return codec if codec.coder is None else codec >> codec.coder
+
+
+def part_names(codec: Codec) -> tuple[str, ...]:
+    """The parts of the messages of `codec` for several tensors, in wire order."""
+    codec = as_sent(codec)
+    others = tuple(f"each.{name}" for name in _others(codec))
+    values = () if codec.leaves is Kind.NOTHING else (_values(codec),)
+    return (*((LENGTHS,) if others else ()), *others, *values)
+
+
+def gathered(codec: Codec, messages: Sequence[Parts], device: torch.device) -> dict[str, Tensor]:
+    """The parts of all messages that `codec.encode` made, as one."""
+    codec = as_sent(codec)
+    others = _others(codec)
+    lengths = [[message[name].numel() for message in messages] for name in others]
+    parts = {f"each.{name}": _joined([m[name] for m in messages], device) for name in others}
+    if others:
+        told = bytearray(_written(lengths))
+        parts[LENGTHS] = _empty(device)
+        if told:
+            parts[LENGTHS] = torch.frombuffer(told, dtype=torch.uint8).to(device)
+    if codec.leaves is not Kind.NOTHING:
+        parts[_values(codec)] = _joined([m["values"] for m in messages], device)
+    return parts
+
+
+def taken_apart(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[dict[str, Tensor]]:
+    """The inverse of `gathered`, for tensors of these specs. Trusts no part."""
+    codec = as_sent(codec)
+    messages = _side_information(codec, parts, specs)
+    if codec.leaves is Kind.NOTHING:
+        return messages
+    values = parts[_values(codec)]
+    sizes = [_size(left) for left in _left(codec, messages, specs)]
+    if sum(sizes) != values.numel():
+        raise WireError(f"values: {values.numel()}, expected {sum(sizes)} of {len(specs)} tensors")
+    return [
+        {**message, "values": own}
+        for message, own in zip(messages, _cut(values, sizes), strict=True)
+    ]
+
+
+def values_left(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[Spec]:
+    """What `values` of each tensor look like, for a codec that leaves real numbers."""
+    if LENGTHS not in parts:  # before anything is sent: known, or a KeyError
+        return _left(codec, [{} for _ in specs], specs)
+    return _left(codec, _side_information(codec, parts, specs), specs)
+
+
+def payload_of(parts: Parts) -> Payload:
+    """A payload that `Codec.decode` takes; it was part of another and is no buffer by itself."""
+    return Payload(torch.empty(0, dtype=torch.uint8), parts, 0)
+
+
+def named(name: str, encode: Any, *layer: Any) -> Any:
+    """What `encode` makes of a tensor; an error about its numbers tells the name."""
+    try:
+        return encode(*layer)
+    except NonFiniteError as error:
+        if not name:
+            raise
+        raise NonFiniteError(f"{name}: {error}") from None
+
+
+class Whole:
+    """A flat vector made of its tensors. Each is copied at once, while it is in the cache."""
+
+    def __init__(self, tensors: tuple[Placed, ...]) -> None:
+        self._places = iter(tensors)
+        self._numel = tensors[-1][2]
+        self._vector: Tensor | None = None
+
+    def add(self, tensor: Tensor) -> None:
+        _, start, stop, _ = next(self._places)
+        if stop - start == self._numel and self._vector is None:
+            self._vector = tensor.reshape(-1)
+            return
+        if self._vector is None:
+            on_cpu = tensor.device.type == "cpu"
+            self._vector = (
+                kernels.empty(self._numel, tensor.dtype)
+                if on_cpu
+                else tensor.new_empty(self._numel)
+            )
+        self._vector[start:stop] = tensor.reshape(-1)
+
+    @property
+    def vector(self) -> Tensor:
+        assert self._vector is not None
+        return self._vector
+
+
+def _side_information(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[dict[str, Tensor]]:
+    others = _others(codec)
+    if not others:
+        return [{} for _ in specs]
+    lengths = parts[LENGTHS]
+    if lengths.dtype != torch.uint8:
+        raise WireError(f"lengths: {lengths.dtype}, expected bytes")
+    own = [parts[f"each.{name}"] for name in others]
+    # A longer one is refused before it becomes Python numbers: no length takes ten bytes.
+    if lengths.numel() > len(others) * (1 + 9 * len(specs)):
+        raise WireError(f"lengths: {lengths.numel()} bytes for {len(specs)} tensors")
+    table = _read(bytes(lengths.tolist()), [part.numel() for part in own], len(specs))
+    columns = [_cut(part, sizes) for part, sizes in zip(own, table, strict=True)]
+    return [dict(zip(others, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _left(codec: Codec, messages: Sequence[Parts], specs: Sequence[Spec]) -> list[Spec]:
+    return [codec.values_spec(spec.flat(), own) for spec, own in zip(specs, messages, strict=True)]
+
+
+def _size(left: Spec) -> int:
+    """Of `values` on the wire, in elements."""
+    return left.numel if left.alphabet is None else packed_bytes(left.numel, left.alphabet)
+
+
+def _others(codec: Codec) -> tuple[str, ...]:
+    return tuple(name for name in codec.parts if name != "values")
+
+
+def _values(codec: Codec) -> str:
+    return "values" if codec.leaves is Kind.REAL else _SYMBOLS
+
+
+def _cut(part: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    return part.split(list(sizes)) if sizes else ()
+
+
+def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    if not parts:
+        return _empty(device)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _empty(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device)
+
+
+def _written(lengths: Sequence[Sequence[int]]) -> bytes:
+    """[part][tensor] as bytes; the receiver knows the sum for each part."""
+    told = [len(set(row)) > 1 for row in lengths]
+    if not any(told):
+        return b""
+    mask = sum(1 << i for i, is_told in enumerate(told) if is_told)
+    numbers = [size for row, is_told in zip(lengths, told) if is_told for size in row[:-1]]
+    return mask.to_bytes(-(-len(lengths) // 8), "little") + write_varints(numbers)
+
+
+def _read(data: bytes, totals: Sequence[int], num_tensors: int) -> list[list[int]]:
+    width = -(-len(totals) // 8) if data else 0
+    mask, data = int.from_bytes(data[:width], "little"), data[width:]
+    table = []
+    for i, total in enumerate(totals):
+        if mask >> i & 1 and num_tensors:
+            sizes, data = read_varints(data, num_tensors - 1, total)
+            sizes.append(total - sum(sizes))
+        else:
+            sizes = [total // num_tensors] * num_tensors if num_tensors else []
+        if sum(sizes) != total or (sizes and sizes[-1] < 0):
+            raise WireError(f"lengths: {total} elements cannot be those of {num_tensors} tensors")
+        table.append(sizes)
+    if data or mask >> len(totals):
+        raise WireError("lengths: more bytes than there are parts and tensors")
+    return table

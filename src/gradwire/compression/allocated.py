@@ -1,0 +1,389 @@
+"""Each tensor encoded by the one of several codecs that a budget of bytes gives it.
+
+With the size R_l(c) of tensor l under choice c, in bytes, and its squared error D_l(c):
+
+    minimise   sum of D_l(c_l)   subject to   sum of R_l(c_l) <= target_bytes.
+
+Both are measured by encoding each tensor with each choice; nothing is assumed of the codecs. On
+the lower convex hulls of the points (R_l, D_l) the solution for every budget is found by taking
+the steps from point to point of all tensors in the order of what they save per byte (Shoham and
+Gersho 1988, "Efficient bit allocation for an arbitrary set of quantizers"): then all tensors have
+the same slope, as in water-filling. What is left of the budget after the last step that fits goes
+to the best single changes that do, also to choices inside a hull. So the error is the least
+possible, up to that of one step.
+
+L-GreCo (Markov et al. 2024) solves the same trade the other way round, fewest bytes for an error,
+by dynamic programming on a grid of errors, and for the parameters of one method; Accordion (Agarwal
+et al. 2021) switches between two rates by the norms of gradients. Here choices may be any codecs
+or chains: `allocated(30000, choices=(topk(0.001), topk(0.01) >> fp16, qsgd(bits=4)))`.
+
+The allocation is made every `every` training steps, at the first, and whenever a message would
+exceed the budget; in between each tensor keeps its choice. The choices travel: ceil(log2) bits for
+each tensor. `target_bytes` are those of one payload: per worker, step and bucket. They are never
+exceeded. If even the cheapest choices for all tensors take more, that is an error: add a cheaper
+choice. A step that measures encodes and decodes with every choice (25 million elements in 161
+tensors with three choices: as long as 34 copies of the vector), the others what the choices cost.
+
+What a random codec loses depends on its draws, and so does whether it is chosen: even if all
+choices are unbiased the whole is not, and no guarantee is stated.
+
+Use it as `ef(allocated(...))` where layers want different treatment and nobody wants to write the
+rules by hand; with rules in mind take `partition`, for top-k alone `adaptive_density`.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.coding.varint import write_varints
+from gradwire.compression._layers import (
+    Whole,
+    check_choice,
+    covering,
+    gathered,
+    layer_keys,
+    layer_specs,
+    named,
+    part_names,
+    payload_of,
+    pieces,
+    taken_apart,
+)
+from gradwire.core.codec import (
+    Codec,
+    Compression,
+    Guarantee,
+    Kind,
+    Parts,
+    State,
+    clamp_to,
+    corrected,
+    expect,
+    scale_dtype,
+)
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Placed, Spec
+from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
+
+_MAX_CHOICES = 16  # a payload has at most 255 parts
+
+
+@dataclass(frozen=True, repr=False)
+class Allocated(Codec):
+    """Encode each tensor with the one of several codecs that a budget of bytes gives it."""
+
+    target_bytes: int  # of a payload: per worker, step and bucket
+    choices: tuple[Compression, ...]  # codecs or chains
+    every: int = 20  # training steps between two allocations
+
+    paper = "Shoham and Gersho 1988, Efficient bit allocation for an arbitrary set of quantizers"
+    examples = (
+        "allocated(2000, choices=(topk(0.01), topk(0.1) >> fp16, qsgd(bits=4)))",
+        "allocated(1000, choices=(sign, fp16), every=1)",
+        "allocated(500, choices=(randomk(0.05), dq(2.0)))",
+    )
+
+    leaves = Kind.NOTHING
+    layered = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.choices, tuple) or not 2 <= len(self.choices) <= _MAX_CHOICES:
+            raise ValueError(
+                f"allocated takes 2 .. {_MAX_CHOICES} choices, got {self.choices!r}. Write "
+                "allocated(30000, choices=(topk(0.001), topk(0.01), qsgd(bits=4)))."
+            )
+        for choice in self.choices:
+            check_choice("allocated", choice)
+        if len(set(self.choices)) < len(self.choices):
+            raise ValueError(f"allocated: a choice is there twice in {self.choices!r}")
+        if self.target_bytes < 1:
+            raise ValueError(f"allocated: target_bytes must be positive, got {self.target_bytes}")
+        if self.every < 1:
+            raise ValueError(
+                f"allocated: every is a number of training steps, 1 or more; got {self.every}"
+            )
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        return tuple(choice for choice in self.choices if isinstance(choice, Codec))  # all are
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        each = (f"{i}.{n}" for i, codec in enumerate(self.codecs) for n in part_names(codec))
+        return ("choice", *each)
+
+    @property
+    def needs_feedback(self) -> bool:
+        return any(codec.needs_feedback for codec in self.codecs)
+
+    def fingerprint(self) -> int:
+        total = 0
+        for codec in self.codecs:
+            total ^= codec.fingerprint()
+        return total
+
+    def guarantee(self, spec: Spec) -> Guarantee:
+        specs = [own for own in layer_specs(spec.layout, spec.dtype) if own.numel]
+        settles = all(codec.guarantee(own).contracts for codec in self.codecs for own in specs)
+        return Guarantee(grows=not settles)
+
+    def init(self, spec: Spec) -> State:
+        specs = layer_specs(spec.layout, spec.dtype)
+        inner = tuple(tuple(codec.init(own) for codec in self.codecs) for own in specs)
+        return {"tensors": spec.layout, "inner": inner, "plan": None}
+
+    def kept_layout(self, state: State) -> tuple[Placed, ...]:
+        return state["tensors"] if state else ()
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        payload, _, state = self._encoded(x, None, Spec.of(x), state, key)
+        return payload.parts, state
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        flat = x.detach().reshape(-1).contiguous()
+        payload, _, state = self._encoded(flat, None, Spec.of(x), state, key)
+        return payload, state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
+        payload, lost, state = self._encoded(flat, kept, Spec.of(x), state, key)
+        assert lost is not None
+        return payload, lost.reshape(x.shape), state
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        tensors = covering(spec.tensors, spec.numel)
+        specs = layer_specs(tensors, spec.dtype)
+        plan = self._plan(parts["choice"], len(tensors))
+        messages: list[Parts] = [{}] * len(tensors)
+        for number, codec in enumerate(self.codecs):
+            names = part_names(codec)
+            own = {name: parts[f"{number}.{name}"] for name in names}
+            mine = [layer for layer, choice in enumerate(plan) if choice == number]
+            if not mine:
+                for name in names:
+                    expect(own[name], f"{number}.{name}", 0, torch.uint8)
+                continue
+            apart = taken_apart(codec, own, [specs[layer] for layer in mine])
+            for layer, told in zip(mine, apart, strict=True):
+                messages[layer] = told
+        whole = Whole(tensors)
+        layers = zip(plan, messages, specs, layer_keys(key, tensors), strict=True)
+        for choice, message, own_spec, own_key in layers:
+            whole.add(self.codecs[choice].decode(payload_of(message), own_spec, own_key))
+        return whole.vector
+
+    def _plan(self, choice: Tensor, num_layers: int) -> list[int]:
+        alphabet = len(self.choices)
+        expect(choice, "choice", packed_bytes(num_layers, alphabet), torch.uint8)
+        plan = unpack_symbols(choice, num_layers, alphabet).tolist()
+        if any(number >= alphabet for number in plan):
+            raise WireError(f"choice: {max(plan)}, expected 0 .. {alphabet - 1}")
+        return [int(number) for number in plan]
+
+    def _encoded(
+        self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
+    ) -> tuple[Payload, Tensor | None, State]:
+        """The payload of a tensor of `spec`, what is lost with a residual, and the new state."""
+        tensors = covering(state and state["tensors"], x.numel())
+        is_known = bool(state) and tensors == state["tensors"]
+        # An inner stage of a chain gets other elements in each step, and remembers nothing.
+        before = state if is_known else self.init(Spec((x.numel(),), x.dtype, tensors=tensors))
+        done = None
+        if before["plan"] is not None and key.step % self.every:
+            done = self._as_planned(x, residual, spec, before, key)
+        payload, lost, after = done or self._allocated(x, residual, spec, before, key)
+        return payload, lost, after if is_known else state
+
+    def _as_planned(
+        self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
+    ) -> tuple[Payload, Tensor | None, State] | None:
+        """Each tensor with the choice it has; None if that has become too large."""
+        tensors, plan = state["tensors"], state["plan"]
+        keys = layer_keys(key, tensors)
+        vectors = [x] if residual is None else [x, residual]
+        cut = list(zip(*(pieces(vector, tensors) for vector in vectors), strict=True))
+        whole, messages, after = Whole(tensors), [], []
+        for layer, choice in enumerate(plan):
+            codec, states = self.codecs[choice], state["inner"][layer]
+            encode: Any = codec.encode if residual is None else codec.encode_feedback
+            payload, *lost, new = named(
+                tensors[layer][0], encode, *cut[layer], states[choice], keys[layer]
+            )
+            messages.append(payload.parts)
+            for own in lost:
+                whole.add(own)
+            after.append((*states[:choice], new, *states[choice + 1 :]))
+        payload = self._payload(plan, messages, spec, x.device)
+        if payload.nbytes > self.target_bytes:
+            return None
+        lost = None if residual is None else whole.vector
+        return payload, lost, {**state, "inner": tuple(after)}
+
+    def _allocated(
+        self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
+    ) -> tuple[Payload, Tensor | None, State]:
+        """Each tensor with each choice, of which the best are sent."""
+        tensors = state["tensors"]
+        keys = layer_keys(key, tensors)
+        total = corrected(x, residual)
+        specs = layer_specs(tensors, x.dtype)
+        table = [
+            [
+                _measured(codec, tensors[layer][0], piece, specs[layer], own, keys[layer])
+                for codec, own in zip(self.codecs, state["inner"][layer], strict=True)
+            ]
+            for layer, piece in enumerate(pieces(total, tensors))
+        ]
+        plan, payload = self._best(table, spec, x.device)
+        after = []
+        whole = Whole(tensors)
+        for layer, (choice, piece) in enumerate(zip(plan, pieces(total, tensors), strict=True)):
+            chosen, states = table[layer][choice], state["inner"][layer]
+            after.append((*states[:choice], chosen.state, *states[choice + 1 :]))
+            if residual is not None:
+                heard = self.codecs[choice].decode(
+                    payload_of(chosen.parts), specs[layer], keys[layer]
+                )
+                whole.add(clamp_to(piece - heard, x.dtype))
+        lost = None if residual is None else whole.vector
+        return payload, lost, {**state, "inner": tuple(after), "plan": tuple(plan)}
+
+    def _best(
+        self, table: "Sequence[Sequence[_Measured]]", spec: Spec, device: torch.device
+    ) -> tuple[list[int], Payload]:
+        """The allocation whose payload fits. Sizes add up but for some bytes of the header."""
+        sizes = [[own.size_bytes for own in row] for row in table]
+        errors = [[own.error for own in row] for row in table]
+
+        def packed(plan: Sequence[int]) -> Payload:
+            messages = [row[choice].parts for row, choice in zip(table, plan, strict=True)]
+            return self._payload(plan, messages, spec, device)
+
+        cheapest = [min(range(len(row)), key=row.__getitem__) for row in sizes]
+        payload = packed(cheapest)
+        if payload.nbytes > self.target_bytes:
+            raise ValueError(
+                f"{self!r}: the cheapest choices for {len(table)} tensors of {list(spec.shape)} "
+                f"take {payload.nbytes} bytes. Raise target_bytes or add a cheaper choice, such "
+                "as topk(0.001)."
+            )
+        least = sum(row[choice] for row, choice in zip(sizes, cheapest, strict=True))
+        budget = self.target_bytes - (payload.nbytes - least)
+        while budget >= least:
+            plan = allocation(sizes, errors, budget)
+            other = packed(plan)
+            if other.nbytes <= self.target_bytes:
+                return plan, other
+            budget -= other.nbytes - self.target_bytes
+        return cheapest, payload
+
+    def _payload(
+        self, plan: Sequence[int], messages: Sequence[Parts], spec: Spec, device: torch.device
+    ) -> Payload:
+        choices = torch.tensor(plan, dtype=torch.int64)
+        parts = {"choice": pack_symbols(choices, len(self.choices)).to(device)}
+        for number, codec in enumerate(self.codecs):
+            own = [message for message, c in zip(messages, plan, strict=True) if c == number]
+            for name, part in gathered(codec, own, device).items():
+                parts[f"{number}.{name}"] = part
+        return self._packed(parts, spec)
+
+
+class _Measured(NamedTuple):
+    """A tensor under one choice."""
+
+    parts: Parts
+    state: State
+    size_bytes: int
+    error: float  # squared
+
+
+def _measured(codec: Codec, name: str, x: Tensor, spec: Spec, state: State, key: Key) -> _Measured:
+    payload, state = named(name, codec.encode, x, state, key)
+    heard = codec.decode(payload, spec, key)
+    wide = scale_dtype(x.dtype)
+    _, error = kernels.moments(x.to(wide) - heard.to(wide))
+    sides = [part.numel() for part_name, part in payload.parts.items() if part_name != "values"]
+    size_bytes = sum(part.nbytes for part in payload.parts.values()) + len(write_varints(sides))
+    return _Measured(payload.parts, state, size_bytes, error)
+
+
+def allocation(
+    sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: int
+) -> list[int]:
+    """A choice for each layer, of [layer][choice]; the sum of the least sizes must fit."""
+    plan = along_hulls(sizes, errors, budget)
+    left = budget - sum(own[choice] for own, choice in zip(sizes, plan, strict=True))
+    assert left >= 0, "the cheapest choices must fit"
+    while True:  # each change lowers the error, so it ends
+        changes = [
+            (errors[layer][choice] - errors[layer][other], layer, other)
+            for layer, choice in enumerate(plan)
+            for other in range(len(sizes[layer]))
+            if errors[layer][other] < errors[layer][choice]
+            and sizes[layer][other] - sizes[layer][choice] <= left
+        ]
+        if not changes:
+            return plan
+        _, layer, other = max(changes)
+        left -= sizes[layer][other] - sizes[layer][plan[layer]]
+        plan[layer] = other
+
+
+def along_hulls(
+    sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: int
+) -> list[int]:
+    """The steps on the convex hulls that save most per byte, until the first that does not fit.
+
+    There is a price lambda at which every layer's choice minimises error + lambda * size.
+    """
+    hulls = [hull(own, lost) for own, lost in zip(sizes, errors, strict=True)]
+    places = [0] * len(hulls)
+    left = budget - sum(own[points[0]] for own, points in zip(sizes, hulls, strict=True))
+    steps: list[tuple[float, int, int]] = []  # what a byte saves (negative), layer, bytes
+
+    def push(layer: int) -> None:
+        points, place = hulls[layer], places[layer]
+        if place + 1 < len(points):
+            now, then = points[place], points[place + 1]
+            cost = sizes[layer][then] - sizes[layer][now]
+            saved = errors[layer][now] - errors[layer][then]
+            heapq.heappush(steps, (-saved / cost, layer, cost))
+
+    for layer in range(len(hulls)):
+        push(layer)
+    while steps:
+        _, layer, cost = heapq.heappop(steps)
+        if cost > left:
+            break
+        left -= cost
+        places[layer] += 1
+        push(layer)
+    return [points[place] for points, place in zip(hulls, places, strict=True)]
+
+
+def hull(sizes: Sequence[int], errors: Sequence[float]) -> list[int]:
+    """The choices on the lower convex hull of (size, error), from the cheapest to the best."""
+    points: list[int] = []
+    for new in sorted(range(len(sizes)), key=lambda choice: (sizes[choice], errors[choice])):
+        if points and errors[new] >= errors[points[-1]]:
+            continue  # costs more, or as much, and saves nothing
+        while len(points) >= 2:
+            a, b = points[-2], points[-1]
+            # b lies on or above the line from a to the new one: less saved per byte before b.
+            before = (errors[a] - errors[b]) * (sizes[new] - sizes[b])
+            behind = (errors[b] - errors[new]) * (sizes[b] - sizes[a])
+            if before > behind:
+                break
+            points.pop()
+        points.append(new)
+    return points

@@ -1,0 +1,225 @@
+"""Deep gradient compression: momentum before selection (Lin, Han, Mao, Wang and Dally 2018).
+
+Every worker keeps a velocity u and what is left of the velocities, v:
+
+    u <- m u + g;   v <- v + u;   send C(v);   v <- v - C(v),
+
+and the mean of what was sent is applied as it is (sec. 3.2, momentum correction). So a gradient
+that waits gathers the momentum it would have had; momentum applied to sparse means instead counts
+from when an element happens to be sent. With `nesterov` it is v <- v + (g + m u).
+
+- Momentum factor masking (sec. 3.3): u <- 0 where elements were sent, so that momentum gathered
+  while they waited does not carry them on in an old direction. On where C selects elements, off
+  elsewhere; `masking=False` leaves it out.
+- Local gradient clipping (sec. 3.2): g is scaled to norm clip N^(-1/2), if it is longer, before it
+  is added to u; N is the number of workers. It is the norm of what is averaged at once: the whole
+  model, if the schedule has one bucket.
+- Warm-up (sec. 3.3): `warmup=4` keeps 25%, 6.3%, 1.6%, 0.4% in the first four epochs and 0.1% from
+  then on, if the density is 0.001: the density falls by equal factors, once per epoch. It is short
+  for a ramp, `dgc(ramp(0.25, 0.001, epochs=4, hold=1))`.
+
+With density 1 this is SGD with momentum m, and with masking plain SGD. The C of the paper is
+`sampledk`, which is what a number means here, `dgc(0.001)`; any codec or chain may stand there.
+
+Where we differ: an element counts as sent if `topk` or `sampledk` selected it, whatever a quantiser
+behind makes of it; for other codecs if what was heard of it is not zero.
+
+Use it as `dgc(0.001, warmup=4)`, or `dgc(topk(0.001) >> qsgd(bits=4))`, with an optimizer `sgd`
+without momentum, where very little is sent and the training needs momentum. It holds two more
+vectors of the gradient's size per worker. With momentum 0 it is `ef`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.compression.feedback._wrapping import (
+    Feedback,
+    as_dtype,
+    check_inner,
+    leaves,
+    warn_unless_settles,
+)
+from gradwire.compression.sparsification._selection import Selector, check_density, in_range
+from gradwire.compression.sparsification.gtopk import GTopK
+from gradwire.compression.sparsification.sampledk import SampledK
+from gradwire.core.chain import Chain
+from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.memory import Role, Roles
+from gradwire.core.ramp import Ramp
+from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.spec import Spec
+
+_FIRST_DENSITY = 0.25  # of the warm-up
+
+
+@dataclass(frozen=True, repr=False)
+class DGC(Feedback):
+    """Gather momentum on each worker, before the largest elements are selected."""
+
+    inner: Codec | Reducer | float  # type: ignore[assignment]  # a number: sampledk's density
+    momentum: float = 0.9
+    clip: float | None = None  # norm of a gradient over all workers; nothing: as long as it is
+    warmup: int = 0  # epochs until the density is reached
+    nesterov: bool = False
+    masking: bool | None = None  # stop what was sent; nothing: if elements are selected
+
+    paper = (
+        "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth for "
+        "distributed training"
+    )
+    examples = (
+        "dgc(0.001)",
+        "dgc(0.1, momentum=0.5, clip=1.0, nesterov=True)",
+        "dgc(topk(0.1) >> qsgd(bits=4), masking=False)",
+        "dgc(randomk(0.1))",
+        "dgc(sign, clip=2.0)",
+    )
+    memory: ClassVar[Roles] = {"residual": Role.LEFT, "velocity": Role.OWN}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Compression):
+            check_density("dgc", self.inner)
+            if not isinstance(self.inner, Ramp):
+                object.__setattr__(self, "inner", float(self.inner))
+        if self.warmup:
+            object.__setattr__(self, "inner", self._warmed_up())
+            object.__setattr__(self, "warmup", 0)  # it is in the ramp now
+        if not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"dgc: momentum lies in 0 .. 1, without 1, got {self.momentum}. Try 0.9."
+            )
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(
+                f"dgc: clip is the norm to which gradients are cut, above 0, got {self.clip}. "
+                "Leave it out to clip nothing."
+            )
+        check_inner(self, self.compression)
+        if self.masking and not _selects(self.compression):
+            raise ValueError(
+                f"dgc({self.compression!r}, masking=True): {self.compression!r} sends something of "
+                "every element, so all momentum would be stopped in every step. Leave masking out, "
+                "or select elements, as topk does."
+            )
+
+    def _warmed_up(self) -> Ramp:
+        if not isinstance(self.inner, float) or isinstance(self.inner, Ramp):
+            raise ValueError(
+                f"dgc: warmup is for a density, but {self.inner!r} is given. Write the ramp where "
+                "its number stands, e.g. topk(ramp(0.25, 0.001, epochs=4, hold=1))."
+            )
+        if not self.warmup > 0 or not self.inner < _FIRST_DENSITY:
+            raise ValueError(
+                f"dgc: in a warm-up of {self.warmup} epochs the density would go from "
+                f"{_FIRST_DENSITY} to {self.inner}; it takes epochs above 0 and a density below "
+                f"{_FIRST_DENSITY}. Leave warmup out."
+            )
+        return Ramp(_FIRST_DENSITY, self.inner, epochs=float(self.warmup), hold=1.0)
+
+    @property
+    def compression(self) -> Codec | Reducer:
+        """C, the way in which what was gathered is sent."""
+        return SampledK(self.inner) if isinstance(self.inner, float) else self.inner
+
+    def wrapped(self) -> Reducer:
+        return lift(self.compression)
+
+    @property
+    def masks(self) -> bool:
+        return _selects(self.compression) if self.masking is None else self.masking
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return "inside"
+
+    def init(self, spec: Spec, size: int) -> State:
+        warn_unless_settles(self, self.compression, spec, "more levels behind the selection")
+        return {
+            "residual": torch.zeros(spec.shape, dtype=spec.dtype),
+            "velocity": torch.zeros(spec.shape, dtype=scale_dtype(spec.dtype)),
+            "inner": self.wrapped().init(spec, size),
+        }
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        node, inner = group.node, self.wrapped()
+        motion = await node.call(motion_of, self, x, state, group.size)
+        if _moves(self.compression):  # and so does all of it in one pass
+            stand_in = cast(Tensor, motion)
+            reduced = await inner.mean(x, state["inner"], key, group, stand_in)
+            velocity = motion.moved
+        else:
+            velocity, step = await node.call(_step, self, x, motion)
+            reduced = await inner.mean(step, state["inner"], key, group, motion.residual)
+            if self.masks:
+                velocity = await node.call(_masked, velocity, reduced)
+        kept = {"residual": reduced.residual, "velocity": velocity, "inner": reduced.state}
+        return Reduced(reduced.mean, reduced.own, kept)
+
+
+def _first(codec: Codec) -> Codec:
+    return codec.stages[0] if isinstance(codec, Chain) else codec
+
+
+def _selects(inner: Compression) -> bool:
+    """Whether some elements are sent, and others are not."""
+    return all(
+        _selects_first(part) if isinstance(part, Codec) else isinstance(part, GTopK)
+        for part in leaves(inner)
+    )
+
+
+def _selects_first(codec: Codec) -> bool:
+    first = _first(codec)
+    inner = getattr(first, "inner", None)  # of a codec that applies another one to each layer
+    return _selects_first(inner) if isinstance(inner, Codec) else first.selects
+
+
+def _moves(inner: Compression) -> bool:
+    """Whether a codec takes a `kernels.Motion` for a residual."""
+    if not isinstance(inner, Codec) or inner.coder is not None:
+        return False
+    first = _first(inner)
+    return isinstance(first, Selector) and first.moves
+
+
+def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
+    residual, velocity = state["residual"].to(x.device), state["velocity"].to(x.device)
+    on_cpu = x.device.type == "cpu"
+    moved = kernels.empty(x.numel(), velocity.dtype) if on_cpu else torch.empty_like(velocity)
+    return kernels.Motion(
+        residual,
+        velocity,
+        moved.reshape(x.shape),
+        method.momentum,
+        1.0 if method.clip is None else _scale(method, x.detach(), method.clip / math.sqrt(size)),
+        method.nesterov,
+        method.masks,
+    )
+
+
+def _scale(method: DGC, x: Tensor, longest: float) -> float:
+    """What brings x to norm `longest`, if it is longer."""
+    inside, unit = in_range(x)
+    norm = math.sqrt(kernels.moments(inside)[1]) * unit
+    if not math.isfinite(norm):
+        check_input(method, x)
+    return 1.0 if norm <= longest else longest / norm
+
+
+def _step(method: DGC, x: Tensor, motion: kernels.Motion) -> tuple[Tensor, Tensor]:
+    check_input(method, x)  # here, because saturating would hide infinities
+    velocity, step = motion.step(x.detach())
+    return velocity, as_dtype(step, x.dtype)
+
+
+def _masked(velocity: Tensor, reduced: Reduced) -> Tensor:
+    return velocity.masked_fill(reduced.own() != 0, 0)

@@ -1,0 +1,96 @@
+"""Global momentum compression: momentum of what was applied (Zhao, Xie and Li 2019).
+
+Momentum SGD moves along the mean gradient plus m times the last update. Every worker knows that
+update, since all have applied it; each adds all of it to its own gradient before compression with
+error feedback, and the mean over the workers keeps it:
+
+    p <- g + m d + e;   send C(p);   e <- p - C(p);   d <- mean of C(p), which is applied.
+
+So d is the global momentum, sparse as the messages are, where `dgc` gathers the momentum of each
+worker's own gradients; that makes a difference where the workers' data do. With density 1 it is SGD
+with momentum m.
+
+Where we differ: d is the last mean, not the last change of the parameters over the learning rate;
+they are the same as long as the rate is. The paper sparsifies, here C is any codec or chain. Its
+extension GMC+ is not here.
+
+Use it as `gmc(topk(0.01))` with an optimizer `sgd` without momentum, where the workers' data
+differ; with very little sent `dgc` has its warm-up. It holds one more vector of the gradient's size
+per worker, and one that all share.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.feedback._wrapping import (
+    Feedback,
+    as_dtype,
+    check_inner,
+    warn_unless_settles,
+)
+from gradwire.core.codec import Codec, State, check_input, scale_dtype
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.memory import Role, Roles
+from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class GMC(Feedback):
+    """Add the momentum of what all applied last to what each compresses."""
+
+    inner: Codec | Reducer
+    momentum: float = 0.9  # weight of the last update
+
+    paper = (
+        "Zhao, Xie and Li 2019, Global momentum compression for sparse communication in "
+        "distributed learning"
+    )
+    examples = (
+        "gmc(topk(0.01))",
+        "gmc(topk(0.1) >> qsgd(bits=4), momentum=0.5)",
+        "gmc(randomk(0.1))",
+        "gmc(sign)",
+    )
+    memory: ClassVar[Roles] = {"residual": Role.LEFT, "last": Role.COMMON}
+
+    def __post_init__(self) -> None:
+        check_inner(self, self.inner)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"gmc: momentum lies in 0 .. 1, without 1, got {self.momentum}. Try 0.9."
+            )
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return "inside"
+
+    def init(self, spec: Spec, size: int) -> State:
+        warn_unless_settles(self, self.inner, spec, "more levels or less momentum")
+        return {
+            "residual": torch.zeros(spec.shape, dtype=spec.dtype),
+            "last": None,  # d
+            "inner": lift(self.inner).init(spec, size),
+        }
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        step = await group.node.call(_step, self, x, state["last"])
+        reduced = await lift(self.inner).mean(step, state["inner"], key, group, state["residual"])
+        kept = {"residual": reduced.residual, "last": reduced.mean, "inner": reduced.state}
+        return Reduced(reduced.mean, reduced.own, kept)
+
+
+def _step(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:
+    x = x.detach()
+    check_input(method, x)  # here, because saturating would hide infinities
+    if last is None:
+        return x
+    wide = scale_dtype(x.dtype)
+    return as_dtype(x.to(wide) + last.to(x.device, wide) * method.momentum, x.dtype)

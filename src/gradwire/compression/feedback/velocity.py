@@ -1,0 +1,80 @@
+"""Momentum before compression: every worker averages its own velocity, and that is what travels.
+
+    v_i <- momentum v_i + g_i;   the mean of v_i is taken through `inner`; step along that mean.
+
+Without compression it is all the same: the mean of the velocities is the velocity of the means.
+With feedback it is not. What a residual holds back for many steps is a sum of gradients; momentum
+applied to it afterwards drives on along old sums (Lin et al. 2018, sec. 3.2, who call this form
+momentum correction; `dgc` has their masking too). A trial with ResNet-20 on CIFAR-10, 32 workers,
+0.1% kept, 60 epochs: 68.0% with momentum 0.9 after aggregation, 83.8% corrected as in `dgc`, 88.6%
+without compression. So an optimizer's momentum comes to stand here by itself if the compression
+feeds back: see `momentum_at` of a run.
+
+With `nesterov` it is g_i + momentum v_i that travels, as in torch.optim.SGD.
+
+Use it as `velocity(ef(topk(0.01)), momentum=0.9)` with a plain `sgd(lr)`; it is what
+`sgd(lr, momentum=0.9)` and `ef(topk(0.01))` come to. It holds one more vector per worker.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.feedback._wrapping import Feedback, as_dtype
+from gradwire.core.codec import Codec, State, check_input, scale_dtype
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.memory import Role, Roles
+from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class Velocity(Feedback):
+    """Apply momentum on each worker, before compression."""
+
+    inner: Codec | Reducer
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    paper = "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth"
+    examples = ("velocity(ef(topk(0.01)))", "velocity(ef(sign), momentum=0.5, nesterov=True)")
+    memory: ClassVar[Roles] = {"velocity": Role.OWN}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"velocity: momentum lies in 0 .. 1, without 1, got {self.momentum}. Write 0.9."
+            )
+        if lift(self.inner).momentum_lives == "inside":
+            raise ValueError(
+                f"velocity({self.inner!r}): {self.inner!r} has a momentum of its own already"
+            )
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        return "inside"
+
+    def init(self, spec: Spec, size: int) -> State:
+        return {"velocity": None, "inner": lift(self.inner).init(spec, size)}
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        velocity, direction = await group.node.call(_accelerated, self, x, state["velocity"])
+        reduced = await lift(self.inner).mean(direction, state["inner"], key, group)
+        return Reduced(reduced.mean, reduced.own, {"velocity": velocity, "inner": reduced.state})
+
+
+def _accelerated(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The new velocity, and what travels."""
+    check_input(method, x)
+    gradient = x.detach().to(scale_dtype(x.dtype))
+    past = torch.zeros_like(gradient) if velocity is None else velocity.to(x.device)
+    # Rounded as torch.optim does it: the product, then the sum.
+    velocity = past.mul(method.momentum).add_(gradient)
+    direction = gradient.add(velocity, alpha=method.momentum) if method.nesterov else velocity
+    return velocity, as_dtype(direction, x.dtype)

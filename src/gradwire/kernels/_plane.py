@@ -1,0 +1,55 @@
+"""Quantisers that a plane of bits names; reference/plane.py says what is computed. On the CPU."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels._checks import check_packed
+from gradwire.kernels._dispatch import pick
+from gradwire.kernels._trellis import (
+    MOST_SCALED,
+    check_contexts,
+    check_lengths,
+    check_range,
+    check_shapes,
+    check_table,
+    check_vectors,
+)
+from gradwire.kernels.native import plane as native
+from gradwire.kernels.reference import plane as reference
+from gradwire.kernels.reference.trellis import CLASSES, UNIT
+
+_CPU = torch.device("cpu")
+
+
+def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+    """How much each number (int32, in 1/64 of a step) prefers quantiser 0, int8.
+
+    Contexts, rates and offsets are as for `trellis_search`; 32 units are a squared step.
+    """
+    _check("plane_ratios", scaled, rates, offsets)
+    check_vectors("plane_ratios", contexts=(contexts, torch.uint8))
+    check_lengths("plane_ratios", scaled, contexts)
+    check_contexts("plane_ratios", contexts)
+    run = pick(_CPU, native.plane_ratios, reference.plane_ratios)
+    return run(scaled, contexts, rates, offsets)
+
+
+def plane_choose(
+    scaled: Tensor, plane: Tensor, rates: Tensor, offsets: Tensor, shapes: Tensor, segments: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Indices (int32) of least cost in the quantisers that a plane (packed bits) names.
+
+    And their contexts, counts and errors, as from `trellis_contexts`.
+    """
+    _check("plane_choose", scaled, rates, offsets)
+    check_shapes("plane_choose", shapes, segments, scaled.numel())
+    check_packed("plane_choose", plane, scaled.numel())
+    run = pick(_CPU, native.plane_choose, reference.plane_choose)
+    return run(scaled, plane, rates, offsets, shapes, segments)
+
+
+def _check(operation: str, scaled: Tensor, rates: Tensor, offsets: Tensor) -> None:
+    check_vectors(operation, scaled=(scaled, torch.int32))
+    check_range(operation, scaled, MOST_SCALED)
+    check_table(operation, "rates", rates, (8, CLASSES), 0, 1 << 17)
+    check_table(operation, "offsets", offsets, (6,), -UNIT, UNIT)

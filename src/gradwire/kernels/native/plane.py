@@ -1,0 +1,52 @@
+"""Quantisers that a plane of bits names, in C: the numbers of reference/plane.py, exactly."""
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.native._library import dense, parallel
+from gradwire.kernels.native.trellis import most_columns
+from gradwire.kernels.reference.trellis import CLASSES
+
+_CPU = torch.device("cpu")
+
+
+def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
+    scaled, contexts, rates, offsets = map(dense, (scaled, contexts, rates, offsets))
+    ratios = torch.empty(scaled.numel(), dtype=torch.int8, device=_CPU)
+    parallel().gw_plane_ratios(
+        scaled.data_ptr(),
+        contexts.data_ptr(),
+        scaled.numel(),
+        rates.data_ptr(),
+        offsets.data_ptr(),
+        ratios.data_ptr(),
+    )
+    return ratios
+
+
+def plane_choose(
+    scaled: Tensor, plane: Tensor, rates: Tensor, offsets: Tensor, shapes: Tensor, segments: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    scaled, plane, rates, offsets, shapes = map(dense, (scaled, plane, rates, offsets, shapes))
+    count = scaled.numel()
+    indices = torch.empty(count, dtype=torch.int32, device=_CPU)
+    contexts = torch.empty(count, dtype=torch.uint8, device=_CPU)
+    counts = torch.zeros(segments, 2 * CLASSES, 4, dtype=torch.int64, device=_CPU)
+    errors = torch.zeros(segments, 6, 2, dtype=torch.int64, device=_CPU)
+    status = parallel().gw_plane_choose(
+        scaled.data_ptr(),
+        plane.data_ptr(),
+        count,
+        rates.data_ptr(),
+        offsets.data_ptr(),
+        shapes.data_ptr(),
+        most_columns(shapes),
+        segments,
+        indices.data_ptr(),
+        contexts.data_ptr(),
+        counts.data_ptr(),
+        errors.data_ptr(),
+    )
+    if status:
+        raise MemoryError("plane_choose")
+    return indices, contexts, counts.sum(dim=0), errors.sum(dim=0)
