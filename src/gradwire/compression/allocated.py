@@ -85,6 +85,7 @@ class Allocated(Codec):
 
     paper = "Shoham and Gersho 1988, Efficient bit allocation for an arbitrary set of quantizers"
     examples = (
+        "allocated(500000, choices=(topk(0.01), topk(0.1) >> fp16, qsgd(bits=4)))",
         "allocated(2000, choices=(topk(0.01), topk(0.1) >> fp16, qsgd(bits=4)))",
         "allocated(1000, choices=(sign, fp16), every=1)",
         "allocated(500, choices=(randomk(0.05), dq(2.0)))",

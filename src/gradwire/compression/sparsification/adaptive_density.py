@@ -97,6 +97,7 @@ class AdaptiveDensity(Codec):
 
     paper = "Shoham and Gersho 1988, Efficient bit allocation for an arbitrary set of quantizers"
     examples = (
+        "adaptive_density(100000)",
         "adaptive_density(500)",
         "adaptive_density(100)",
         "adaptive_density(300, value_bits=16) >> fp16",
