@@ -71,6 +71,7 @@ What is more than one message or keeps a memory: {workers} workers average one w
 {numel:,} elements (late in nanogpt's training), the same gradients for {steps} steps. Bits are
 what a worker sends per element and step, all messages and both directions of a reduction counted
 at their sender. The error after {steps} steps is that of the sum of all that was applied.
+Methods with a momentum of their own give a step, not a mean: no error is shown for them.
 """
 
 

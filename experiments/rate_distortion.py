@@ -26,6 +26,7 @@ from torch import Tensor
 import kept
 from gradwire import kernels
 from gradwire.compression import COMPRESSION
+from gradwire.compression.allocated import Allocated
 from gradwire.compression.quantization.dq import DQ
 from gradwire.compression.quantization.polar import Polar
 from gradwire.core.codec import Codec
@@ -95,7 +96,13 @@ def families() -> dict[str, list[str]]:
             for bits in (3, 4)
             for density in _DENSITIES
         ],
-        OTHER: [text for cls in COMPRESSION if cls not in (Polar, DQ) for text in cls.examples],
+        # Allocated is a budget and a choice of others, of which dq may be one.
+        OTHER: [
+            text
+            for cls in COMPRESSION
+            if cls not in (Polar, DQ, Allocated)
+            for text in cls.examples
+        ],
     }
 
 
