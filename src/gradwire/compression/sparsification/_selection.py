@@ -88,6 +88,8 @@ def sampled_threshold(
     size = min(numel, max(round(ratio * numel), round(_MIN_SAMPLED / density)))
 
     def of(vector: Tensor) -> Tensor:
+        if size == numel:  # strata of one element each
+            return vector
         return kernels.strata_values(vector, size, key.seed, key.stream)
 
     sample = of(x)
