@@ -10,7 +10,10 @@ ef21, inside dgc. Every method at three learning rates and three seeds; what is 
 accuracy of all seeds at the rate where that is best. The test set chooses the rate, for every
 method alike.
 
-Answer: docs/feedback.md.
+Answer: with feedback all five codecs come within a point of no compression, but 0.1% top-k, where
+ef and dgc win back 7 of 10 points; ef21 trails wherever gradients are noisy. Tables, and what to
+make of them: docs/feedback.md. Digits were measured on 2 cores, MNIST on 16 (CPU, one thread each);
+the commits are in feedback.json.
 """
 
 import json
@@ -44,7 +47,18 @@ MNIST = Config(
     threads=1,
     eval_every=10**6,
 )
-MNIST_METHODS = ("identity", "dgc(0.001, warmup=4)", "dgc(0.001)", "ef(topk(0.001))")
+RAMPED = "ef(topk(ramp(0.25, 0.001, epochs=4, hold=1)))"
+# dgc(0.02) sends somewhat less than the warm-up does on average over 14 epochs.
+MNIST_METHODS = (
+    "identity",
+    "dgc(0.001, warmup=4)",
+    RAMPED,
+    "dgc(0.02)",
+    "dgc(0.001)",
+    "ef(topk(0.001))",
+)
+# 1.2% and 0.8% send on digits somewhat less than the warm-ups do on average over 20 epochs.
+WARMUPS = ("dgc(0.001, warmup=4)", "dgc(0.012)", RAMPED, "ef(topk(0.008))", "dgc(0.001)")
 MNIST_RATES = (0.05,)
 
 
@@ -57,6 +71,12 @@ def measure() -> list[dict[str, Any]]:
             for method in methods()
         ],
         RATES,
+    )
+
+
+def measure_warmups() -> list[dict[str, Any]]:
+    return best(
+        [({"method": method}, replace(DIGITS, compression=method)) for method in WARMUPS], RATES
     )
 
 
@@ -122,6 +142,8 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
         made[f"{workers} workers"] = kept.markdown(heads, lines) + (
             f"\n\nWithout compression: {_cell(own['identity'])}."
         )
+    lines = [[f"`{row['method']}`", _cell(row)] for row in results["warmups"]]
+    made["warm-up"] = kept.markdown(["digits, 4 workers", "test accuracy"], lines)
     lines = [[f"`{row['method']}`", _precise(row)] for row in results["mnist"]]
     made["mnist"] = kept.markdown(["8 workers", "test accuracy"], lines)
     return made
@@ -141,9 +163,10 @@ def main() -> None:
     if "--mnist" in sys.argv:
         results |= {"mnist": measure_mnist(), "mnist_commit": kept.commit()}
     elif "--write" not in sys.argv:
-        results |= {"digits": measure(), "digits_commit": kept.commit()}
+        results |= {"digits": measure(), "warmups": measure_warmups()}
+        results |= {"digits_commit": kept.commit()}
     KEPT.write_text(kept.compact(results))
-    if not {"digits", "mnist"} <= results.keys():
+    if not {"digits", "warmups", "mnist"} <= results.keys():
         return
     PAGE.write_text(kept.with_tables(PAGE.read_text(), tables(results)))
 

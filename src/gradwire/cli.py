@@ -152,6 +152,11 @@ class RunCommand:
         _out.print(f"Records: {folder}", soft_wrap=True)
 
 
+def _momentum(config: Config) -> str:
+    """Where momentum acts, if it does not where everybody expects it."""
+    return ", momentum before compression" if config.momentum_at == "before" else ""
+
+
 def _run_table(run: Run) -> Table:
     config, summary = run.config, run.summary
     times = {config.bandwidth: run.virtual_time_s, **summary["virtual_times_s"]}
@@ -160,6 +165,7 @@ def _run_table(run: Run) -> Table:
         "task": f"{config.model} on {config.data}, {summary['parameters']:,} parameters",
         "method": f"{config.compression} | {config.synchronization} | {config.architecture} | "
         f"{config.scheduling}",
+        "optimizer": f"{config.optimizer}{_momentum(config)}",
         "workers": f"{config.workers} x batch {config.batch_size}, {summary['steps']} steps",
         "test accuracy": f"{100 * run.accuracy:.2f}%",
         "bytes sent": f"{format_bytes(run.bytes_sent)} in {summary['messages_sent']:,} messages, "

@@ -46,15 +46,35 @@ def test_it_reaches_the_optimum_where_its_codec_alone_stalls(codec) -> None:
     assert max(diana[-50:]) < 1e-6
 
 
-def test_the_rate_of_learning_follows_from_the_codec() -> None:
+def test_the_rate_of_learning_follows_from_the_codec(reduce) -> None:
     spec = Spec((64,), torch.float32)
     codec = COMPRESSION.parse("qsgd(2)")
     assert isinstance(codec, Codec)
     omega = codec.guarantee(spec).omega
     assert omega is not None
-    state = COMPRESSION.parse("diana(qsgd(2))").init(spec, 2)
-    assert state["alpha"] == 1 / (1 + omega)
-    assert COMPRESSION.parse("diana(qsgd(2), alpha=0.3)").init(spec, 2)["alpha"] == 0.3
+    assert _learned("diana(qsgd(2))", reduce) == pytest.approx(1 / (1 + omega))
+    assert _learned("diana(qsgd(2), alpha=0.3)", reduce) == pytest.approx(0.3)
+
+
+def test_it_follows_a_codec_that_changes_with_time(reduce) -> None:
+    """With 8 bits in the first step, 1 in the second: the shift learns that much less."""
+    text = "diana(qsgd(bits=ramp(8, 2, steps=1)))"
+    first, second = (COMPRESSION.parse(f"diana(qsgd(bits={bits}))") for bits in (8, 2))
+    spec = Spec((64,), torch.float64)
+    x = Key(4).normal(64).double()
+    (steps,), _ = reduce(lift(COMPRESSION.parse(text)), [[x, x]])
+    moved = steps[1].state["own"] - steps[0].state["own"]
+    heard = steps[1].mean - steps[0].state["own"]  # what the second message said
+    torch.testing.assert_close(moved, second._alpha(spec) * heard)
+    assert second._alpha(spec) < first._alpha(spec)
+
+
+def _learned(text: str, reduce) -> float:
+    """The share of the first message that goes into the shift."""
+    x = Key(4).normal(64)
+    (steps,), _ = reduce(COMPRESSION.parse(text), [[x]])
+    heard, own = steps[0].mean, steps[0].state["own"]
+    return float((own @ heard) / (heard @ heard))
 
 
 def test_a_trajectory_by_hand(reduce) -> None:

@@ -5,9 +5,10 @@ import warnings
 import pytest
 import torch
 
-from gradwire import simulate
+from gradwire import resume, simulate
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.reducer import lift
 from gradwire.experiment.momentum import place
 from gradwire.synchronization.bsp import BSP
 from gradwire.synchronization.localsgd import LocalSGD
@@ -77,24 +78,79 @@ def test_before_and_after_are_the_same_without_compression() -> None:
     torch.testing.assert_close(runs[0].params, runs[1].params, rtol=0, atol=2e-5)
 
 
-def test_a_run_may_be_gone_on_with_where_it_was(tmp_path) -> None:
-    from gradwire import resume
-
-    settings = {**SHORT, "compression": "ef(topk(0.05))", "optimizer": "sgd(0.05, momentum=0.9)"}
-    whole = simulate(out=tmp_path / "run", **settings)
+@pytest.mark.parametrize("text", ["ef(topk(0.05))", "dgc(0.05, warmup=1)"])
+def test_an_interrupted_run_goes_on_where_it_was(text, tmp_path) -> None:
+    settings = {**SHORT, "eval_every": 5, "optimizer": "sgd(0.05, momentum=0.9, weight_decay=0.01)"}
+    whole = simulate(compression=text, **settings)
     assert whole.config.momentum_at == "before"
-    again = resume(tmp_path / "run")
-    assert torch.equal(again.params, whole.params)
+
+    def interrupt(row, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(compression=text, out=tmp_path / "cut", progress=interrupt, **settings)
+    assert torch.equal(resume(tmp_path / "cut").params, whole.params)
 
 
 def test_clipping_comes_before_the_momentum() -> None:
-    """Lin et al. 2018, sec. 3.2: each of n gradients to 1/sqrt(n) of the norm."""
+    """Lin et al. 2018, sec. 3.2: as if n gradients were independent."""
     settings = {**SHORT, "steps": 1, "compression": "velocity(identity)", "optimizer": "sgd(1.0)"}
-    start = simulate(**{**settings, "optimizer": "sgd(0.0)"}).params
-    clipped = simulate(clip_norm=0.01, **settings).params
-    # Two gradients of norm 0.01/sqrt(2) each: their mean is no longer than that.
-    moved = float((clipped - start).norm())
-    assert 0 < moved <= 0.01 / 2**0.5 * 1.001
+
+    def moved(**changes) -> float:
+        start = simulate(**{**settings, **changes, "optimizer": "sgd(0.0)"}).params
+        return float((simulate(clip_norm=0.01, **{**settings, **changes}).params - start).norm())
+
+    assert moved(workers=1) == pytest.approx(0.01, rel=1e-3)
+    # Two gradients of norm 0.01 sqrt(2) that are not opposed: their mean is no shorter than 0.01.
+    assert 0.01 < moved(workers=2) < 0.01 * 2**0.5
+
+
+def test_clipping_and_decay_come_in_the_order_of_the_optimizer() -> None:
+    optimizer = "sgd(0.1, momentum=0.9, weight_decay=ramp(0.05, 0.001, steps=5))"
+    before, after = (
+        simulate(
+            optimizer=optimizer, momentum_at=where, clip_norm=0.5, **{**SHORT, "workers": 1}
+        ).params
+        for where in ("before", "after")
+    )
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "lives"),
+    [
+        ('partition({"bias": "fp16", "*": "ef(topk(0.01))"})', "before"),
+        ('partition({"bias": "velocity(fp16)", "*": "dgc(0.01)"})', "inside"),
+        ('partition({"bias": "fp16", "*": "topk(0.01)"})', "after"),
+        ("neolithic(sign, rounds=2)", "after"),
+        ("ef21(sign, momentum=0.9)", "inside"),
+        ("diana(qsgd(bits=4))", "after"),
+    ],
+)
+def test_a_compression_of_several_says_where_it_lives(text, lives) -> None:
+    assert lift(parse(text)).momentum_lives == lives
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['partition({"bias": "fp16", "*": "dgc(0.01)"})', 'partition({"*": "dgc(0.01)"}, min_size=9)'],
+)
+def test_no_tensor_is_left_without_momentum(text) -> None:
+    with pytest.raises(ValueError, match="left without"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("compression", "optimizer", "synchronization", "where"),
+    [
+        ("dgc(0.01)", SGD(0.1), BSP(), "after"),
+        ("ef(sign)", Adam(0.001), BSP(), "before"),
+        ("ef(sign)", MOMENTUM, LocalSGD(4), "before"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(compression, optimizer, synchronization, where) -> None:
+    with pytest.raises(ValueError, match=f'momentum_at="{where}"'):
+        place(optimizer, parse(compression), synchronization, where)
 
 
 def test_any_hyper_parameter_may_change_with_time() -> None:
@@ -106,5 +162,10 @@ def test_any_hyper_parameter_may_change_with_time() -> None:
 
 
 def test_a_momentum_may_begin_at_zero() -> None:
-    grown = simulate(optimizer="sgd(0.1, momentum=ramp(0, 0.9, steps=2, shape='linear'))", **SHORT)
-    assert grown.accuracy > 0.5
+    """Then the first velocity is the gradient, wherever it is kept."""
+    optimizer = "sgd(0.1, momentum=ramp(0, 0.9, steps=5, shape='linear'))"
+    before, after = (
+        simulate(optimizer=optimizer, momentum_at=where, **{**SHORT, "workers": 1}).params
+        for where in ("before", "after")
+    )
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-6)

@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+from gradwire.architecture.allreduce import AllReduce
+from gradwire.compression import COMPRESSION
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.spec import Spec
 from gradwire.experiment.config import Config
 from gradwire.experiment.setup import prepare
 from gradwire.runtime.network import Network
@@ -48,6 +53,50 @@ def test_workers_come_and_go(workers) -> None:
     torch.testing.assert_close(_owed(moved), _owed(replicas), rtol=0, atol=1e-6)
     after = _trained(other, moved, 3, 6)
     assert all(torch.equal(replica.params, after[0].params) for replica in after)
+
+
+@pytest.mark.parametrize(
+    "text", ["dgc(0.01, warmup=2)", "ef(topk(ramp(0.2, 0.05, steps=4)))", "gmc(topk(0.1))"]
+)
+def test_epochs_may_have_another_length(text) -> None:
+    four, two = _plan(compression=text), _plan(compression=text, workers=2)
+    moved = regroup(_trained(four, four.initial_replicas(), 0, 3), four, two)
+    after = _trained(two, moved, 3, 6)
+    assert torch.equal(after[0].params, after[1].params)
+
+
+def test_what_servers_owe_is_paid_without_them() -> None:
+    """From four workers that scatter to two that gather, with no more gradients."""
+    reducer, spec = COMPRESSION.parse("ef(topk(0.1))"), Spec((4000,), torch.float64)
+
+    async def program(node: Node, states, steps, route, strength):
+        state, applied = states[node.rank][0], torch.zeros(4000, dtype=torch.float64)
+        for step in steps:
+            x = strength * Key(1).at(step).private(node.rank).normal(4000).double()
+            key = Key(2).at(step).private(node.rank)
+            reduced = await reducer.mean(x, state, key, AllReduce(route).group(node, "x"))
+            state, applied = reduced.state, applied + reduced.mean
+        return applied, (state,)
+
+    def run(states, steps, route, strength):
+        size = len(states)
+        programs = [lambda node: program(node, states, steps, route, strength)] * size
+        results = VirtualEngine(Network.uniform(size)).run(programs)
+        return results[0][0], [state for _, state in results]
+
+    fresh = [(reducer.init(spec, 4),) for _ in range(4)]
+    first, states = run(fresh, range(3), "scatter", 1.0)
+    assert float(states[0][0]["inner"]["scatter"]["residual"].norm()) > 1
+    moved = regroup_states(reducer, states, [spec], [spec], 2)
+    rest, states = run(moved, range(3, 40), "gather", 0.0)
+    given = sum(
+        Key(1).at(step).private(rank).normal(4000).double()
+        for step in range(3)
+        for rank in range(4)
+    )
+    # Four workers' mean before, two workers' mean of the same sum after.
+    torch.testing.assert_close(4 * first + 2 * rest, given, rtol=0, atol=1e-9)
+    assert float(states[0][0]["residual"].norm()) == 0
 
 
 def test_another_compression_or_model_is_refused() -> None:

@@ -138,7 +138,7 @@ class Allocated(Codec):
     def init(self, spec: Spec) -> State:
         specs = layer_specs(spec.layout, spec.dtype)
         inner = tuple(tuple(codec.init(own) for codec in self.codecs) for own in specs)
-        return {"tensors": spec.layout, "inner": inner, "plan": None}
+        return {"tensors": spec.layout, "inner": inner, "plan": None, "planned": 0}
 
     def kept_layout(self, state: State) -> tuple[Placed, ...]:
         return state["tensors"] if state else ()
@@ -199,7 +199,7 @@ class Allocated(Codec):
         # An inner stage of a chain gets other elements in each step, and remembers nothing.
         before = state if is_known else self.init(Spec((x.numel(),), x.dtype, tensors=tensors))
         done = None
-        if before["plan"] is not None and key.step % self.every:
+        if before["plan"] is not None and key.step - before["planned"] < self.every:
             done = self._as_planned(x, residual, spec, before, key)
         payload, lost, after = done or self._allocated(x, residual, spec, before, key)
         return payload, lost, after if is_known else state
@@ -256,7 +256,11 @@ class Allocated(Codec):
                 )
                 whole.add(clamp_to(piece - heard, x.dtype))
         lost = None if residual is None else whole.vector
-        return payload, lost, {**state, "inner": tuple(after), "plan": tuple(plan)}
+        return (
+            payload,
+            lost,
+            {**state, "inner": tuple(after), "plan": tuple(plan), "planned": key.step},
+        )
 
     def _best(
         self, table: "Sequence[Sequence[_Measured]]", spec: Spec, device: torch.device

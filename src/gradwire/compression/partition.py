@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,6 +72,12 @@ class Partition(Reducer):
         if self.min_size < 0:
             raise ValueError(f"partition: min_size must not be negative, got {self.min_size}")
         object.__setattr__(self, "rules", Table(table))
+        self._check_momentum()
+
+    @property
+    def momentum_lives(self) -> Literal["before", "after", "inside"]:
+        lives = {lift(rule).momentum_lives for rule in self.rules.values()}
+        return "inside" if "inside" in lives else "before" if "before" in lives else "after"
 
     def check_names(self, names: Sequence[str]) -> None:
         taken: dict[str, list[str]] = {patterns: [] for patterns in self.rules}
@@ -91,6 +97,22 @@ class Partition(Reducer):
             if own and isinstance(self.rules[patterns], Reducer):
                 self.rules[patterns].check_names(own)
 
+    def _check_momentum(self) -> None:
+        """Some tensors must not have a momentum and others none."""
+        if self.momentum_lives != "inside":
+            return
+        for patterns, rule in self.rules.items():
+            if lift(rule).momentum_lives != "inside":
+                raise ValueError(
+                    f"partition: other rules have a momentum of their own, so {patterns!r} would "
+                    f"be left without. Write {patterns!r}: velocity({rule!r})."
+                )
+        if self.min_size:
+            raise ValueError(
+                f"partition: all rules have a momentum of their own, so tensors of fewer than "
+                f"{self.min_size} elements would be left without. Leave out min_size."
+            )
+
     def init(self, spec: Spec, size: int) -> State:
         pieces = _cut(self, spec.layout).pieces
         states = [piece.reducer.init(piece.spec(spec), size) for piece in pieces]
@@ -98,7 +120,7 @@ class Partition(Reducer):
 
     def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
         found = {}
-        cut = _cut(self, states[0]["tensors"])
+        cut, rules = _cut(self, states[0]["tensors"]), ["", *self.rules]
         for i, piece in enumerate(cut.pieces):
             own = piece.reducer.remembered([s["rules"][i] for s in states], piece.spec(spec))
             for name, memory in own.items():
@@ -108,16 +130,17 @@ class Partition(Reducer):
                     for vector in memory.vectors
                 ]
                 # Other buckets have other pieces, but each rule takes the same tensors.
-                found[f"{piece.patterns}.{name}"] = replaced(memory, tuple(whole))
+                found[f"{rules.index(piece.patterns)}.{name}"] = replaced(memory, tuple(whole))
         return found
 
     def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:
-        cut = _cut(self, states[0]["tensors"])
+        cut, names = _cut(self, states[0]["tensors"]), ["", *self.rules]
         rules = []
         for i, piece in enumerate(cut.pieces):
+            number = names.index(piece.patterns)
             own = {
                 name: replaced(memory, tuple(cut.parts(vector)[i] for vector in memory.vectors))
-                for name, memory in inside(piece.patterns, memories).items()
+                for name, memory in inside(str(number), memories).items()
             }
             fresh = [state["rules"][i] for state in states]
             rules.append(piece.reducer.restored(fresh, own, piece.spec(spec)))

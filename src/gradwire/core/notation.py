@@ -116,10 +116,11 @@ E = TypeVar("E", bound=Expression)
 class Registry(Generic[E]):
     """The expressions of one kind, found by looking into a package or module."""
 
-    def __init__(self, what: str, kind: type[E], where: str) -> None:
+    def __init__(self, what: str, kind: type[E], where: str, varies: bool = False) -> None:
         self.what = what  # what a user calls it, for messages: "compression", "optimizer"
         self.kind = kind
         self.where = where
+        self.varies = varies  # whether its numbers may change with time, see core/ramp.py
 
     @cached_property
     def _classes(self) -> dict[str, type[E]]:
@@ -186,10 +187,18 @@ class Registry(Generic[E]):
             raise NotationError(
                 f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}"
             )
-        try:
-            _ramps().settled(value)  # what a ramp ends at must be allowed too
-        except ValueError as error:
-            raise NotationError(f"{error} (in {text!r}, at the end of a ramp)") from None
+        if found := _ramps().ramps(value):
+            if not self.varies:
+                raise NotationError(
+                    f"{found[0]!r}: a {self.what} does not change with time (in {text!r})"
+                )
+            for where, values in (("start", _ramps().begun), ("end", _ramps().settled)):
+                try:
+                    values(value)
+                except ValueError as error:
+                    raise NotationError(
+                        f"{error} (in {text!r}, at the {where} of a ramp)"
+                    ) from None
         return value
 
 

@@ -33,6 +33,8 @@ class _Moving(Expression):
 
     def __post_init__(self) -> None:
         for name in ("start", "end", "epochs", "after", "hold"):  # equal ramps are written alike
+            if isinstance(getattr(self, name), _Moving):
+                raise ValueError(f"ramp: {name} is a ramp itself. Write a number.")
             object.__setattr__(self, name, float(getattr(self, name)))
         if (self.epochs > 0) == (self.steps > 0) or min(self.epochs, self.steps) < 0:
             raise ValueError(
@@ -51,6 +53,14 @@ class _Moving(Expression):
                 f"ramp: from {self.start} to {self.end} by equal factors is impossible, both must "
                 'be above 0. Write shape="linear".'
             )
+
+    @property
+    def first(self) -> float:
+        return self.start
+
+    @property
+    def last(self) -> float:
+        return self.end
 
     def __bool__(self) -> bool:
         return bool(self.start or self.end)
@@ -135,6 +145,14 @@ class WholeRamp(_Moving, int):
     def __new__(cls, start: float, *args: Any, **kwargs: Any) -> "WholeRamp":
         return int.__new__(cls, round(start))
 
+    @property
+    def first(self) -> int:
+        return round(self.start)
+
+    @property
+    def last(self) -> int:
+        return round(self.end)
+
     def value(self, step: int, steps_per_epoch: float | None) -> int:
         return round(super().value(step, steps_per_epoch))
 
@@ -163,9 +181,14 @@ def _at(value: Any, step: int, steps_per_epoch: float | None) -> Any:
     return _mapped(value, lambda ramp: ramp.value(step, steps_per_epoch))
 
 
+def begun(value: T) -> T:
+    """The expression as it is in the first step."""
+    return _mapped(value, lambda ramp: ramp.first)
+
+
 def settled(value: T) -> T:
     """The expression as it is when all its ramps are over."""
-    return _mapped(value, lambda ramp: round(ramp.end) if isinstance(ramp, WholeRamp) else ramp.end)
+    return _mapped(value, lambda ramp: ramp.last)
 
 
 def _mapped(value: Any, replacing: Callable[[_Moving], Any]) -> Any:

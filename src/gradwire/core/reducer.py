@@ -21,7 +21,7 @@ from torch import Tensor
 from gradwire.core.codec import Algebra, Codec, Compression, Kind, State, check_input, corrected
 from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
-from gradwire.core.memory import Memories, Memory, Role, Roles, inside, named_vectors
+from gradwire.core.memory import Memories, Memory, Role, Roles, inside, named_vectors, replaced
 from gradwire.core.notation import notation_name
 from gradwire.core.payload import Payload
 from gradwire.core.ramp import at, ramps, settled
@@ -90,6 +90,12 @@ class Reducer(Compression):
         if inner is not None:
             below = inner.remembered([state["inner"] for state in states], spec)
             found |= {f"inner.{name}": memory for name, memory in below.items()}
+        owing = next((name for name, m in found.items() if m.role is Role.LEFT), None)
+        if owing is not None and "inner.server" in found:
+            # The next group may need no servers. What they owe to a mean, all workers owe alike.
+            owed = found.pop("inner.server").vectors[0]
+            left = found[owing]
+            found[owing] = replaced(left, tuple(vector + owed for vector in left.vectors))
         return found
 
     def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:

@@ -42,8 +42,8 @@ class Config:
     momentum_at: MomentumAt = "auto"
     """Where momentum of sgd(...) acts: after the mean, before compression, or where it trains."""
     clip_norm: float = 0.0
-    """Clip the averaged gradient, or before a momentum's own place each one to 1/sqrt(workers)
-    of this norm; 0: never."""
+    """Clip the averaged gradient to this norm, or if momentum acts before it each one to
+    sqrt(workers) times that; 0: never."""
     partition: str = "iid"
     """How examples are dealt to workers: iid, dirichlet(0.5), by_label(2), by_role."""
     augment: bool = True

@@ -15,7 +15,8 @@ from gradwire.training.optimizer import SGD, Optimizer
 
 _TRIAL = (
     "in a trial (ResNet-20, CIFAR-10, 32 workers, 0.1% kept, 60 epochs) momentum 0.9 after "
-    "aggregation reached 68.0%, before compression 83.8%, no compression 88.6%"
+    "aggregation reached 68.0%, corrected before compression as in dgc 83.8%, without compression "
+    "88.6%"
 )
 
 
@@ -42,6 +43,18 @@ def place(
 ) -> Placed:
     """Moves the momentum to where `where` says, or the compression needs it to train."""
     lives = lift(compression).momentum_lives
+    if where == "before" and not (
+        isinstance(optimizer, SGD) and synchronization.exchanges == "gradients"
+    ):
+        raise ValueError(
+            f'momentum_at="before": only the momentum of sgd can act before compression, on '
+            f'gradients; there are {optimizer!r} and {synchronization!r}. Write "auto".'
+        )
+    if where == "after" and lives == "inside":
+        raise ValueError(
+            f'momentum_at="after": the momentum is inside {compression!r}. Write "auto", or '
+            "another compression."
+        )
     if synchronization.exchanges != "gradients":
         if lives == "inside":
             raise ValueError(
@@ -81,7 +94,7 @@ def _without_momentum(optimizer: Optimizer, compression: Compression) -> SGD:
     if not isinstance(optimizer, SGD):
         raise ValueError(
             f"{compression!r} has a momentum of its own, on top of which {optimizer!r} would "
-            f"average again. Write sgd({optimizer.lr})."
+            "average again. Write sgd(lr), with a rate for SGD, or for its own kind of step."
         )
     plain = replace(optimizer, momentum=0.0, nesterov=False)
     same = (

@@ -36,7 +36,7 @@ DIMENSIONS: dict[str, Registry[Any]] = {
     "scheduling": SCHEDULING,
 }
 MODELS = Registry("model", Model, "gradwire.models")  # type: ignore[type-abstract]
-OPTIMIZERS = Registry("optimizer", Optimizer, "gradwire.training.optimizer")  # type: ignore[type-abstract]
+OPTIMIZERS = Registry("optimizer", Optimizer, "gradwire.training.optimizer", varies=True)  # type: ignore[type-abstract]
 SCHEDULES = Registry("schedule", Schedule, "gradwire.training.schedule")  # type: ignore[type-abstract]
 PARTITIONS = Registry("partition", Partition, "gradwire.data.partition")  # type: ignore[type-abstract]
 

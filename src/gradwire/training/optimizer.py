@@ -53,7 +53,7 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         _check_at_least_zero("sgd", lr=self.lr, weight_decay=self.weight_decay)
         _check_fraction("sgd", momentum=self.momentum)
-        if self.nesterov and self.momentum == 0.0:
+        if self.nesterov and not self.momentum:
             raise ValueError(
                 "sgd: nesterov needs a momentum, e.g. sgd(0.1, momentum=0.9, nesterov=True)"
             )
@@ -66,8 +66,8 @@ class SGD(Optimizer):
     ) -> tuple[Tensor, State]:
         if self.weight_decay:
             gradient = gradient.add(params, alpha=self.weight_decay)
-        if not self.momentum:
-            return params.sub(gradient, alpha=lr), dict(state)  # a ramp may begin at zero
+        if not self.momentum and "momentum" not in state:  # a ramp may begin at zero
+            return params.sub(gradient, alpha=lr), {}
         # Rounded as torch.optim does it: the product, then the sum.
         velocity = state["momentum"].mul(self.momentum).add_(gradient)
         direction = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity

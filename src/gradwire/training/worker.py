@@ -52,7 +52,7 @@ class Plan:
     num_steps: int
     key: Key
     clip_norm: float | None = None
-    local_clip: bool = False  # clip each worker's gradient to 1/sqrt(n) of it, not the mean
+    local_clip: bool = False  # clip each worker's gradient to sqrt(n) times it, not the mean
     local_decay: float = 0.0  # weight decay, added to each worker's gradient
     nonfinite: NonFinite = "error"
     steps_per_epoch: float | None = None  # for hyper-parameters that change with time
@@ -234,13 +234,14 @@ class _Gradient:
         worker, plan = self.worker, self.worker.plan
         self.result = await worker._evaluated(self.replica, self.step)
         gradient = await worker.checked(self.result.gradient, "gradient", self.step)
-        if plan.local_decay:
-            gradient = await worker.node.call(
-                _decaying, gradient, self.replica.params, plan.local_decay
-            )
         if plan.local_clip and plan.clip_norm is not None:
-            most = plan.clip_norm / plan.num_workers**0.5
+            # The mean of n independent gradients is sqrt(n) times shorter than each.
+            most = plan.clip_norm * plan.num_workers**0.5
             gradient = await worker.node.call(clip_by_norm, gradient, most)
+        decay = at(plan.local_decay, self.step, plan.steps_per_epoch)
+        if decay:
+            params = self.replica.params
+            gradient = await worker.node.call(_decaying, gradient, params, decay)
         return gradient
 
 

@@ -36,7 +36,10 @@ _AS_BEFORE = 0  # the one byte of a worker that has nothing to say; every payloa
 
 
 class Feedback(Reducer):
-    """A reducer that remembers what was lost: no two of them around one another."""
+    """A reducer that remembers what was lost, or gathers momentum before anything is.
+
+    No two that remember may be around one another: `check_inner`.
+    """
 
     inner: Codec | Reducer
 

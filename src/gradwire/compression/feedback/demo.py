@@ -21,7 +21,8 @@ rate like that of `ef`.
 Where we differ: the authors' code multiplies g_i by the learning rate before it enters m_i, which
 the sign undoes unless the rate changes fast. It also divides the sum of a coefficient by the number
 of workers that sent it; here it is the mean over all, in which the choice of few counts less.
-Codecs that are not `dctk` may take the scatter route, where a mean is encoded again.
+Codecs that are not `dctk` may take the scatter route, where a mean is encoded again. Weight decay
+is added to each gradient, as for all methods with a momentum, not to the step.
 
 Use it as `demo(dctk(64, 8))` with a plain `sgd(0.001)` for networks of large matrices, above all
 transformers. Where the optimizer is tuned SGD with momentum take `dgc`; where elements of a layer
@@ -35,9 +36,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import Feedback, check_inner, warn_unless_settles
-from gradwire.core.codec import Codec, State
-from gradwire.core.group import Group
+from gradwire.compression.feedback._wrapping import (
+    Feedback,
+    as_dtype,
+    check_inner,
+    warn_unless_settles,
+)
+from gradwire.core.codec import Codec, State, check_input, scale_dtype
+from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
 from gradwire.core.memory import Role, Roles
 from gradwire.core.reducer import Reduced, Reducer, lift
@@ -71,17 +77,39 @@ class DeMo(Feedback):
 
     def init(self, spec: Spec, size: int) -> State:
         warn_unless_settles(self, self.inner, spec, "dctk(...) or topk(...)")
-        momentum = torch.zeros(spec.shape, dtype=spec.dtype)
+        momentum = torch.zeros(spec.shape, dtype=scale_dtype(spec.dtype))
         return {"momentum": momentum, "inner": lift(self.inner).init(spec, size)}
 
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         self.refuse_residual(residual)
-        node = group.node
+        node, inner = group.node, lift(self.inner)
         past = await node.call(torch.mul, state["momentum"], self.beta)
-        # What is lost of g + beta m is m less what was sent of it: the momentum that stays.
-        reduced = await lift(self.inner).mean(x, state["inner"], key, group, past)
+        if is_half(x):  # 0.999 m would be m again
+            momentum = await node.call(_gathered, self, x, past)
+            whole, none = await node.call(_rounded, momentum, x.dtype)
+            reduced = await inner.mean(whole, state["inner"], key, group, none)
+            kept = await node.call(_left, momentum, reduced)
+        else:
+            # What is lost of g + beta m is m less what was sent of it: the momentum that stays.
+            reduced = await inner.mean(x, state["inner"], key, group, past)
+            assert reduced.residual is not None
+            kept = reduced.residual
         mean = await node.share(torch.sign, reduced.mean) if self.signed else reduced.mean
-        state = {"momentum": reduced.residual, "inner": reduced.state}
-        return Reduced(mean, reduced.own, state)
+        return Reduced(mean, reduced.own, {"momentum": kept, "inner": reduced.state})
+
+
+def _gathered(method: DeMo, x: Tensor, past: Tensor) -> Tensor:
+    check_input(method, x)
+    return past.to(x.device) + x.detach()
+
+
+def _rounded(momentum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What is sent, and a residual of zero, which some codecs want."""
+    whole = as_dtype(momentum, dtype)
+    return whole, torch.zeros_like(whole)
+
+
+def _left(momentum: Tensor, reduced: Reduced) -> Tensor:
+    return momentum - reduced.own()

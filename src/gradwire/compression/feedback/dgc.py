@@ -11,9 +11,10 @@ from when an element happens to be sent. With `nesterov` it is v <- v + (g + m u
 - Momentum factor masking (sec. 3.3): u <- 0 where elements were sent, so that momentum gathered
   while they waited does not carry them on in an old direction. On where C selects elements, off
   elsewhere; `masking=False` leaves it out.
-- Local gradient clipping (sec. 3.2): g is scaled to norm clip N^(-1/2), if it is longer, before it
-  is added to u; N is the number of workers. It is the norm of what is averaged at once: the whole
-  model, if the schedule has one bucket.
+- Local gradient clipping (sec. 3.2): each of N workers cuts its share of a sum, g/N, to N^(-1/2) of
+  the norm meant for the sum, if it is longer, before it is added to u. Here workers hold g and take
+  means, so g is cut to norm clip N^(1/2): then N independent gradients have a mean of norm clip. It
+  is the norm of what is averaged at once: the whole model, if the schedule has one bucket.
 - Warm-up (sec. 3.3): `warmup=4` keeps 25%, 6.3%, 1.6%, 0.4% in the first four epochs and 0.1% from
   then on, if the density is 0.001: the density falls by equal factors, once per epoch. It is short
   for a ramp, `dgc(ramp(0.25, 0.001, epochs=4, hold=1))`.
@@ -200,7 +201,7 @@ def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion
         velocity,
         moved.reshape(x.shape),
         method.momentum,
-        1.0 if method.clip is None else _scale(method, x.detach(), method.clip / math.sqrt(size)),
+        1.0 if method.clip is None else _scale(method, x.detach(), method.clip * math.sqrt(size)),
         method.nesterov,
         method.masks,
     )

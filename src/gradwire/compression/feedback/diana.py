@@ -26,7 +26,7 @@ before the optimum because workers hold different data. For biased codecs (`topk
 no vectors (DIANA holds two).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -80,13 +80,16 @@ class Diana(Feedback):
 
     def init(self, spec: Spec, size: int) -> State:
         inner = lift(self.inner).init(spec, size)
-        return {"alpha": self._alpha(spec), "own": None, "common": None, "inner": inner}
+        self._alpha(spec)  # complains if there is none
+        return {"tensors": spec.layout, "own": None, "common": None, "inner": inner}
 
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         self.refuse_residual(residual)
-        node, alpha = group.node, state["alpha"]
+        node = group.node
+        # Of this step: the codec may change with time.
+        alpha = self._alpha(replace(Spec.of(x), tensors=state["tensors"]))
         new = await node.call(difference, self, x, state["own"])
         reduced = await lift(self.inner).mean(new, state["inner"], key, gathering(group))
         own = await node.call(moved, state["own"], reduced, alpha)
@@ -94,7 +97,7 @@ class Diana(Feedback):
         return Reduced(
             await node.share(_estimated, state["common"], reduced.mean),
             partial(_own, state["own"], reduced),
-            {"alpha": alpha, "own": own, "common": common, "inner": reduced.state},
+            {**state, "own": own, "common": common, "inner": reduced.state},
         )
 
     def _alpha(self, spec: Spec) -> float:

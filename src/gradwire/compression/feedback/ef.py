@@ -11,16 +11,14 @@ it out around unbiased ones of large variance (`terngrad`, `wangni`, `atomo`, `q
 residual may grow; it holds one more vector of the gradient's size per worker.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import Feedback, check_inner
+from gradwire.compression.feedback._wrapping import Feedback, check_inner, warn_unless_settles
 from gradwire.core.codec import Codec, State
-from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.memory import Role, Roles
@@ -45,15 +43,7 @@ class EF(Feedback):
     memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def init(self, spec: Spec, size: int) -> State:
-        if isinstance(self.inner, Codec) and not self.inner.guarantee(spec).contracts:
-            omega = self.inner.guarantee(spec).omega
-            variance = "is no contraction" if omega is None else f"has omega = {omega:.3g}"
-            warnings.warn(
-                f"{self!r}: {self.inner!r} {variance}. Error feedback is sure to settle only for "
-                "contractions and unbiased codecs with omega < 1; if it diverges, drop ef(...).",
-                GradwireWarning,
-                stacklevel=2,
-            )
+        warn_unless_settles(self, self.inner, spec, f"{self.inner!r} alone")
         residual = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
 

@@ -33,6 +33,11 @@ the bytes. Here those that do not take part send one byte, so that all know; the
 their gradient, which v_i takes in if there is momentum (our combination; the paper treats each on
 its own). With `bidirectional` it is refused: who is away would leave a shard without a server.
 
+Fatkhullin et al. 2021 also have heavy-ball momentum after aggregation (EF21-HB): an optimizer with
+momentum and `momentum_at="after"`. On digits (4 workers, the best of three rates, three seeds) it
+reached 53% with top-k of 0.1%, 94% with 1% and with `qsgd(bits=2)`; momentum before compression,
+which is the default, 88%, 97% and 98%.
+
 Use it as `ef21(topk(0.01))` where the workers' data differ much and gradients are exact or of
 large batches; with noisy ones give it momentum, `ef21(topk(0.01), momentum=0.9)`. With codecs that
 leave out little at every step, and with noise, `ef` is often as good. It holds two more vectors of
