@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.coding import plane
 from gradwire.coding.plane import decode_plane, encode_plane
+from gradwire.coding.polar.polarization_weight import scores
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 
 KEY = Key(seed=6).child("plane")
+DIGEST = 0x9361B3A6  # of the orders that both ends have
 SCALE = 4.0  # nats to a squared step
 
 
@@ -74,3 +77,26 @@ def test_bytes_that_are_no_plane() -> None:
     for forged in (packed[:0], packed[:1], packed[:-1], torch.zeros_like(packed), packed | 255):
         with pytest.raises(WireError, match="plane"):
             decode_plane(forged, 1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_code_is_the_same_whatever_the_default_dtype(dtype) -> None:
+    """Both ends compute the order of the inputs; this is what it has to be."""
+    caches = (plane._by_weight, plane._order, plane.plane_digest)
+    before = torch.get_default_dtype()
+    try:
+        for kept in caches:
+            kept.cache_clear()
+        torch.set_default_dtype(dtype)
+        assert plane.plane_digest() == DIGEST
+        assert scores(256).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+        for kept in caches:
+            kept.cache_clear()
+    assert plane.plane_digest() == DIGEST
+
+
+def test_weights_are_too_far_apart_to_change_places() -> None:
+    for n in (1 << 8, 1 << 15):
+        assert float(scores(n).sort().values.diff().min()) > 0.00008

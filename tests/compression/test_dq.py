@@ -1,14 +1,18 @@
 """Dependent quantisation: its error at a given rate, its rate, its bytes, and what it refuses."""
 
+import io
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradwire.coding.trellis import choose_tables, read_tables, to_bytes
+from gradwire import kernels
+from gradwire.coding.trellis import Tables, read_tables, to_bytes
 from gradwire.compression import COMPRESSION
-from gradwire.compression.quantization.dq import DQ
+from gradwire.compression.quantization import _dq_search
+from gradwire.compression.quantization._dq_quantised import prefers_signs
+from gradwire.compression.quantization.dq import DQ, _root_mean_square
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -210,6 +214,18 @@ def test_forged_short_codes_are_refused(forged) -> None:
         )
 
 
+def test_the_root_mean_square_does_not_depend_on_threads() -> None:
+    x, found = KEY.child("threads").normal(1 << 16).repeat(600), []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(_root_mean_square(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(set(found)) == 1
+
+
 def test_a_lone_spike_among_tiny_numbers() -> None:
     x = 1e-9 * KEY.child("tiny").normal(5000)
     x[77] = 3.0
@@ -255,11 +271,58 @@ def test_error_feedback_sends_it_all_in_the_end() -> None:
     assert float((total / 20 - x).square().sum() / x.square().sum()) < 0.01
 
 
+@pytest.mark.parametrize("rate", [0.5, 1.0, 1.5, 2.0])
+@pytest.mark.parametrize("tails", [(1.0, 2.5), (2.5, 1.0)], ids=str)
+def test_what_was_chosen_once_follows_the_vectors(tails, rate) -> None:
+    """Tails that grow or shrink: plane or trellis, and where zero is a value, are chosen anew."""
+    codec, numel, calls = DQ(rate), 12_000, 30
+    spec = Spec((numel,), torch.float32)
+    state, ways = codec.init(spec), set()
+
+    def squared_error(payload) -> float:
+        return float((codec.decode(payload, spec, KEY) - x).square().sum())
+
+    for step in range(calls + 6):
+        z, share = KEY.child(f"drift {step}").normal(numel), min(step / calls, 1.0)
+        x = z.sign() * z.abs() ** (tails[0] * (1 - share) + tails[1] * share)
+        payload, state = codec.encode(x, state, KEY)
+        ways.add(state["start"]["way"])
+        if step % 5 == 0:
+            fresh, _ = codec.encode(x, codec.init(spec), KEY)
+            assert squared_error(payload) <= 1.1 * squared_error(fresh), step
+    assert len(ways) > 1 or rate == 0.5  # where signs hardly matter
+
+
+def test_a_choice_that_still_holds_is_not_made_again(monkeypatch) -> None:
+    chosen = []
+    monkeypatch.setattr(
+        _dq_search, "prefers_signs", lambda *a: chosen.append(1) or prefers_signs(*a)
+    )
+    codec, numel = DQ(0.5), 5000
+    state = codec.init(Spec((numel,), torch.float32))
+    for step in range(140):
+        x = KEY.child(f"alike {step}").normal(numel) * 1.1**step
+        _, state = codec.encode(x, state, KEY)
+    assert 2 <= len(chosen) <= 4  # at first, after 128 calls, and by chance
+
+
+def test_state_is_plain_data_and_may_lack_a_choice() -> None:
+    x, codec = KEY.child("kept").normal(5000), DQ(1.0)
+    payload, state = codec.encode(x, codec.init(Spec.of(x)), KEY)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=True)
+    assert torch.equal(codec.encode(x, again, KEY)[0].buffer, codec.encode(x, state, KEY)[0].buffer)
+    del again["start"]["choice"]
+    assert torch.equal(codec.encode(x, again, KEY)[0].buffer, payload.buffer)
+
+
 def test_tables_survive_the_wire() -> None:
     generator = torch.Generator().manual_seed(1)
     for size in (0, 3, 1000, 10**6):
         counts = torch.randint(0, size + 1, (32, 4), generator=generator)
-        tables = choose_tables(counts)
+        tables = Tables(*kernels.trellis_tables(counts))
         packed = torch.frombuffer(bytearray(to_bytes(tables.bits)), dtype=torch.uint8)
         again, used = read_tables(packed)
         assert used == packed.numel()

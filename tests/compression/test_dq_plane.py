@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from gradwire.compression.quantization import _dq_search
+from gradwire.compression.quantization import _dq_quantised, _dq_search
 from gradwire.compression.quantization._dq_quantised import Way, quantised
 from gradwire.compression.quantization._dq_wire import PLANE
 from gradwire.compression.quantization.dq import DQ
@@ -38,7 +38,7 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
     x = saved_gradients().get(name, x)
     spec = spec_of(name, x) if name in saved_gradients() else Spec.of(x)
     is_plane, error = measured(rate, x, spec)
-    monkeypatch.setattr(_dq_search, "_LEAST_PLANE", 99.0)
+    monkeypatch.setattr(_dq_search, "LEAST_PLANE", 99.0)
     is_other, trellis = measured(rate, x, spec)
     assert is_plane
     assert not is_other
@@ -51,8 +51,29 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
 def test_the_sample_tells_which_is_better(name, monkeypatch) -> None:
     x = saved_gradients()[name]
     _, error = measured(2.0, x, spec_of(name, x))
-    monkeypatch.setattr(_dq_search, "_LEAST_PLANE", 99.0)
+    monkeypatch.setattr(_dq_search, "LEAST_PLANE", 99.0)
     _, trellis = measured(2.0, x, spec_of(name, x))
+    assert error < 1.02 * trellis
+
+
+@pytest.mark.parametrize("name", ["gaussian", "mlp early", "nanogpt late"])
+def test_with_a_given_step_it_takes_fewer_bits_for_the_same_error(name, monkeypatch) -> None:
+    x = saved_gradients().get(name, Key(seed=3).normal(1 << 14))
+    spec, codec = spec_of(name, x) if name in saved_gradients() else Spec.of(x), DQ(step=0.2)
+    figures = []
+    for least in (_dq_quantised.LEAST_PLANE, 99.0):
+        monkeypatch.setattr(_dq_quantised, "LEAST_PLANE", least)
+        payload, state = codec.encode(x, codec.init(spec), KEY)
+        error = float((codec.decode(payload, spec, KEY) - x).square().sum())
+        figures.append((bool(payload.parts["code"][0] & PLANE), payload.nbytes, error))
+        payload, _ = codec.encode(x, state, KEY)  # with tables that are known
+        again = float((codec.decode(payload, spec, KEY) - x).square().sum())
+        assert again == pytest.approx(error, rel=0.03)
+        assert payload.nbytes == pytest.approx(figures[-1][1], rel=0.01)
+    (is_plane, size, error), (is_other, most, trellis) = figures
+    assert is_plane
+    assert not is_other
+    assert size < 0.99 * most
     assert error < 1.02 * trellis
 
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.compression import COMPRESSION
 from gradwire.compression.quantization.sign import Sign
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
@@ -78,3 +79,13 @@ def test_a_scale_that_is_no_mean_magnitude_is_refused(scale) -> None:
     crafted = payload.replace(scale=torch.tensor([scale]))
     with pytest.raises(WireError, match="scale"):
         Sign().decode(crafted, Spec((9,), torch.float32), KEY)
+
+
+@pytest.mark.parametrize("method", ["sign", "sign(bucket=64)", "sign >> polar(0.5, block=256)"])
+def test_the_mean_of_very_large_numbers_does_not_overflow(method) -> None:
+    x, codec = Key(seed=1).normal(1000).clamp(-4, 4).double(), COMPRESSION.parse(method)
+    heard = []
+    for scale in (1.0, 2.0**1021):
+        payload, _ = codec.encode(x * scale, codec.init(Spec.of(x)), Key(seed=1))
+        heard.append(codec.decode(payload, Spec.of(x), Key(seed=1)) / scale)
+    assert torch.equal(*heard)

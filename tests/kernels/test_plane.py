@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.coding.trellis import choose_tables
+from gradwire.coding.trellis import Tables
 from gradwire.core.key import Key
 from gradwire.kernels.native import plane as native
 from gradwire.kernels.native import trellis as native_code
 from gradwire.kernels.reference import plane as reference
 from gradwire.kernels.reference import trellis as reference_code
+from gradwire.kernels.reference import trellis_fit
 
 KEY = Key(seed=9).child("plane")
 LAYOUTS = (
@@ -43,7 +44,7 @@ def test_c_equals_the_reference(layout, step, segments, threads) -> None:
     try:
         contexts, counts, _ = kernels.trellis_contexts(scaled, None, shapes, segments)
         offsets = torch.tensor([4, -8, 0, 12, 4, -32], dtype=torch.int32)
-        rates = choose_tables(counts).rates()
+        rates = trellis_fit.rates(kernels.trellis_tables(counts)[0], False)
         rates[4, 9:] = 1 << 17
         ratios = kernels.plane_ratios(scaled, contexts, rates, offsets)
         for backend in (native, reference):
@@ -54,7 +55,7 @@ def test_c_equals_the_reference(layout, step, segments, threads) -> None:
             for a, b in zip((indices, contexts, counts, errors), backend.plane_choose(*arguments)):
                 assert a.dtype == b.dtype
                 assert torch.equal(a, b)
-        tables = choose_tables(counts)
+        tables = Tables(*kernels.trellis_tables(counts))
         halves, tails = tables.halves(), tables.tails()
         packed, lengths = kernels.trellis_encode(indices, contexts, halves, tails, segments)
         given = packed, lengths, halves, tails, offsets, shapes, count, False, plane
@@ -95,7 +96,7 @@ def test_arguments_are_checked() -> None:
         kernels.plane_choose(scaled, plane[:1], rates, offsets, shapes, 1)
     with pytest.raises(ValueError, match="for 10 elements"):
         kernels.plane_choose(scaled, plane, rates, offsets, shapes + 1, 1)
-    tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
+    tables = Tables(*kernels.trellis_tables(torch.zeros(32, 4, dtype=torch.int64)))
     code = torch.zeros(4, dtype=torch.uint8), torch.tensor([2]), tables.halves(), tables.tails()
     with pytest.raises(ValueError, match="2 bytes for 10 bits"):
         kernels.trellis_decode(*code, offsets, shapes, 10, False, plane[:1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.coding.trellis import Tables, choose_tables
+from gradwire.coding.trellis import Tables
 from gradwire.core.key import Key
 from gradwire.kernels.native import trellis as native
 from gradwire.kernels.reference import trellis as reference
@@ -48,14 +48,15 @@ def test_c_equals_the_reference(layout, step, signed, segments, threads) -> None
         offsets = NO_OFFSETS
         contexts, counts, _ = both("trellis_contexts", scaled, None, shapes, segments)
         for offset in ([4, -8, 0, 12, 4, -4], [0, 0, 28, -32, 8, 4]):
-            rates = choose_tables(counts).rates()
+            rates = trellis_fit.rates(kernels.trellis_tables(counts)[0], False)
             (indices,) = both("trellis_search", scaled, contexts, rates, offsets, signed)
             both("trellis_counts", scaled, indices, contexts, signed)
             contexts, counts, _ = both(
                 "trellis_contexts", scaled, indices, shapes, segments, signed
             )
             offsets = torch.tensor(offset, dtype=torch.int32)
-        halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
+        tables = Tables(*kernels.trellis_tables(counts))
+        halves, tails = tables.halves(), tables.tails()
         packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
         (values,) = both(
             "trellis_decode", packed, lengths, halves, tails, offsets, shapes, count, signed
@@ -67,7 +68,7 @@ def test_c_equals_the_reference(layout, step, signed, segments, threads) -> None
     error = (values - scaled).abs()
     assert bool((error[indices != 0] <= 3 * 64 + 64).all())
     # The size that the tables promise is that of the code, but for what a state takes.
-    tables = choose_tables(counts)
+    tables = Tables(*kernels.trellis_tables(counts))
     promised = (tables.size_bits - len(tables.bits)) / 8
     assert packed.numel() <= 1.02 * promised + 6 * segments
 
@@ -99,7 +100,8 @@ def test_segments_side_by_side(segments, step, signed) -> None:
     both("trellis_contexts", scaled, None, shapes, segments)
     indices = scaled.sign() * ((scaled.abs() + 60) >> 7)
     contexts, counts, _ = both("trellis_contexts", scaled, indices, shapes, segments, signed)
-    halves, tails = choose_tables(counts).halves(), choose_tables(counts).tails()
+    tables = Tables(*kernels.trellis_tables(counts))
+    halves, tails = tables.halves(), tables.tails()
     packed, lengths = both("trellis_encode", indices, contexts, halves, tails, segments)
     both("trellis_decode", packed, lengths, halves, tails, NO_OFFSETS, shapes, count, signed)
 
@@ -146,7 +148,7 @@ def test_fit_equals_the_reference(layout, segments, stride, step, signed) -> Non
 @pytest.mark.usefixtures("native")
 def test_whatever_bytes_come_nothing_breaks() -> None:
     shapes = torch.tensor([[100, 20], [1, 120]])
-    tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
+    tables = Tables(*kernels.trellis_tables(torch.zeros(32, 4, dtype=torch.int64)))
     halves, tails = tables.halves(), tables.tails()
     refused = 0
     for i in range(100):
@@ -197,7 +199,7 @@ def test_arguments_are_checked() -> None:
         kernels.trellis_contexts(scaled, None, shapes[:, :1].expand(1, 2), 1)
     with pytest.raises(ValueError, match="2 segments of 10 elements"):
         kernels.trellis_contexts(scaled, None, shapes, 2)
-    tables = choose_tables(torch.zeros(32, 4, dtype=torch.int64))
+    tables = Tables(*kernels.trellis_tables(torch.zeros(32, 4, dtype=torch.int64)))
     with pytest.raises(ValueError, match="add up"):
         kernels.trellis_encode(scaled, contexts, tables.halves(), tables.tails() + 1, 1)
     with pytest.raises(ValueError, match="leave nothing"):

@@ -19,6 +19,7 @@ closer than 0.00009, so that rounding does not change their order on any machine
 
 import functools
 import math
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,12 +27,12 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.coding.polar.channel import CERTAIN, UNITS
 from gradwire.coding.polar.lanes import Lanes, select, spread
 from gradwire.coding.polar.polarization_weight import scores
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 
-_UNITS, _CERTAIN = 8, 127
 _LONGEST, _SHORTEST = 1 << 15, 1 << 8  # positions of a block
 _RATES = 256  # per bit
 _MOST_RATE = 192
@@ -49,7 +50,7 @@ def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
         rate = min(max(round(_RATES * _told(own)), 1), _MOST_RATE)
         code, order = _code(lanes.length, rate), _order(lanes.length)
         word = kernels.polar_quantise(lanes.spread(own, order), code.kinds)
-        codes.append(torch.tensor([rate], dtype=torch.uint8))
+        codes.append(torch.tensor([rate], dtype=torch.uint8, device="cpu"))
         codes.append(lanes.join(select(kernels.polar_transform(word), code.rows)))
         planes.append(lanes.join(word[:, _inverse(lanes.length)]))
     return torch.cat(codes), torch.cat(planes)[: -(-ratios.numel() // 8)]
@@ -91,14 +92,14 @@ def _pieces(numel: int) -> Iterator[Lanes]:
 def _told(ratios: Tensor) -> float:
     """Bits that a ratio tells, in the mean."""
     some = ratios[:: max(1, ratios.numel() // _SAMPLE)]
-    counts = torch.bincount(some.abs(), minlength=_CERTAIN + 1).double()
+    counts = torch.bincount(some.abs(), minlength=CERTAIN + 1).double()
     return float(counts @ _information()) / some.numel()
 
 
 @functools.cache
 def _information() -> Tensor:
     """1 - h2(1 / (1 + e^-L)) of ratios 0 .. 127."""
-    ratios = torch.arange(_CERTAIN + 1, dtype=torch.float64) / _UNITS
+    ratios = torch.arange(CERTAIN + 1, dtype=torch.float64, device="cpu") / UNITS
     nats = torch.nn.functional.softplus(-ratios) + torch.sigmoid(-ratios) * ratios
     return 1 - nats / math.log(2)
 
@@ -114,9 +115,16 @@ def _num_rows(n: int, rate: int) -> int:
 
 @functools.lru_cache(maxsize=512)
 def _code(n: int, rate: int) -> _Code:
-    free = torch.zeros(n, dtype=torch.bool)
+    free = torch.zeros(n, dtype=torch.bool, device="cpu")
     free[_by_weight(n)[: _num_rows(n, rate)]] = True
     return _Code(kernels.polar_kinds(free), free.nonzero().reshape(-1))
+
+
+@functools.cache
+def plane_digest() -> int:
+    """Of what both ends compute: the order of the inputs, and that of the positions."""
+    orders = (order for make in (_by_weight, _order) for order in (make(_LONGEST), make(_SHORTEST)))
+    return functools.reduce(lambda crc, own: zlib.crc32(own.numpy().tobytes(), crc), orders, 0)
 
 
 @functools.cache

@@ -19,10 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.core.errors import WireError
 from gradwire.kernels.reference.trellis import CLASSES
-from gradwire.kernels.reference.trellis_fit import rates
 from gradwire.kernels.reference.trellis_tables import (
     LEVEL,
     SHARED,
@@ -49,15 +47,6 @@ class Tables(NamedTuple):
     def tails(self) -> Tensor:
         """int32 [2 CLASSES, TOKENS]."""
         return _all_tails()[self.levels[:, 2].long() + LEVEL]
-
-    def rates(self, signed: bool = False) -> Tensor:
-        """int32 [8, CLASSES]: bits of 0, of 1, of 2 and of one more, by quantiser, weighted."""
-        return rates(self.levels, signed)
-
-
-def choose_tables(counts: Tensor) -> Tables:
-    """The tables for counts (int64 [2 CLASSES, 4]: zeros, ones, more, sum of what is beyond 2)."""
-    return Tables(*kernels.trellis_tables(counts))
 
 
 def read_tables(packed: Tensor) -> tuple[Tables, int]:
@@ -87,7 +76,7 @@ def read_tables(packed: Tensor) -> tuple[Tables, int]:
     size = -(-used // 8)
     if "1" in text[used : 8 * size]:
         raise WireError("tables: padding that is not zero")
-    found = torch.tensor(spread(levels, first, last, width), dtype=torch.int8)
+    found = torch.tensor(spread(levels, first, last, width), dtype=torch.int8, device="cpu")
     return Tables(found, text[:used], 0.0), size
 
 
@@ -120,9 +109,11 @@ def _number(stream: Iterator[str], bits: int) -> int:
 @functools.cache
 def _all_halves() -> Tensor:
     every = range(-LEVEL, LEVEL + 1)
-    return torch.tensor([[halves(a, b) for b in every] for a in every], dtype=torch.int32)
+    table = [[halves(a, b) for b in every] for a in every]
+    return torch.tensor(table, dtype=torch.int32, device="cpu")
 
 
 @functools.cache
 def _all_tails() -> Tensor:
-    return torch.tensor([tail(level) for level in range(-LEVEL, LEVEL + 1)], dtype=torch.int32)
+    table = [tail(level) for level in range(-LEVEL, LEVEL + 1)]
+    return torch.tensor(table, dtype=torch.int32, device="cpu")

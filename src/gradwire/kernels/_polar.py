@@ -203,7 +203,7 @@ def polar_points(labels: Tensor, points: Tensor) -> Tensor:
 
 def _single(factor: float) -> float:
     """As a float32, which is what both backends multiply by."""
-    return float(torch.tensor(factor, dtype=torch.float32))
+    return float(torch.tensor(factor, dtype=torch.float32, device="cpu"))
 
 
 def _check_floats(operation: str, x: Tensor) -> None:

@@ -1,11 +1,15 @@
 """Scores kept in files between runs."""
 
+import os
+
 import pytest
 import torch
 
 from gradwire.coding.polar import cache, monte_carlo
 from gradwire.coding.polar.channel import bsc_table
 from gradwire.coding.polar.construction import _free_positions
+
+DAMAGES = ["shorter", "longer", "changed", "other", "empty", "folder", "pipe"]
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def test_what_was_computed_once_is_read(folder) -> None:
     assert len(list(folder.iterdir())) == 2  # and nothing that was being written
 
 
-@pytest.mark.parametrize("damage", ["shorter", "longer", "changed", "other", "empty", "folder"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_made_anew(folder, damage) -> None:
     asked: list[str] = []
     answer("one", 7, asked)
@@ -41,6 +45,9 @@ def test_a_damaged_file_is_made_anew(folder, damage) -> None:
     if damage == "folder":
         path.unlink()
         path.mkdir()
+    elif damage == "pipe":  # nobody writes to it
+        path.unlink()
+        os.mkfifo(path)
     elif damage == "other":  # a whole file, but of another question
         answer("two", 8, asked)
         (other,) = (each for each in folder.iterdir() if each != path)
@@ -93,3 +100,9 @@ def test_constructions_are_kept(folder, monkeypatch) -> None:
     assert torch.equal(monte_carlo.entropies(64, table, groups=2), drawn)
     assert torch.equal(monte_carlo.entropies(64, table, groups=2, used=50), shortened)
     assert torch.equal(_free_positions(64, 20, "tal_vardy"), free)
+
+
+def test_a_home_is_understood(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GRADWIRE_CACHE", "~/kept")
+    assert cache.folder() == tmp_path / "kept"

@@ -193,3 +193,6 @@ def test_bad_tensors_are_refused() -> None:
     for options in ({}, {"f": "exact"}, {"list_size": 4}):
         with pytest.raises(ValueError, match="compress_llr takes numbers and infinities, got NaN"):
             PolarCompressor(64, 20, **options).compress_llr(torch.full((1, 64), math.nan))
+    for operation in (compressor.compress, compressor.compress_llr, compressor.decompress):
+        with pytest.raises(TypeError, match=r"takes a tensor.* got list"):
+            operation([1])

@@ -16,8 +16,10 @@ from torch import Tensor
 def scores(n: int, distortion: float) -> Tensor:
     """log(Z / (1 - Z)) of each input's bound, float64 [n]: near 0 and 1 Z runs out of digits."""
     z = 2 * math.sqrt(distortion * (1 - distortion))
-    known = torch.tensor([math.log(z) if z > 0 else -math.inf], dtype=torch.float64)
-    unknown = torch.tensor([math.log1p(-z) if z < 1 else -math.inf], dtype=torch.float64)
+    known = torch.tensor([math.log(z) if z > 0 else -math.inf], dtype=torch.float64, device="cpu")
+    unknown = torch.tensor(
+        [math.log1p(-z) if z < 1 else -math.inf], dtype=torch.float64, device="cpu"
+    )
     while known.numel() < n:
         # log(2Z - Z^2) = log Z + log(2 - Z), log(1 - Z^2) = log(1 - Z) + log(1 + Z)
         worse = known + torch.log1p(unknown.exp()), 2 * unknown

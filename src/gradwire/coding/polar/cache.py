@@ -29,10 +29,10 @@ _DTYPES = {torch.int64: np.int64, torch.float64: np.float64}
 def folder() -> Path | None:
     """Where files are kept, or None."""
     wish = os.environ.get("GRADWIRE_CACHE")
-    if wish is not None:
-        return Path(wish) if wish else None
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
+        if wish is not None:
+            return Path(wish).expanduser() if wish else None
         return Path(base).expanduser() / "gradwire"
     except RuntimeError:  # nobody's home is known
         return None
@@ -57,6 +57,8 @@ def cached(question: str, count: int, dtype: torch.dtype, compute: Callable[[], 
 def _read(path: Path, question: str, count: int, dtype: torch.dtype) -> Tensor | None:
     size = count * dtype.itemsize
     try:
+        if not path.is_file():  # to open a pipe would wait for somebody to write to it
+            return None
         with path.open("rb") as file:
             whole = file.read(_DIGEST_BYTES + size + 1)
     except OSError:

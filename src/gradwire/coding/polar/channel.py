@@ -55,7 +55,7 @@ def bsc_digest(rate: float) -> int:
 
 def bsc_table(distortion: float) -> Tensor:
     """The channel BSC(D), int8 [2^16]."""
-    table = torch.full((_DRAWS,), bsc_ratio(distortion), dtype=torch.int8)
+    table = torch.full((_DRAWS,), bsc_ratio(distortion), dtype=torch.int8, device="cpu")
     table[: round(_DRAWS * distortion)] *= -1
     return table
 

@@ -92,6 +92,7 @@ class PolarCompressor:
 
         `key` is what randomized decisions are drawn from.
         """
+        _check_tensor("compress", bits)
         if bits.dtype not in (torch.bool, torch.uint8):
             raise ValueError(f"compress takes bits as bool or uint8, got {bits.dtype}")
         self._check_shape("compress", bits, self.N)
@@ -116,6 +117,7 @@ class PolarCompressor:
         position matters; a scale that fits the rate is the sender's to choose: for +-a,
         log((1 - D) / D) with 1 - h2(D) = K / N.
         """
+        _check_tensor("compress_llr", llr)
         if not llr.dtype.is_floating_point:
             raise ValueError(f"compress_llr takes floating-point ratios, got {llr.dtype}")
         self._check_shape("compress_llr", llr, self.N)
@@ -141,6 +143,7 @@ class PolarCompressor:
         return kernels.rows_from_lanes(self._codewords(packed), len(packed))
 
     def _codewords(self, packed: Tensor) -> Tensor:
+        _check_tensor("decompress", packed)
         if packed.dtype != torch.uint8:
             raise ValueError(f"decompress takes packed bits as uint8, got {packed.dtype}")
         self._check_shape("decompress", packed, self.bytes_per_block)
@@ -197,6 +200,11 @@ def _code(n: int, k: int, construction: str, seed: int | None) -> _Code:
         inputs = -(drawn & ~free).to(torch.uint8)
         coset = kernels.polar_transform(inputs.view(1, n, 1).expand(1, n, 8).contiguous())
     return _Code(free, free.nonzero().flatten(), kernels.polar_kinds(free), coset)
+
+
+def _check_tensor(operation: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{operation} takes a tensor, [blocks, width], got {type(x).__name__}")
 
 
 def _check_whole(name: str, value: object, expected: str = "a whole number") -> None:

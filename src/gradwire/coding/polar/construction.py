@@ -58,7 +58,7 @@ def _free_positions(n: int, k: int, construction: str) -> Tensor:
         if shipped is not None:
             return shipped
     if k in (0, n):
-        return torch.full((n,), k == n)
+        return torch.full((n,), k == n, device="cpu")
     distortion = distortion_bound(k / n)
     if construction == "tal_vardy":  # the one that is slow and not kept where it is computed
         question = f"tal_vardy n {n}, D {distortion.hex()}"
@@ -71,6 +71,6 @@ def lowest(scores: Tensor, k: int) -> Tensor:
     """Where the k lowest scores are, of equals the last ones, bool [n]."""
     n = scores.numel()
     order = n - 1 - scores.flip(0).argsort(stable=True)
-    free = torch.zeros(n, dtype=torch.bool)
+    free = torch.zeros(n, dtype=torch.bool, device="cpu")
     free[order[:k]] = True
     return free

@@ -41,7 +41,7 @@ class GaussianChannel:
     ratios: tuple[Tensor, ...]  # of bit j, int8 [2^j, _BINS]: by lower bits, by x
     # What is said of bit j in all, right if positive: int8 [2^16], as in `channel.bsc_table`.
     channels: tuple[Tensor, ...]
-    digest: int  # of `channels`, which all else is made of by arithmetic on integers
+    digest: int  # of `channels`, which codes are made of in integers, and of `points`
 
     @property
     def num_bits(self) -> int:
@@ -77,11 +77,11 @@ def gaussian_channel(rate: float) -> GaussianChannel:
     mass = torch.exp(-0.5 * x * x)
     mass /= mass.sum()
     points, log_p, slope = _fitted(design.excess * rate, m, design.rounds, x, mass)
-    labels = torch.arange(1 << m)
+    labels = torch.arange(1 << m, device="cpu")
     ratios, channels = [], []
     for j in range(m):
         rows = []
-        hits = torch.zeros(255, dtype=torch.float64)
+        hits = torch.zeros(255, dtype=torch.float64, device="cpu")
         for lower in range(1 << j):
             zero, one = (
                 torch.logsumexp(log_p[:, labels % (2 << j) == lower + (bit << j)], dim=1)
@@ -95,20 +95,22 @@ def gaussian_channel(rate: float) -> GaussianChannel:
         ratios.append(torch.stack(rows))
         channels.append(_draws(hits))
     digest = 0
-    for table in channels:
+    for table in (*channels, points.float()):
         digest = zlib.crc32(table.numpy().tobytes(), digest)
     return GaussianChannel(points.float(), slope, tuple(ratios), tuple(channels), digest)
 
 
 def _grid() -> Tensor:
-    return (torch.arange(_BINS, dtype=torch.float64) + 0.5) * (2 * _REACH / _BINS) - _REACH
+    return (torch.arange(_BINS, dtype=torch.float64, device="cpu") + 0.5) * (
+        2 * _REACH / _BINS
+    ) - _REACH
 
 
 def _draws(hits: Tensor) -> Tensor:
     """2^16 ratios in proportion to how often each occurs."""
     edges = (hits.cumsum(0) / hits.sum() * _DRAWS).round().long()
     counts = torch.diff(edges, prepend=edges.new_zeros(1))
-    return torch.repeat_interleave(torch.arange(-127, 128, dtype=torch.int8), counts)
+    return torch.repeat_interleave(torch.arange(-127, 128, dtype=torch.int8, device="cpu"), counts)
 
 
 def _fitted(
@@ -116,9 +118,9 @@ def _fitted(
 ) -> tuple[Tensor, Tensor, float]:
     """Points, log p(k | x) on the grid, and 4 s a in units if there are two points."""
     num = 1 << m
-    quantiles = (torch.arange(num, dtype=torch.float64) + 0.5) / num
+    quantiles = (torch.arange(num, dtype=torch.float64, device="cpu") + 0.5) / num
     points = math.sqrt(2) * torch.erfinv(2 * quantiles - 1) * math.sqrt(1 - 4**-rate)
-    weights = torch.zeros(num, dtype=torch.float64)
+    weights = torch.zeros(num, dtype=torch.float64, device="cpu")
     log_s = math.log(0.5 * 4**rate)
     for _ in range(rounds):
         for _ in range(3):

@@ -25,7 +25,9 @@ _TINY = 1e-4  # below it 1 - phi(m) = m / 2
 
 def scores(n: int, distortion: float) -> Tensor:
     """Minus the mean ratio of each input, float64 [n]."""
-    means = torch.tensor([matched_mean(1 - binary_entropy(distortion))], dtype=torch.float64)
+    means = torch.tensor(
+        [matched_mean(1 - binary_entropy(distortion))], dtype=torch.float64, device="cpu"
+    )
     while means.numel() < n:
         doubled = (2 * means).clamp(max=math.exp(_LOG_MOST))
         means = torch.stack([check(means), doubled], dim=1).flatten()
@@ -45,10 +47,10 @@ def check(means: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def _table() -> tuple[Tensor, Tensor]:
     """log m, and log(-log phi(m)), which rises with it."""
-    log_means = torch.linspace(_LOG_LEAST, _LOG_MOST, _POINTS, dtype=torch.float64)
+    log_means = torch.linspace(_LOG_LEAST, _LOG_MOST, _POINTS, dtype=torch.float64, device="cpu")
     means = log_means.exp()
     reach = (10 * torch.sqrt(2 * means)).clamp(max=80.0)  # beyond, the integrand is nothing
-    nodes = torch.linspace(-1, 1, 1001, dtype=torch.float64)
+    nodes = torch.linspace(-1, 1, 1001, dtype=torch.float64, device="cpu")
     at = reach[:, None] * nodes
     integrand = torch.exp(-at * at / (4 * means[:, None])) / torch.cosh(at / 2)
     integral = integrand.sum(dim=1) * reach * (nodes[1] - nodes[0])
@@ -66,7 +68,7 @@ def _interpolate(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
 
 def matched_mean(capacity: float) -> float:
     """The m for which a ratio N(m, 2m) tells `capacity` bits of an input."""
-    nodes = torch.linspace(-10, 10, 4001, dtype=torch.float64)
+    nodes = torch.linspace(-10, 10, 4001, dtype=torch.float64, device="cpu")
     weights = torch.exp(-nodes * nodes / 2)
     weights /= weights.sum()
     low, high = _LOG_LEAST, _LOG_MOST

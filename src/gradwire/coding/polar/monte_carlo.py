@@ -45,7 +45,7 @@ def entropies(
 
 def _drawn(n: int, channel: Tensor, groups: int, used: int | None) -> Tensor:
     key = Key(0).child("polar construction")
-    total = torch.zeros(n, dtype=torch.int64)
+    total = torch.zeros(n, dtype=torch.int64, device="cpu")
     at_once = max(1, _PIECE // (64 * n))
     for start in range(0, groups, at_once):
         count = min(at_once, groups - start)
@@ -60,4 +60,4 @@ def _drawn(n: int, channel: Tensor, groups: int, used: int | None) -> Tensor:
 @lru_cache(maxsize=1)
 def _costs() -> Tensor:
     bits = [math.log2(1 + math.exp(-ratio / UNITS)) for ratio in range(-127, 128)]
-    return torch.tensor([round(value * 2**20) for value in bits], dtype=torch.int32)
+    return torch.tensor([round(value * 2**20) for value in bits], dtype=torch.int32, device="cpu")

@@ -102,9 +102,9 @@ def _chosen(scores: Tensor, rate: float, used: int) -> Tensor:
     """Of the inputs of all planes (scores int64 [m, N]) the rate * used that are known best."""
     count = max(1, min(round(rate * used), scores.shape[0] * used))
     order = torch.argsort(scores[:, :used].reshape(-1), stable=True)[:count]
-    chosen = torch.zeros(scores.shape[0] * used, dtype=torch.bool)
+    chosen = torch.zeros(scores.shape[0] * used, dtype=torch.bool, device="cpu")
     chosen[order] = True
-    free = torch.zeros(scores.shape, dtype=torch.bool)
+    free = torch.zeros(scores.shape, dtype=torch.bool, device="cpu")
     free[:, :used] = chosen.view(-1, used)
     return free
 

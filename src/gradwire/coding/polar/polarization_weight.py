@@ -14,6 +14,6 @@ _BETA = 2.0**0.25
 
 def scores(n: int, distortion: float = 0.0) -> Tensor:
     """Minus the weight of each input, float64 [n]."""
-    digits = torch.arange(n.bit_length() - 1)
-    ones = (torch.arange(n)[:, None] >> digits & 1).to(torch.float64)  # [n, log2 n]
-    return -(ones * _BETA**digits).sum(dim=1)
+    digits = torch.arange(n.bit_length() - 1, device="cpu")
+    ones = (torch.arange(n, device="cpu")[:, None] >> digits & 1).to(torch.float64)  # [n, log2 n]
+    return -(ones * _BETA ** digits.to(torch.float64)).sum(dim=1)

@@ -28,7 +28,7 @@ _PIECE = 1 << 22  # elements at a time
 
 def scores(n: int, distortion: float, bins: int = BINS) -> Tensor:
     """An upper bound on the entropy of each input given those before it, in bits, float64 [n]."""
-    masses, wrong = (torch.zeros(1, bins, dtype=torch.float64) for _ in range(2))
+    masses, wrong = (torch.zeros(1, bins, dtype=torch.float64, device="cpu") for _ in range(2))
     masses[0, 0], wrong[0, 0] = 1.0, distortion
     while len(masses) < n:
         pieces = [_step(p, w) for p, w in zip(*(x.split(_channels(bins)) for x in (masses, wrong)))]
@@ -50,7 +50,7 @@ def _channels(bins: int) -> int:
 def _step(masses: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
     """[channels, bins] to [2 channels, bins]: the first and second half of each."""
     bins = masses.shape[1]
-    i, j = torch.triu_indices(bins, bins)
+    i, j = torch.triu_indices(bins, bins, device="cpu")
     twice = torch.where(i == j, 1.0, 2.0)  # (i, j) and (j, i) are alike
     right = masses - wrong
     both_right, both_wrong = right[:, i] * right[:, j] * twice, wrong[:, i] * wrong[:, j] * twice

@@ -27,16 +27,19 @@ from gradwire.compression.quantization._short_codes import (
     of_short_number,
     short_number,
 )
+from gradwire.core.codec import State
 from gradwire.kernels.reference.trellis import BLOCK, CLASSES, LARGEST, UNIT
 
 SAMPLE = 1 << 16  # elements on which a step is looked for
 LEAST_SIGNED = 0.45  # bits per element from which on signs may count in the trellis
+LEAST_PLANE, SHORTEST_PLANE = 0.7, 1 << 11  # bits and elements from which on planes may do
 ROUNDS = 3  # of search and count until they fit
 _BLOCKS = 64  # of a long vector, on which tables are made
 _PASSES, _SHORT = 2, 1 << 18  # searches of the whole, in vectors of so many elements at most
 _PART = 64  # elements of a part of a row
 WIDER = 1.25  # the step of a plane, of that of a trellis that does the same
 _MARGIN = 0.997  # of what a trellis costs: a plane that costs more is not worth its time
+_SAME, _TRIES = 1.02, 4  # errors that differ by less are equal; steps tried until they are
 _SLOPE = 0.32  # of error over rate, in squared steps of a trellis
 
 
@@ -63,6 +66,19 @@ class Prior(NamedTuple):
     levels: Tensor  # of tables
     offsets: Tensor  # of |k| = 1, 2, more in either quantiser, in 1/64 of a step
     way: Way
+
+    @staticmethod
+    def of(state: State) -> "Prior":
+        levels = torch.tensor(state["levels"], dtype=torch.int8, device="cpu")
+        offsets = torch.tensor(state["offsets"], dtype=torch.int32, device="cpu")
+        return Prior(levels, offsets, Way(state["way"]))
+
+    def state(self) -> dict[str, State]:
+        return {
+            "levels": self.levels.tolist(),
+            "offsets": self.offsets.tolist(),
+            "way": int(self.way),
+        }
 
 
 class Quantised(NamedTuple):
@@ -124,7 +140,7 @@ def quantised(
     way: Way = Way.PLAIN,
 ) -> Quantised:
     """With this step; the search takes a prior, or tables that settle in `rounds`."""
-    wire = torch.tensor(max(step, least_step(x)), dtype=x.dtype)
+    wire = torch.tensor(max(step, least_step(x)), dtype=x.dtype, device="cpu")
     if step_bytes(x.numel(), x.dtype) == 2:
         wire = of_short_number(short_number(float(wire), x.dtype), x.dtype)
     most = UNIT * (2 * LARGEST - 16)
@@ -146,7 +162,7 @@ def quantised(
 
 @lru_cache(maxsize=1024)
 def layout_of(shapes: Shapes) -> Tensor:
-    return torch.tensor(shapes, dtype=torch.int64)
+    return torch.tensor(shapes, dtype=torch.int64, device="cpu")
 
 
 def prefers_signs(x: Tensor, shapes: Shapes, step: float) -> bool:
@@ -171,6 +187,36 @@ def preferred_plane(x: Tensor, shapes: Shapes, step: float, way: Way) -> Way | N
     found = {own: cost(quantised(x, shapes, WIDER * step, None, 2, 2, own)) for own in planes}
     best = min(found, key=lambda own: found[own])
     return best if found[best] < _MARGIN * most else None
+
+
+def at_step(
+    x: Tensor, shapes: Shapes, step: float, way: Way, passes: int | None = None
+) -> Quantised:
+    """With this step, and tables that settle in it."""
+    return quantised(x, shapes, step, None, 1 if way.is_plane else ROUNDS, passes, way)
+
+
+def plane_at_step(
+    x: Tensor, shapes: Shapes, step: float, way: Way, passes: int
+) -> tuple[Way, float] | None:
+    """The plane that takes fewer bits than the trellis with this step does, if one does.
+
+    With it a factor of the step, so that the error is the same.
+    """
+    trellis = at_step(x, shapes, step, way, passes)
+    bits = trellis.rated()[0]
+    plane = preferred_plane(x, shapes, step, way) if bits >= LEAST_PLANE else None
+    if plane is None:
+        return None
+    factor = WIDER
+    for _ in range(_TRIES):
+        tried = at_step(x, shapes, factor * step, plane, passes)
+        ratio = tried.error / trellis.error if trellis.error else math.inf
+        if 1 / _SAME <= ratio <= _SAME:
+            own = tried.rated()[0] + 0.5 * math.log2(ratio)  # what is left of a difference
+            return (plane, factor) if own < _MARGIN * bits else None
+        factor /= min(max(math.sqrt(ratio), 0.8), 1.25)
+    return None
 
 
 def passes_of(x: Tensor) -> int:

@@ -1,7 +1,9 @@
 """The step with which `dq` keeps to a rate.
 
 From one call to the next little changes, so that a search begins where the last one ended; the
-first one begins with a sample. Sizes of short vectors jump, and then all steps are tried.
+first one begins with a sample, which also decides between trellis and plane. That is decided anew,
+as if there had been no call before, where the vectors are no longer like those that it was decided
+for (`Choice`), and now and then anyhow. Sizes of short vectors jump, and then all steps are tried.
 """
 
 import math
@@ -12,9 +14,11 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._dq_quantised import (
+    LEAST_PLANE,
     LEAST_SIGNED,
     ROUNDS,
     SAMPLE,
+    SHORTEST_PLANE,
     WIDER,
     Prior,
     Quantised,
@@ -39,7 +43,9 @@ _AROUND = 9  # bytes of a payload besides its part and the length of it: see cor
 _SPARE, _FEW = 16, 256  # bytes beyond the rate, if there are no more than so many with them
 _LEAST_ROOM = 14  # bytes, of a trellis
 _CALLS, _WORSE = 32, 1.5  # after so many, or with an error so much larger, all steps are tried
-_LEAST_PLANE, _SHORTEST_PLANE = 0.7, 1 << 11  # bits and elements from which on planes may do
+_AGE, _REST = 128, 3  # calls that a choice lasts at most, and, however much changes, at least
+_OTHER, _MORE = 0.06, 1.1  # a shape beyond by so much, or so many times the error, is a change
+_SOME = 1 << 14  # elements that tell a shape
 
 
 class Hint(NamedTuple):
@@ -60,35 +66,56 @@ class Hint(NamedTuple):
         return self.error, self.step, int(self.way), self.follows, self.age
 
 
+class Choice(NamedTuple):
+    """For which vectors a way was chosen, and found to be still the best."""
+
+    low: float  # shapes: see `_shape`
+    high: float
+    error: float  # the largest of those
+    last: float  # error
+    age: int = 0  # calls since then
+
+    def holds(self, shape: float) -> bool:
+        if self.age < _REST:
+            return True
+        is_like = self.low - _OTHER <= shape <= self.high + _OTHER
+        return is_like and self.last <= _MORE * self.error and self.age < _AGE
+
+    def confirmed(self, by: "Choice") -> "Choice":
+        """The same way was chosen again. After its time all that it was good for is forgotten."""
+        if self.age >= _AGE:
+            return by
+        low, high = min(self.low, by.low), max(self.high, by.high)
+        return Choice(low, high, max(self.error, by.error), by.last)
+
+
 class Start(NamedTuple):
     """Where a search for the step begins: at that of the last vector, or of a sample."""
 
     step: float  # log2, in terms of the root mean square
     slope: float  # by how many times faster the size falls than the step grows, as logarithms
     prior: Prior
+    choice: Choice | None = None
     hint: Hint | None = None
 
     @staticmethod
     def of(state: State) -> "Start":
-        levels = torch.tensor(state["levels"], dtype=torch.int8)
-        offsets = torch.tensor(state["offsets"], dtype=torch.int32)
-        prior = Prior(levels, offsets, Way(state["way"]))
         hint = None if state["hint"] is None else Hint.of(state["hint"])
-        return Start(state["step"], state["slope"], prior, hint)
+        choice = Choice(*state["choice"]) if state.get("choice") else None
+        return Start(state["step"], state["slope"], Prior.of(state), choice, hint)
 
     def state(self) -> State:
         return {
             "step": self.step,
             "slope": self.slope,
-            "levels": self.prior.levels.tolist(),
-            "offsets": self.prior.offsets.tolist(),
-            "way": int(self.prior.way),
+            **self.prior.state(),
+            "choice": None if self.choice is None else tuple(self.choice),
             "hint": None if self.hint is None else self.hint.state(),
         }
 
 
 def _start_anew() -> Start:
-    levels = kernels.trellis_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64))[0]
+    levels = kernels.trellis_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device="cpu"))[0]
     return Start(0.0, 1.0, Prior(levels, NO_OFFSETS, Way.PLAIN))
 
 
@@ -147,17 +174,21 @@ def _followed(
         return 1.0, bytearray([NOTHING]), None
     guess = math.log2(rms)
     tried: Quantised | None = None
+    shape, last = _shape(x, rms), start
+    if start is not None and (start.choice is None or not start.choice.holds(shape)):
+        start = None
     if start is not None:
         tried = quantised(x, shapes, 2.0 ** (guess + start.step), start.prior)
         if not 0.7 <= tried.num_bytes / max(room, 1) <= 1.4:
             start = tried = None
+    is_anew = start is None
     if start is None:
         start = _settled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN)
         sample = sampled(x, shapes, SAMPLE)
         if start and rate >= LEAST_SIGNED and prefers_signs(*sample, 2.0 ** (guess + start.step)):
             at = guess + start.step
             start = _settled_start(x, shapes, guess, rate, room, at, Way.SIGNED) or start
-        if start and rate >= _LEAST_PLANE and x.numel() >= _SHORTEST_PLANE:
+        if start and rate >= LEAST_PLANE and x.numel() >= SHORTEST_PLANE:
             at = guess + start.step
             plane = preferred_plane(*sample, 2.0**at, start.prior.way)
             at += math.log2(WIDER)
@@ -202,7 +233,13 @@ def _followed(
             at += min(max((point[1] - _AIM) / slope, -2.0), 2.0)
         if not lowest <= 2.0**at <= highest:
             break
-    return least, code, best
+    choice = Choice(shape, shape, least, least)
+    if last is not None and last.choice is not None and best.prior.way is last.prior.way:
+        if is_anew:
+            choice = last.choice.confirmed(choice)
+        else:
+            choice = last.choice._replace(last=least, age=last.choice.age + 1)
+    return least, code, best._replace(choice=choice)
 
 
 def _tried_all(
@@ -285,13 +322,20 @@ def _without(x: Tensor, share: float) -> tuple[Tensor, float]:
     run = min(math.ceil(share * x.numel()), x.numel())
     if not run:
         return x, 0.0
-    sums = torch.zeros(x.numel() + 1, dtype=torch.float64)
+    sums = torch.zeros(x.numel() + 1, dtype=torch.float64, device="cpu")
     torch.cumsum((x.double() / largest_magnitude(x)).square(), 0, out=sums[1:])
     energies = sums[run:] - sums[: sums.numel() - run]
     first = int(energies.argmin())
     kept = x.clone()
     kept[first : first + run] = 0
     return kept, float(energies[first] / sums[-1])
+
+
+def _shape(x: Tensor, rms: float) -> float:
+    """How the mean magnitude compares with the root mean square, as log2: less in heavy tails."""
+    some = x[:: x.numel() // _SOME | 1]  # odd: not always the same column
+    mean = float(kernels.mean_magnitudes(some, some.numel()))
+    return math.log2(max(mean / rms, 1e-30))
 
 
 def _room(rate: float, numel: int) -> int:

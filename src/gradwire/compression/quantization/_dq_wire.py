@@ -36,7 +36,7 @@ Shapes = tuple[tuple[int, int], ...]  # of the matrices in a vector, rows and co
 
 # The first byte: all zero, a sum of these, or one of a short code.
 NOTHING, CODED, OFFSETS, SIGNED, SHIFTED, PLANE = 0, 1, 2, 4, 8, 64
-NO_OFFSETS = torch.zeros(6, dtype=torch.int32)
+NO_OFFSETS = torch.zeros(6, dtype=torch.int32, device="cpu")
 _SEGMENT = 1 << 18  # elements coded by themselves, in long vectors
 _MOST_SEGMENTS = 256
 _SHORT_STEP = 1024  # elements up to which two bytes will do for a step
@@ -70,7 +70,7 @@ def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
         raise WireError("code: no bytes")
     kind, dtype = int(packed[0]), scale_dtype(spec.dtype)
     if kind == NOTHING and packed.numel() == 1:
-        return torch.zeros(spec.numel, dtype=spec.dtype)
+        return torch.zeros(spec.numel, dtype=spec.dtype, device="cpu")
     if kind & SHIFTED:
         if packed.numel() < 4 or kind == SHIFTED:
             raise WireError(f"code: kind {kind} in {packed.numel()} bytes")
@@ -112,7 +112,7 @@ def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
         raise WireError(f"code: {packed.numel()} bytes for {segments} segments")
     lengths = packed[front:streams].clone().view(torch.int32).to(torch.int64)
     last = (packed.numel() - streams) // 2 - int(lengths.sum())
-    lengths = torch.cat([lengths, torch.tensor([last])])
+    lengths = torch.cat([lengths, torch.tensor([last], device="cpu")])
     if int(lengths.min()) < 2:
         raise WireError(f"code: a segment of {int(lengths.min())} words")
     try:
@@ -121,8 +121,8 @@ def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
             lengths,
             tables.halves(),
             tables.tails(),
-            torch.tensor(offsets, dtype=torch.int32),
-            torch.tensor(shapes, dtype=torch.int64),
+            torch.tensor(offsets, dtype=torch.int32, device="cpu"),
+            torch.tensor(shapes, dtype=torch.int64, device="cpu"),
             spec.numel,
             bool(kind & SIGNED),
             plane,

@@ -27,7 +27,7 @@ def peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
     width = _position_bits(x.numel()) + 1
     fit = max(1, min(8 * (room - 3) // width, x.numel(), _MOST_PEAKS))
     values, positions = (x.abs() / largest_magnitude(x)).double().topk(fit)
-    numbers = torch.arange(1, fit + 1, dtype=torch.float64)
+    numbers = torch.arange(1, fit + 1, dtype=torch.float64, device="cpu")
     count = int((values.cumsum(0).square() / numbers).argmax()) + 1
     magnitude = short_number(float(values[:count].mean()) * largest_magnitude(x), x.dtype)
     negative = (x[positions[:count]] < 0).tolist()
@@ -56,8 +56,8 @@ def from_peaks(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     entries = [int(bits[i * width : (i + 1) * width], 2) for i in range(count)]
     if not entries or max(entries) >= 2 * numel or "1" in bits[count * width :]:
         raise WireError(f"code: peaks beyond {numel} elements")
-    values = torch.zeros(numel, dtype=dtype)
-    numbers = torch.tensor(entries)
+    values = torch.zeros(numel, dtype=dtype, device="cpu")
+    numbers = torch.tensor(entries, device="cpu")
     values[numbers >> 1] = torch.where(numbers % 2 == 1, -level, level)
     return values
 
@@ -119,12 +119,14 @@ def short_number(number: float, dtype: torch.dtype) -> int:
 
 def of_short_number(number: int, dtype: torch.dtype) -> Tensor:
     integer = torch.int64 if dtype == torch.float64 else torch.int32
-    return torch.tensor(number << (8 * dtype.itemsize - 17), dtype=integer).view(dtype)
+    return torch.tensor(number << (8 * dtype.itemsize - 17), dtype=integer, device="cpu").view(
+        dtype
+    )
 
 
 def _as_int(number: float, dtype: torch.dtype) -> int:
     integer = torch.int64 if dtype == torch.float64 else torch.int32
-    return int(torch.tensor(number, dtype=dtype).view(integer))
+    return int(torch.tensor(number, dtype=dtype, device="cpu").view(integer))
 
 
 def two_bytes(packed: Tensor, signed: bool = False) -> int:

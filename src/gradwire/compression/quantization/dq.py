@@ -22,7 +22,9 @@ among its parts as reverse water-filling does; nothing is spent on where magnitu
 From 0.7 bits on the quantisers can be told by a plane of bits instead of the trellis, one bit
 for each element, that is a word of a polar code and costs a fraction of a bit (`_dq_plane.py`).
 Eight states gain 1.09 of the 1.53 dB, the plane 1.33: on a Gaussian of 2 bits the error is 0.2 dB
-from Shannon's bound instead of 0.5, on gradients 0 to 0.45 dB smaller. A sample decides.
+from Shannon's bound instead of 0.5, on gradients 0 to 0.45 dB smaller. A sample decides, again
+whenever the vectors change, and now and then. Encoding takes 1.3 times as long from some millions
+of elements on, four times at tens of thousands; fewer than 2048 have the trellis.
 
 Constants were chosen on the gradients in `experiment/gradients.py`. On five that were not used for
 it (two perceptrons, a ResNet, an LSTM and a transformer of other sizes, seeds and steps) at 0.25 to
@@ -50,10 +52,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gradwire.coding.plane import plane_digest
 from gradwire.compression.quantization._dq_quantised import (
-    ROUNDS,
     SAMPLE,
+    SHORTEST_PLANE,
+    Prior,
     Way,
+    at_step,
+    passes_of,
+    plane_at_step,
     prefers_signs,
     quantised,
     sampled,
@@ -71,7 +78,8 @@ from gradwire.core.codec import Codec, Kind, Parts, State, expect, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
 
-_CALLS = 32  # with a given step, for which a decision about signs holds
+_CALLS = 32  # with a given step, for which a choice of trellis or plane holds
+_SUMMED = 1 << 14  # numbers that torch adds up in one thread
 _SMALLEST, _GREATEST = 2.0**-60, 2.0**100  # a vector beyond is scaled by a power of two
 
 
@@ -80,7 +88,7 @@ class DQ(Codec):
     """Two quantisers that a trellis or a polar code tells apart, rate in the search, contexts."""
 
     rate: float | None = None  # bits per element of the whole payload, see `_room`
-    step: float | None = None  # in terms of the root mean square of the vector
+    step: float | None = None  # of a trellis, in terms of the root mean square of the vector
 
     paper = "Fischer and Wang 1992, Entropy-constrained trellis-coded quantization"
     examples = ("dq(0.5)", "dq(2.0)", "dq(step=0.5)")
@@ -96,6 +104,9 @@ class DQ(Codec):
             raise ValueError(f"dq: rate must lie in (0, 12] bits per element, got {self.rate}")
         if self.step is not None and not 2.0**-12 <= self.step <= 2.0**12:
             raise ValueError(f"dq: step must lie in 2^-12 .. 2^12, got {self.step}")
+
+    def fingerprint(self) -> int:
+        return plane_digest()
 
     def init(self, spec: Spec) -> State:
         return {"tensors": spec.layout, "start": None}
@@ -131,20 +142,32 @@ class DQ(Codec):
         rms = _root_mean_square(x)
         if self.step is not None:
             step = self.step * rms
-            way, age = last or (None, 0)
-            if way is None or age >= _CALLS:
-                signed = prefers_signs(*sampled(x, shapes, SAMPLE), step)
-                way, age = int(Way.SIGNED if signed else Way.PLAIN), 0
-            code = quantised(x, shapes, step, None, ROUNDS, None, Way(way)).code()
-            return code, (way, age + 1)
+            if last is None or last["age"] >= _CALLS:
+                way, factor = _way_at_step(x, shapes, step)
+                found = at_step(x, shapes, factor * step, way)
+                last = {"factor": factor, "age": 0, **found.prior.state()}
+            elif Way(last["way"]).is_plane:  # which takes its time: tables are known
+                found = quantised(x, shapes, last["factor"] * step, Prior.of(last))
+            else:
+                found = at_step(x, shapes, step, Way(last["way"]))
+            return found.code(), {**last, "age": last["age"] + 1}
         assert self.rate is not None
         start = None if last is None else Start.of(last)
         code, start = coded(x, shapes, rms, self.rate, spent, start)
         return code, None if start is None else start.state()
 
 
+def _way_at_step(x: Tensor, shapes: Shapes, step: float) -> tuple[Way, float]:
+    """What takes the fewest bits for the error of a trellis of this step, and a factor of it."""
+    sample = sampled(x, shapes, SAMPLE)
+    way = Way.SIGNED if prefers_signs(*sample, step) else Way.PLAIN
+    if x.numel() < SHORTEST_PLANE:
+        return way, 1.0
+    return plane_at_step(*sample, step, way, passes_of(x)) or (way, 1.0)
+
+
 def _root_mean_square(x: Tensor) -> float:
-    """The same whatever the number of threads: sums are of rows of one length."""
+    """The same whatever the number of threads: sums are of one length, or of few numbers."""
     largest = largest_magnitude(x)
     if not largest:
         return 0.0
@@ -152,7 +175,8 @@ def _root_mean_square(x: Tensor) -> float:
         x = x / largest
     rows, rest = x[: x.numel() // 1024 * 1024].view(-1, 1024), x[x.numel() // 1024 * 1024 :]
     norms = [torch.linalg.vector_norm(part, dim=-1).double() for part in (rows, rest)]
-    mean = sum(float(norm.square().sum()) for norm in norms) / x.numel()
+    few = (some for norm in norms for some in norm.reshape(-1).split(_SUMMED))
+    mean = sum(float(some.square().sum()) for some in few) / x.numel()
     return math.sqrt(mean) * (1 if 1e-12 < largest < 1e12 else largest)
 
 

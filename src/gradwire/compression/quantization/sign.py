@@ -63,6 +63,9 @@ class Sign(Codec):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         # float64: the sum of a long float32 vector may overflow where its mean does not.
         means = kernels.mean_magnitudes(x, self._bucket(x.numel()))
+        if x.dtype == torch.float64 and not bool(torch.isfinite(means).all()):  # so may its own
+            smaller = kernels.mean_magnitudes(x * 2.0**-64, self._bucket(x.numel()))
+            means = torch.where(torch.isfinite(means), means, smaller * 2.0**64)
         return {"scale": self._scales(means, x), "values": x < 0}, state
 
     def split_feedback(
@@ -134,7 +137,7 @@ class Sign(Codec):
         """As they travel. One scale is sent even of nothing."""
         if not self.bucket and not x.numel():
             means = means.new_zeros(1)
-        dtype = scale_dtype(x.dtype)  # beyond 1e300 the sum overflows before the mean does
+        dtype = scale_dtype(x.dtype)
         return means.clamp(max=torch.finfo(dtype).max).to(dtype)
 
     def _expected(self, parts: Parts, spec: Spec) -> Tensor:

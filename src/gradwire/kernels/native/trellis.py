@@ -111,7 +111,11 @@ def trellis_fit(
     scaled, shapes = dense(scaled), dense(shapes)
     count = scaled.numel()
     is_given = levels is not None
-    found = torch.zeros(2 * CLASSES, 3, dtype=torch.int8) if levels is None else levels.clone()
+    found = (
+        torch.zeros(2 * CLASSES, 3, dtype=torch.int8, device="cpu")
+        if levels is None
+        else levels.clone()
+    )
     moved = offsets.clone()
     indices = torch.empty(count, dtype=torch.int32, device=_CPU)
     contexts = torch.empty(count, dtype=torch.uint8, device=_CPU)

@@ -76,8 +76,8 @@ def plane_choose(
                 error[1] += 2 * UNIT * k - UNIT * q - abs(numbers[i])
             model.learn_value(k, q)
     return (
-        torch.tensor(indices, dtype=torch.int32),
-        torch.tensor(contexts, dtype=torch.uint8),
-        torch.tensor(counts, dtype=torch.int64),
-        torch.tensor(errors, dtype=torch.int64),
+        torch.tensor(indices, dtype=torch.int32, device="cpu"),
+        torch.tensor(contexts, dtype=torch.uint8, device="cpu"),
+        torch.tensor(counts, dtype=torch.int64, device="cpu"),
+        torch.tensor(errors, dtype=torch.int64, device="cpu"),
     )

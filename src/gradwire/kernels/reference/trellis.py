@@ -74,7 +74,7 @@ def trellis_search(
         for first, last, steps in ((0, whole, BLOCK), (whole, count, count - whole))
         if last > first
     ]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32)
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32, device="cpu")
 
 
 def _search(
@@ -82,7 +82,7 @@ def _search(
 ) -> Tensor:
     """Blocks [b, steps]; `last`: the last of them ends in any state."""
     blocks, steps = scaled.shape
-    target = torch.arange(8)
+    target = torch.arange(8, device="cpu")
     quantiser, parity = target >> 2, target >> 1 & 1
     before = quantiser | ((target & 1) ^ quantiser) << 1  # and that with bit 2 set
     own = rates.to(torch.int64)[:, classes.T.long()]  # [8, steps, b]
@@ -92,19 +92,19 @@ def _search(
     ]
     branches, chosen = (torch.stack(of, dim=2) for of in zip(*found))  # [steps, b, quantiser, z]
     same, other = branches[:, :, quantiser, parity], branches[:, :, quantiser, 1 - parity]
-    costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64)
+    costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64, device="cpu")
     costs[:, 0] = 0
-    came = torch.empty(steps, blocks, 8, dtype=torch.int64)
+    came = torch.empty(steps, blocks, 8, dtype=torch.int64, device="cpu")
     for i in range(steps):
         a, b = costs[:, before] + same[i], costs[:, before | 4] + other[i]
         came[i] = b < a
         costs = torch.minimum(a, b)
         costs -= costs.amin(dim=1, keepdim=True)
-    state = torch.zeros(blocks, dtype=torch.int64)
+    state = torch.zeros(blocks, dtype=torch.int64, device="cpu")
     if last:
         state[-1] = costs[-1].argmin()
-    indices = torch.empty(blocks, steps, dtype=torch.int32)
-    row = torch.arange(blocks)
+    indices = torch.empty(blocks, steps, dtype=torch.int32, device="cpu")
+    row = torch.arange(blocks, device="cpu")
     for i in reversed(range(steps)):
         second = came[i][row, state]
         z = parity[state] ^ second
@@ -247,9 +247,9 @@ def trellis_contexts(
                 _tally_error(errors, k, q, numbers[i])
             model.learn(k, signed)
     return (
-        torch.tensor(contexts, dtype=torch.uint8),
-        torch.tensor(counts, dtype=torch.int64),
-        torch.tensor(errors, dtype=torch.int64),
+        torch.tensor(contexts, dtype=torch.uint8, device="cpu"),
+        torch.tensor(counts, dtype=torch.int64, device="cpu"),
+        torch.tensor(errors, dtype=torch.int64, device="cpu"),
     )
 
 
@@ -264,7 +264,9 @@ def trellis_counts(
         _tally(counts[context & ~1 | q], abs(k))
         _tally_error(errors, k, q, x)
         state = _next_state(state, k, signed)
-    return torch.tensor(counts, dtype=torch.int64), torch.tensor(errors, dtype=torch.int64)
+    return torch.tensor(counts, dtype=torch.int64, device="cpu"), torch.tensor(
+        errors, dtype=torch.int64, device="cpu"
+    )
 
 
 def _tally_error(errors: list[list[int]], k: int, q: int, x: int) -> None:
@@ -311,9 +313,11 @@ def trellis_encode(
         words += [x >> 16, x & 0xFFFF]
         code += reversed(words)
         lengths.append(len(words))
-    shifts = torch.tensor([0, 8])
-    words_out = torch.tensor(code, dtype=torch.int64)[:, None] >> shifts & 0xFF
-    return words_out.to(torch.uint8).reshape(-1), torch.tensor(lengths, dtype=torch.int64)
+    shifts = torch.tensor([0, 8], device="cpu")
+    words_out = torch.tensor(code, dtype=torch.int64, device="cpu")[:, None] >> shifts & 0xFF
+    return words_out.to(torch.uint8).reshape(-1), torch.tensor(
+        lengths, dtype=torch.int64, device="cpu"
+    )
 
 
 def trellis_decode(
@@ -364,7 +368,7 @@ def trellis_decode(
                 model.learn_value(k, q)
         if x != _LOW or next(stream, None) is not None:
             raise no_code()
-    return torch.tensor(values, dtype=torch.int32)
+    return torch.tensor(values, dtype=torch.int32, device="cpu")
 
 
 def _symbol_table(one: int, more: int) -> list[tuple[int, int]]:

@@ -87,7 +87,9 @@ def rates(levels: Tensor, signed: bool, weight: float = LAMBDA * UNIT**2) -> Ten
 def symbol_bits() -> Tensor:
     """Of 0, of +1 and of +more, by the first two levels: float64 [levels, levels, 3]."""
     every = range(-LEVEL, LEVEL + 1)
-    own = torch.tensor([[halves(a, b) for b in every] for a in every], dtype=torch.float64)
+    own = torch.tensor(
+        [[halves(a, b) for b in every] for a in every], dtype=torch.float64, device="cpu"
+    )
     zero = 2 * (HALF - own.sum(dim=2, keepdim=True))
     return PRECISION - torch.cat([zero, own], dim=2).log2()
 
@@ -97,7 +99,7 @@ def tail_bits() -> Tensor:
     """Of the tail 0 and of one more, by the third level: float64 [levels, 2]."""
     every = range(-LEVEL, LEVEL + 1)
     own = [(TAIL_PRECISION - math.log2(tail(level)[0]), event_bits(level)) for level in every]
-    return torch.tensor(own, dtype=torch.float64)
+    return torch.tensor(own, dtype=torch.float64, device="cpu")
 
 
 def offsets_of(errors: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ def offsets_of(errors: Tensor) -> Tensor:
     # In squared 1/64 steps, each gain is n times (2 total / n - move) move.
     gain = sum(move * (2 * total - n * move) for (n, total), move in zip(rows, moved))
     pays = gain > OFFSET_BITS * (LAMBDA * UNIT**2)
-    return torch.tensor(moved if pays else [0] * 6, dtype=torch.int32)
+    return torch.tensor(moved if pays else [0] * 6, dtype=torch.int32, device="cpu")
 
 
 def squares(

@@ -34,7 +34,7 @@ def trellis_tables(counts: Tensor) -> tuple[Tensor, str, float]:
     first = sum(total < least for least in _LEAST_SHARED)
     written = [_written(counts, shared) for shared in range(first, len(SHARED))]
     levels, text, size = min(written, key=lambda tables: tables[2])
-    return torch.tensor(levels, dtype=torch.int8), text, size
+    return torch.tensor(levels, dtype=torch.int8, device="cpu"), text, size
 
 
 def _written(counts: Tensor, shared: int) -> tuple[tuple[Levels, ...], str, float]:
