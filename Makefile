@@ -30,6 +30,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/indices.py
 	$(BIN)/python benchmarks/entropy_coders.py
 	$(BIN)/python benchmarks/polar.py
+	$(BIN)/python benchmarks/dq.py
 
 # Guided by coverage where atheris can be installed, blind otherwise.
 fuzz: $(VENV)/.installed-dev
@@ -52,6 +53,7 @@ sanitize: $(VENV)/.installed-dev
 	PYTHONPATH=$(SANITIZED)/src GRADWIRE_KERNELS=native \
 	    LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -p no:cacheprovider -m "not slow" \
+	    --numprocesses auto --capture=sys \
 	    tests/kernels tests/coding tests/fuzz
 
 codecs: $(VENV)/.installed

@@ -5,10 +5,11 @@ import pytest
 import gradwire
 from gradwire.core.errors import DataError
 
-HALF_A_BIT = (
+HALF_A_BIT = (  # or less
     "ef(polar(0.5))",
     "ef(polar(0.5, rotate=True))",
     "ef(sign >> polar(0.5))",
+    "ef(topk(0.05) >> polar(1.0))",
     "ef(dq(0.5))",
 )
 
