@@ -4,7 +4,10 @@ One thread, a Gaussian matrix of 2048 x 2048 and the saved gradients. Prints bit
 relative squared error and its distance from 4^-R (which is the bound for the Gaussian alone), and
 millions of elements a second for encoding and decoding with a given step, and for encoding at a
 given rate; the first call looks for the step, later ones, which are timed, begin where the last
-ended.
+ended, with the same vector.
+
+Answer: encodes 46 to 84 M elements per second, the fewest at 3 bits, decodes 150 to 280; 0.2 to 0.5
+dB over the bound of a Gaussian. See README.md for hardware, commit and changing vectors.
 """
 
 import math

@@ -190,6 +190,20 @@ def test_a_choice_is_kept_between_allocations() -> None:
     assert torch.equal(again.buffer, kept.buffer)
 
 
+def test_it_is_allocated_anew_however_steps_are_numbered() -> None:
+    """Local steps bring only every eighth step here: none of them is divisible by twenty."""
+    run = gradwire.simulate(
+        workers=2,
+        steps=64,
+        synchronization="localsgd(8)",
+        compression="ef(allocated(4000, choices=(topk(0.01), sign), every=20))",
+        compute="fixed(0.01)",
+        threads=1,
+    )
+    state = run.replicas[0].exchange[0]["inner"]["codec"]
+    assert state["planned"] == 55  # 7, 31 and 55
+
+
 def test_what_has_become_too_large_is_allocated_anew() -> None:
     codec = allocated(900, ("topk(0.01)", "qsgd(bits=4, bucket=10000) >> rans"), every=1000)
     sparse = gradient() * (Key(9).uniform(NUMEL) < 0.02)

@@ -129,3 +129,20 @@ def test_what_cannot_work_is_refused(text, message) -> None:
 def test_a_codec_that_need_not_settle_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="dctk"):
         COMPRESSION.parse("demo(terngrad(0.0))").init(Spec((1000,), torch.float32), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_forget_too(reduce, dtype) -> None:
+    """0.999 m is m in bfloat16: the momentum is kept in float32."""
+    first = torch.zeros(64, dtype=dtype)
+    first[0], first[1] = 4.0, 1.0
+    inputs = [[first, torch.zeros(64, dtype=dtype)]]
+    reducer = COMPRESSION.parse("demo(topk(0.015625), beta=0.75, signed=False)")
+    (steps,), _ = reduce(reducer, inputs)
+    assert float(steps[0].mean[0]) == 4.0
+    assert float(steps[1].mean[1]) == 0.75
+    slow = COMPRESSION.parse("demo(topk(0.015625), signed=False)")
+    (steps,), _ = reduce(slow, [[first] + [10 * torch.eye(64)[2].to(dtype)] * 50])
+    held = steps[-1].state["momentum"]
+    assert held.dtype == torch.float32
+    assert float(held[1]) == pytest.approx(0.999**50, rel=1e-4)

@@ -176,3 +176,19 @@ def test_a_vector_without_names_is_the_rest(reduce) -> None:
     x = gradients(1)[0][0]
     results, _ = reduce(lift(Partition({"bias": "fp16", "*": "identity"})), [[x]])
     assert torch.equal(results[0][0].mean, x)
+
+
+def test_rules_keep_their_memories_apart() -> None:
+    reducer = COMPRESSION.parse('partition({"b": ef(sign), "*": ef(topk(0.5))})')
+    tensors = (("a", 0, 4, (4,)), ("b", 4, 8, (4,)))
+    spec = Spec((8,), torch.float64, tensors=tensors)
+    fresh = reducer.init(spec, 1)
+    rules = tuple(
+        {**rule, "residual": torch.full((4,), float(number), dtype=torch.float64)}
+        for number, rule in enumerate(fresh["rules"], start=1)
+    )
+    memories = reducer.remembered([{**fresh, "rules": rules}], spec)
+    held = sorted(memory.vectors[0].tolist() for memory in memories.values())
+    assert held == [[0.0] * 4 + [1.0] * 4, [2.0] * 4 + [0.0] * 4]  # in the places of the bucket
+    (again,) = reducer.restored([fresh], memories, spec)
+    assert [rule["residual"].tolist() for rule in again["rules"]] == [[1.0] * 4, [2.0] * 4]

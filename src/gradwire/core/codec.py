@@ -220,6 +220,14 @@ class Codec(Compression):
         payload, state = self.encode(total, state, key)
         return payload, total - self.decode(payload, spec, key), state
 
+    def encode_split_feedback(
+        self, x: Tensor, residual: Tensor, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        """`encode_feedback` for codecs whose `split_feedback` does all of it."""
+        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
+        parts, lost, state = self.split_feedback(flat, kept, state, key)
+        return self._packed(parts, Spec.of(x)), lost.reshape(x.shape), state
+
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
         if self.coder is not None:

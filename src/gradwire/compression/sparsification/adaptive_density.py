@@ -164,9 +164,7 @@ class AdaptiveDensity(Codec):
     def encode_feedback(
         self, x: Tensor, residual: Tensor, state: State, key: Key
     ) -> tuple[Payload, Tensor, State]:
-        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
-        parts, lost, state = self.split_feedback(flat, kept, state, key)
-        return self._packed(parts, Spec.of(x)), lost.reshape(x.shape), state
+        return self.encode_split_feedback(x, residual, state, key)
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return scatter(parts["values"], self._heard(parts, spec), spec)
