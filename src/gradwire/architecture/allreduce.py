@@ -6,6 +6,7 @@ collective communication operations in MPICH", sec. 4). Compressed payloads take
 route that their algebra allows: see `core/reducer.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,5 +31,5 @@ class AllReduce(Architecture):
                 f'allreduce: route is "auto", "gather" or "scatter", got {self.route!r}'
             )
 
-    def group(self, node: Node, label: str) -> Group:
-        return Group(node, label, self.route)
+    def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
+        return Group(node, label, self.route, members)

@@ -5,7 +5,7 @@ in the second n-1 the finished chunks travel around. On n nodes of one bandwidth
 a vector of s bytes takes 2(n-1)(a + s/(nB)).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,9 @@ class Ring(Architecture):
 
     paper = "Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms"
 
-    def group(self, node: Node, label: str) -> Group:
+    def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
         # Payloads that do not add are gathered: the other road sends from everyone to everyone.
-        return RingGroup(node, label, route="gather")
+        return RingGroup(node, label, "gather", members)
 
 
 class RingGroup(Group):
@@ -45,8 +45,8 @@ class RingGroup(Group):
         chunks: list[Tensor] = list(x.tensor_split(self.size))
         for turn in range(self.size - 1):
             leaving, coming = (self.rank - turn) % self.size, (self.rank - turn - 1) % self.size
-            await node.send(right, tag, chunks[leaving], self.label)
-            partial = await node.recv(left, tag)
+            await self.send(right, tag, chunks[leaving])
+            partial = await self.recv(left, tag)
             chunks[coming] = await node.call(torch.add, partial, chunks[coming])
         # Rank r now holds the finished chunk r + 1.
         if not is_half(x):
@@ -64,14 +64,14 @@ class RingGroup(Group):
         node, up, down = self.node, self._tag(), self._tag()
         right, left, last = (self.rank + 1) % self.size, (self.rank - 1) % self.size, self.size - 1
         if self.rank > 0:
-            x = await node.call(merge, await node.recv(left, up), x)
+            x = await node.call(merge, await self.recv(left, up), x)
         if self.rank < last:
-            await node.send(right, up, x, self.label)
-            x = await node.recv(left, down)
+            await self.send(right, up, x)
+            x = await self.recv(left, down)
         else:
             x = await node.call(settle, x)
         if self.size > 1 and self.rank != last - 1:
-            await node.send(right, down, x, self.label)
+            await self.send(right, down, x)
         return x
 
     async def _pass_around(self, pieces: list[Tensor], first: int) -> None:
@@ -80,5 +80,5 @@ class RingGroup(Group):
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         for turn in range(self.size - 1):
             leaving = (first - turn) % self.size
-            await self.node.send(right, tag, pieces[leaving], self.label)
-            pieces[(leaving - 1) % self.size] = await self.node.recv(left, tag)
+            await self.send(right, tag, pieces[leaving])
+            pieces[(leaving - 1) % self.size] = await self.recv(left, tag)

@@ -19,5 +19,15 @@ class DeadlockError(RuntimeError):
     """Every program waits for a message that nobody will send."""
 
 
+class PeerLost(RuntimeError):
+    """A worker that others wait for is gone."""
+
+    def __init__(self, rank: int, crashed_s: float, noticed_s: float) -> None:
+        super().__init__(
+            f"rank {rank} crashed at {crashed_s:.6g} s, which was noticed at {noticed_s:.6g} s"
+        )
+        self.rank = rank
+
+
 class DataError(RuntimeError):
     """A data set that is missing or damaged, with what to put where."""

@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.core.node import Node
+from gradwire.core.node import Node, Tag
 
 
 class Group:
-    """The ranks 0 .. size - 1 as seen from one of them."""
+    """Some of the workers (all, if none are named) as seen from one of them.
 
-    def __init__(self, node: Node, label: str, route: str = "auto") -> None:
+    `rank` and `size` count within the group; `members` are the workers' own numbers.
+    """
+
+    def __init__(
+        self, node: Node, label: str, route: str = "auto", members: Sequence[int] | None = None
+    ) -> None:
         self.node = node
         self.label = label  # of the tensor being exchanged: names its bytes in the ledger
         self.route = route  # how OPAQUE payloads are averaged: "gather", "scatter" or "auto"
+        self.members = tuple(range(node.size)) if members is None else tuple(members)
+        self.size = len(self.members)
+        self.rank = node.rank if members is None else self.members.index(node.rank)
         self.exact = False  # whether means must be those of what was sent, better than 16 bits
         self._round = 0
-
-    @property
-    def rank(self) -> int:
-        return self.node.rank
-
-    @property
-    def size(self) -> int:
-        return self.node.size
 
     def _tag(self) -> tuple[str, int]:
         # Every rank goes through the same rounds, so the count agrees; messages between two
@@ -38,16 +38,24 @@ class Group:
         self._round += 1
         return (self.label, self._round)
 
+    async def send(self, peer: int, tag: Tag, message: Tensor) -> None:
+        """To the member number `peer`."""
+        await self.node.send(self.members[peer], tag, message, self.label)
+
+    async def recv(self, peer: int, tag: Tag) -> Tensor:
+        """From the member number `peer`."""
+        return await self.node.recv(self.members[peer], tag)
+
     async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        """Rank j receives `messages[j]`; returns what each rank sent to this one."""
-        node, tag = self.node, self._tag()
+        """Member j receives `messages[j]`; returns what each sent to this one."""
+        tag = self._tag()
         received = list(messages)
         for shift in range(1, self.size):
             peer = (self.rank + shift) % self.size
-            await node.send(peer, tag, messages[peer], self.label)
+            await self.send(peer, tag, messages[peer])
         for shift in range(1, self.size):
             peer = (self.rank - shift) % self.size
-            received[peer] = await node.recv(peer, tag)
+            received[peer] = await self.recv(peer, tag)
         return received
 
     async def all_gather(self, message: Tensor) -> list[Tensor]:
@@ -79,18 +87,18 @@ class Group:
         span = 1
         while span < self.size and self.rank % (2 * span) == 0:
             if self.rank + span < self.size:
-                other = await node.recv(self.rank + span, up)
+                other = await self.recv(self.rank + span, up)
                 x = await node.call(merge, x, other)
             span *= 2
         if self.rank == 0:
             x = await node.call(settle, x)
         else:
-            await node.send(self.rank - span, up, x, self.label)
-            x = await node.recv(self.rank - span, down)
+            await self.send(self.rank - span, up, x)
+            x = await self.recv(self.rank - span, down)
         while span > 1:
             span //= 2
             if self.rank + span < self.size:
-                await node.send(self.rank + span, down, x, self.label)
+                await self.send(self.rank + span, down, x)
         return x
 
 

@@ -11,6 +11,7 @@ nobody changes after sending. Algorithms never read a clock of their own.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Hashable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -48,7 +49,7 @@ class Send(Effect[None]):
 
     __slots__ = ("data", "dst", "label", "nbytes", "tag")
 
-    def __init__(self, dst: int, tag: Tag, data: Tensor | None, nbytes: int, label: str) -> None:
+    def __init__(self, dst: int, tag: Tag, data: Any, nbytes: int, label: str) -> None:
         self.dst = dst
         self.tag = tag
         self.data = data
@@ -57,7 +58,10 @@ class Send(Effect[None]):
 
 
 class Recv(Effect[Tensor]):
-    """Wait for the next message from one rank with this tag."""
+    """Wait for the next message from one rank with this tag.
+
+    Raises `PeerLost` where that rank is known to be gone and nothing of it is left to read.
+    """
 
     __slots__ = ("src", "tag")
 
@@ -66,13 +70,48 @@ class Recv(Effect[Tensor]):
         self.tag = tag
 
 
-class RecvAny(Effect[tuple[int, Tensor]]):
-    """Wait for the next message with this tag from whoever is first: (rank, message)."""
+class RecvAny(Effect[T]):
+    """Wait for the next message with this tag from whoever is first: (rank, message).
+
+    After `timeout_s` seconds without one the answer is None; with 0 it does not wait at all.
+    """
+
+    __slots__ = ("tag", "timeout_s")
+
+    def __init__(self, tag: Tag, timeout_s: float | None = None) -> None:
+        self.tag = tag
+        self.timeout_s = timeout_s
+
+
+class Watch(Effect[None]):
+    """From now on, tell this node by a message with this tag who leaves or comes (`Membership`)."""
 
     __slots__ = ("tag",)
 
     def __init__(self, tag: Tag) -> None:
         self.tag = tag
+
+
+class Members(Effect[frozenset[int]]):
+    """The ranks of the workers that are believed to be there."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What `watch` delivers: a worker was lost, or came (back)."""
+
+    rank: int
+    there: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A message with a header. Both are counted: a header of `header_nbytes` and the data."""
+
+    header: Any  # a frozen dataclass of plain values
+    data: Tensor | None = None
 
 
 class Compute(Effect[T]):
@@ -127,7 +166,11 @@ class Join(Effect[T]):
 
 
 class Node:
-    """One participant: its rank among `size`, and its effects."""
+    """One participant: its rank, and its effects.
+
+    `size` is the number of workers, whose ranks are 0 .. size - 1. Nodes with other roles (servers,
+    a scheduler) have the ranks after them.
+    """
 
     __slots__ = ("rank", "size")
 
@@ -139,11 +182,33 @@ class Node:
         """`label` names the tensor in the byte ledger."""
         return Send(dst, tag, data, data.numel() * data.element_size(), label)
 
+    def send_framed(
+        self, dst: int, tag: Tag, message: Framed, header_nbytes: int, label: str = ""
+    ) -> Send:
+        """A message with a header of so many bytes; the receiver gets the `Framed`."""
+        data = message.data
+        nbytes = 0 if data is None else data.numel() * data.element_size()
+        return Send(dst, tag, message, header_nbytes + nbytes, label)
+
     def recv(self, src: int, tag: Tag) -> Recv:
         return Recv(src, tag)
 
-    def recv_any(self, tag: Tag) -> RecvAny:
+    def recv_any(self, tag: Tag) -> RecvAny[tuple[int, Any]]:
         return RecvAny(tag)
+
+    def recv_within(self, tag: Tag, seconds: float) -> RecvAny[tuple[int, Any] | None]:
+        """Like `recv_any`, but None if nothing comes in time."""
+        return RecvAny(tag, seconds)
+
+    def poll(self, tag: Tag) -> RecvAny[tuple[int, Any] | None]:
+        """Like `recv_any` for what is there already; None if nothing is."""
+        return RecvAny(tag, 0.0)
+
+    def watch(self, tag: Tag) -> Watch:
+        return Watch(tag)
+
+    def members(self) -> Members:
+        return Members()
 
     def compute(self, request: Any) -> Compute[Any]:
         return Compute(request)

@@ -110,8 +110,8 @@ class Architecture(Expression, ABC):
     offers: frozenset[str] = frozenset({"mean"})
 
     @abstractmethod
-    def group(self, node: Node, label: str) -> Group:
-        """The collectives of this architecture, for one tensor."""
+    def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
+        """The collectives of this architecture, for one tensor; among some of the workers."""
 
 
 class Backward(Protocol):

@@ -190,7 +190,9 @@ class Lifted(Reducer):
             mean = await node.share(_decode, codec, spec, key.shared(), merged)
         else:
             buffers = tuple(await group.all_gather(payload.buffer))
-            mean = await node.share(_mean_of_decoded, codec, spec, key.shared(), buffers)
+            mean = await node.share(
+                _mean_of_decoded, codec, spec, key.shared(), buffers, group.members
+            )
         return Reduced(mean, own, state, lost)
 
     def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
@@ -229,13 +231,20 @@ class Lifted(Reducer):
         payloads = [payload for payload, _, _ in encoded]
         received = await group.all_to_all([payload.buffer for payload in payloads])
         mean = await node.call(
-            _mean_of_decoded, codec, mine, keys[group.rank].shared(), tuple(received)
+            _mean_of_decoded,
+            codec,
+            mine,
+            keys[group.rank].shared(),
+            tuple(received),
+            group.members,
         )
         payload, server_lost, server_state = await node.call(
             _encode, codec, mean, old["residual"], old["server"], server
         )
         buffers = tuple(await group.all_gather(payload.buffer))
-        whole = await node.share(_decode_shards, codec, tuple(specs), server.shared(), buffers)
+        whole = await node.share(
+            _decode_shards, codec, tuple(specs), server.shared(), buffers, group.members
+        )
         scatter = {
             "shards": tuple(inner for _, _, inner in encoded),
             "server": server_state,
@@ -351,9 +360,11 @@ def _decode_values(codec: Codec, spec: Spec, key: Key, values: Tensor) -> Tensor
     return codec.join({"values": values}, spec.flat(), key).reshape(spec.shape)
 
 
-def _mean_of_decoded(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...]) -> Tensor:
+def _mean_of_decoded(
+    codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...], senders: tuple[int, ...]
+) -> Tensor:
     payloads = [codec.unpack(buffer, spec) for buffer in buffers]
-    return codec.decode_mean(payloads, spec, [key.private(rank) for rank in range(len(buffers))])
+    return codec.decode_mean(payloads, spec, [key.private(rank) for rank in senders])
 
 
 def _encode(
@@ -378,10 +389,14 @@ def _decode_own(
 
 
 def _decode_shards(
-    codec: Codec, specs: tuple[Spec, ...], key: Key, buffers: tuple[Tensor, ...]
+    codec: Codec,
+    specs: tuple[Spec, ...],
+    key: Key,
+    buffers: tuple[Tensor, ...],
+    senders: tuple[int, ...],
 ) -> Tensor:
     pieces = [
         _decode(codec, spec, key.private(rank), buffer)
-        for rank, (spec, buffer) in enumerate(zip(specs, buffers))
+        for rank, spec, buffer in zip(senders, specs, buffers)
     ]
     return torch.cat(pieces)

@@ -177,7 +177,7 @@ async def mean_of_some(
         payload, inner = await node.call(codec.encode, x, inner, key)
         message, own = payload.buffer, partial(codec.decode, payload, spec, key)
     buffers = tuple(await group.all_gather(message))
-    mean = await node.share(_mean_of_heard, codec, spec, key.shared(), buffers)
+    mean = await node.share(_mean_of_heard, codec, spec, key.shared(), buffers, group.members)
     return Reduced(mean, own, {**state, "codec": inner})
 
 
@@ -209,9 +209,11 @@ def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else clamp_to(x, dtype)
 
 
-def _mean_of_heard(codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...]) -> Tensor:
+def _mean_of_heard(
+    codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...], senders: tuple[int, ...]
+) -> Tensor:
     decoded = []
-    for rank, buffer in enumerate(buffers):
+    for rank, buffer in zip(senders, buffers):
         if buffer.numel() != 1:
             decoded.append(codec.decode(codec.unpack(buffer, spec), spec, key.private(rank)))
         elif int(buffer[0]) != _AS_BEFORE:
