@@ -23,7 +23,9 @@ def gradients(size: int) -> list[list[Tensor]]:
 
 def server_residual(results: list[list[Reduced]]) -> Tensor:
     """What the owners of all shards hold, put together."""
-    return torch.cat([steps[-1].state["inner"]["scatter"]["residual"] for steps in results])
+    return torch.cat(
+        [steps[-1].state["inner"]["scatter"]["owned"]["residual"] for steps in results]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -52,7 +54,7 @@ def test_a_trajectory_by_hand(reduce) -> None:
     assert results[0][0].mean.tolist() == [2, 0, 3, 0]
     assert results[0][0].state["residual"].tolist() == [0, 3, 0, 0]
     assert results[1][0].state["residual"].tolist() == [1, 0, 0, 0]
-    held = [steps[0].state["inner"]["scatter"]["residual"].tolist() for steps in results]
+    held = [steps[0].state["inner"]["scatter"]["owned"]["residual"].tolist() for steps in results]
     assert held == [[0, 1], [0, 1]]
     # Then the 3 and the 1: mean (1/2, 3/2) plus (0, 1); the second shard is all feedback.
     assert results[0][1].mean.tolist() == [0, 2.5, 0, 1]

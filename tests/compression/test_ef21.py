@@ -110,7 +110,7 @@ def test_bidirectional_servers_hold_what_is_missing(reduce, codec) -> None:
     for step in range(10):
         now = [steps[step] for steps in results]
         own = torch.stack([result.own() for result in now]).mean(0)
-        held = torch.cat([result.state["inner"]["scatter"]["residual"] for result in now])
+        held = torch.cat([result.state["inner"]["scatter"]["owned"]["residual"] for result in now])
         assert torch.allclose(now[0].mean + held, own, rtol=0, atol=1e-13)
         assert held.abs().max() > 1e-3
 
@@ -137,7 +137,7 @@ def test_bidirectional_does_not_drift_when_workers_come_or_go(reduce, size) -> N
     reducer, spec = COMPRESSION.parse("ef21(topk(0.1), bidirectional=True)"), Spec((100,), F64)
     inputs = [[Key(3).private(rank).normal(100).double()] * 5 for rank in range(3)]
     before, _ = reduce(reducer, inputs)
-    held = torch.cat([steps[-1].state["inner"]["scatter"]["residual"] for steps in before])
+    held = torch.cat([steps[-1].state["inner"]["scatter"]["owned"]["residual"] for steps in before])
     assert held.abs().max() > 1e-3
     states = [[steps[-1].state] for steps in before]
     moved = [own[0] for own in regroup_states(reducer, states, [spec], [spec], size)]

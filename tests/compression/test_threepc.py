@@ -6,11 +6,11 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
-from gradwire.compression.feedback._wrapping import _mean_of_heard
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
+from gradwire.core.reducer import MeanOfHeard
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
@@ -129,12 +129,13 @@ def test_other_single_bytes_are_refused() -> None:
     assert isinstance(codec, Codec)
     payload, _ = codec.encode(torch.ones(4), codec.init(spec), Key(0).private(0))
     nothing = torch.zeros(1, dtype=torch.uint8)
-    assert torch.equal(_mean_of_heard(codec, spec, Key(0), (nothing, nothing)), torch.zeros(4))
-    heard = _mean_of_heard(codec, spec, Key(0), (payload.buffer, nothing))
+    job = MeanOfHeard(codec, spec, Key(0), (0, 1))
+    assert torch.equal(job.run((nothing, nothing), None)[0], torch.zeros(4))
+    heard, _ = job.run((payload.buffer, nothing), None)
     assert torch.equal(heard, torch.full((4,), 0.5))
     for wrong in (nothing + 1, torch.zeros(0, dtype=torch.uint8), payload.buffer[:-1]):
         with pytest.raises(WireError):
-            _mean_of_heard(codec, spec, Key(0), (nothing, wrong))
+            job.run((nothing, wrong), None)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ def test_scattering_conserves_mass_with_the_servers_residual(text, size) -> None
     )
     heard = sum(result.own() for steps in results for result in steps)
     applied = sum(result.mean for result in results[0]) * size
-    residual = torch.cat([steps[-1].state["scatter"]["residual"] for steps in results]) * size
+    owned = [steps[-1].state["scatter"]["owned"] for steps in results]
+    residual = torch.cat([kept["residual"] for kept in owned]) * size
     assert torch.allclose(applied + residual, heard, rtol=0, atol=1e-12 * num_steps * size)
     assert residual.abs().max() > 1e-3 or size == 1  # it does lose something for a while
 
@@ -179,7 +180,7 @@ def test_with_feedback_nothing_is_lost_on_either_side(text, route, size) -> None
     workers = sum(steps[-1].state["residual"] for steps in results)
     total = applied + workers
     if route == "scatter":
-        servers = [steps[-1].state["inner"]["scatter"]["residual"] for steps in results]
+        servers = [steps[-1].state["inner"]["scatter"]["owned"]["residual"] for steps in results]
         total = total + torch.cat(servers) * size
     assert torch.allclose(total, gradients, rtol=0, atol=1e-12 * num_steps * size)
 

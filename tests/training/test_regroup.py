@@ -86,7 +86,7 @@ def test_what_servers_owe_is_paid_without_them() -> None:
 
     fresh = [(reducer.init(spec, 4),) for _ in range(4)]
     first, states = run(fresh, range(3), "scatter", 1.0)
-    assert float(states[0][0]["inner"]["scatter"]["residual"].norm()) > 1
+    assert float(states[0][0]["inner"]["scatter"]["owned"]["residual"].norm()) > 1
     moved = regroup_states(reducer, states, [spec], [spec], 2)
     rest, states = run(moved, range(3, 40), "gather", 0.0)
     given = sum(

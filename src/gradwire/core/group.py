@@ -6,12 +6,22 @@ receiver is hit by all at once (pairwise exchange, Thakur et al. 2005, sec. 4). 
 full-duplex NICs a direct exchange takes one latency and the bytes of one node.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gradwire.core.node import Node, Tag
+
+
+class Job(Protocol):
+    """What the owner of a shard does with the members' messages for it. A value."""
+
+    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
+        """The answer to all, and what the owner keeps until the next time (None at first)."""
+        ...
 
 
 class Group:
@@ -61,6 +71,32 @@ class Group:
     async def all_gather(self, message: Tensor) -> list[Tensor]:
         """Everyone's message, by rank; lengths may differ."""
         return await self.all_to_all([message] * self.size)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The nodes that average a shard each."""
+        return self.members
+
+    def on_route(self, route: str) -> "Group":
+        """The same group, with OPAQUE payloads averaged in this way."""
+        other = copy.copy(self)
+        other.route = route
+        return other
+
+    async def at_owners(
+        self, messages: Sequence[Tensor], jobs: Sequence[Job], state: Any
+    ) -> tuple[list[Tensor], Any]:
+        """Owner j does `jobs[j]` with everyone's `messages[j]`: all answers, by owner.
+
+        `state` is what this rank keeps as an owner; owners that are no members keep their own.
+        """
+        received = await self.all_to_all(messages)
+        answer, state = await self.node.call(jobs[self.rank].run, tuple(received), state)
+        return await self.all_gather(answer), state
+
+    async def at_owner(self, message: Tensor, job: Job) -> Tensor:
+        """One owner does the job with everyone's message; its answer is everyone's."""
+        raise NotImplementedError(f"{type(self).__name__} has no owner that is not a member")
 
     async def mean(self, x: Tensor) -> Tensor:
         """The mean over all ranks of a flat vector, by an all-reduce: scatter, average, gather."""

@@ -19,16 +19,38 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Algebra, Codec, Compression, Kind, State, check_input, corrected
-from gradwire.core.group import Group, is_half
+from gradwire.core.errors import WireError
+from gradwire.core.group import Group, is_half, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, Role, Roles, inside, named_vectors, replaced
+from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
 from gradwire.core.payload import Payload
 from gradwire.core.ramp import at, ramps, settled
 from gradwire.core.spec import Spec
 
+# The route on which the owners of shards answer with the mean as it is, not encoded again.
+ONE_WAY = "one_way"
+
+_AS_BEFORE = 0  # the one byte of a worker that has nothing to say; every payload is longer
+
 # Below this many elements per shard the header of each shard's payload would count.
 _MIN_SHARD = 1 << 14
+
+
+class Outbox(Group):
+    """A group of one, in which a worker leaves its messages for a server that decodes them.
+
+    The mean that comes back is meaningless: nobody asks for the mean of one.
+    """
+
+    def __init__(self, node: Node, label: str) -> None:
+        super().__init__(node, label, "gather", (node.rank,))
+        self.messages: list[Tensor] = []
+
+    async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
+        self.messages += messages
+        return list(messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +131,15 @@ class Reducer(Compression):
         below = inner.restored([s["inner"] for s in states], inside("inner", memories), spec)
         return [{**state, "inner": own} for state, own in zip(states, below)]
 
+    @property
+    def one_way(self) -> bool:
+        """Whether one worker alone can tell one receiver, who keeps nothing: see `Outbox`."""
+        return False
+
+    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        """What a worker said through an `Outbox`, if it is `one_way`; `key` is the sender's."""
+        raise TypeError(f"{self!r} needs all workers at once")
+
     @abstractmethod
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
@@ -139,7 +170,9 @@ def scatters(route: str, size: int, numel: int) -> bool:
     Scattering sends 2(n-1)/n payloads against n-1: less from three ranks on, if the shards
     are large enough. It encodes twice, which costs accuracy that gathering does not.
     """
-    return route == "scatter" or (route == "auto" and size >= 3 and numel >= size * _MIN_SHARD)
+    if route == "auto":
+        return size >= 3 and numel >= size * _MIN_SHARD
+    return route in ("scatter", ONE_WAY)
 
 
 @dataclass(frozen=True, repr=False)
@@ -147,6 +180,10 @@ class Lifted(Reducer):
     """A codec as a reducer."""
 
     codec: Codec
+
+    @property
+    def one_way(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         if self.codec.takes is not Kind.REAL:
@@ -174,6 +211,8 @@ class Lifted(Reducer):
         statistic = await group.node.call(_statistic, codec, x, residual)
         if statistic is not None:
             codec = codec.agreed(await group.max(statistic))
+        if isinstance(group, Outbox):
+            return await self._push(codec, x, state, key, group, residual)
         opaque = codec.algebra is Algebra.OPAQUE
         if opaque and not codec.layered and scatters(group.route, group.size, x.numel()):
             return await self._scatter(codec, x, state, key, group, residual)
@@ -195,8 +234,35 @@ class Lifted(Reducer):
             )
         return Reduced(mean, own, state, lost)
 
+    async def _push(
+        self,
+        codec: Codec,
+        x: Tensor,
+        state: State,
+        key: Key,
+        outbox: Outbox,
+        residual: Tensor | None,
+    ) -> Reduced:
+        spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
+        payload, lost, inner = await outbox.node.call(
+            _encode, codec, x, residual, state["codec"], key
+        )
+        await outbox.all_gather(payload.buffer)
+        own = partial(codec.decode, payload, spec, key)
+        return Reduced(x, own, {**state, "codec": inner}, lost)
+
+    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        codec = self.codec
+        wanted = 2 if codec.shares else 1
+        if len(messages) != wanted:
+            raise WireError(f"{codec!r}: {len(messages)} messages, expected {wanted}")
+        if codec.shares:
+            codec = codec.agreed(messages[0])
+        return _decode(codec, spec, key, messages[-1])
+
     def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
-        owed = [state["scatter"] and state["scatter"]["residual"] for state in states]
+        owned = [state["scatter"] and state["scatter"]["owned"] for state in states]
+        owed = [kept and kept["residual"] for kept in owned]
         if any(piece is None for piece in owed):
             return {}
         return {"server": Memory(Role.SERVER, (torch.cat(owed),))}
@@ -206,50 +272,47 @@ class Lifted(Reducer):
             return list(states)
         pieces = memories["server"].vectors[0].tensor_split(len(states))
         specs = [Spec.of(piece) for piece in pieces]
+        shards = tuple(self.codec.init(spec) for spec in specs)
         return [
-            {**state, "scatter": _shard_states(self.codec, specs, Spec.of(piece), piece)}
+            {
+                **state,
+                "scatter": {
+                    "shards": shards,
+                    "owned": {"codec": self.codec.init(Spec.of(piece)), "residual": piece},
+                },
+            }
             for state, piece in zip(states, pieces)
         ]
 
     async def _scatter(
         self, codec: Codec, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None
     ) -> Reduced:
-        node, size = group.node, group.size
-        shards = x.reshape(-1).tensor_split(size)
-        kept = [None] * size if residual is None else residual.reshape(-1).tensor_split(size)
-        specs = [Spec.of(shard) for shard in shards]
-        mine = specs[group.rank]
-        keys = [key.child(f"shard {i}") for i in range(size)]
-        server = key.child("server")
-        # The owner of a shard feeds its own error back, unless that error need not die out:
-        # the feedback of an unbiased codec of large variance grows without bound.
-        feeds_back = codec.guarantee(mine).contracts
-        old = state["scatter"] or _shard_states(
-            codec, specs, mine, torch.zeros_like(shards[group.rank]) if feeds_back else None
+        node, owners = group.node, group.owners
+        num_shards = len(owners)
+        shards = x.reshape(-1).tensor_split(num_shards)
+        kept = (
+            [None] * num_shards
+            if residual is None
+            else residual.reshape(-1).tensor_split(num_shards)
         )
+        specs = tuple(Spec.of(shard) for shard in shards)
+        keys = [key.child(f"shard {i}") for i in range(num_shards)]
+        server = key.child("server").shared()
+        old = state["scatter"] or {"shards": tuple(codec.init(spec) for spec in specs)}
         encoded = await node.call(_encode_shards, codec, shards, kept, old["shards"], keys)
         payloads = [payload for payload, _, _ in encoded]
-        received = await group.all_to_all([payload.buffer for payload in payloads])
-        mean = await node.call(
-            _mean_of_decoded,
-            codec,
-            mine,
-            keys[group.rank].shared(),
-            tuple(received),
-            group.members,
+        squeezes = group.route != ONE_WAY
+        jobs = [
+            MeanOfCoded(codec, spec, own.shared(), group.members, server.private(owner), squeezes)
+            for spec, own, owner in zip(specs, keys, owners)
+        ]
+        answers, owned = await group.at_owners(
+            [payload.buffer for payload in payloads], jobs, old.get("owned")
         )
-        payload, server_lost, server_state = await node.call(
-            _encode, codec, mean, old["residual"], old["server"], server
-        )
-        buffers = tuple(await group.all_gather(payload.buffer))
         whole = await node.share(
-            _decode_shards, codec, tuple(specs), server.shared(), buffers, group.members
+            _decode_shards, codec if squeezes else None, specs, server, tuple(answers), owners
         )
-        scatter = {
-            "shards": tuple(inner for _, _, inner in encoded),
-            "server": server_state,
-            "residual": server_lost,
-        }
+        scatter = {"shards": tuple(inner for _, _, inner in encoded), "owned": owned}
         lost = [piece for _, piece, _ in encoded if piece is not None]
         return Reduced(
             whole.reshape(x.shape),
@@ -257,6 +320,29 @@ class Lifted(Reducer):
             {**state, "scatter": scatter},
             torch.cat(lost).reshape(x.shape) if lost else None,
         )
+
+
+async def mean_of_some(
+    codec: Codec, x: Tensor, speaks: bool, state: State, key: Key, group: Group
+) -> Reduced:
+    """The mean over the group, to which those that do not speak send one byte, and add zero.
+
+    `state` is that of `lift(codec)`. Payloads are gathered, whatever could be added on the way: a
+    sum needs everyone. Servers, where there are some, add up what comes and answer with the mean.
+    """
+    node, inner = group.node, state["codec"]
+    spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
+    message = torch.full((1,), _AS_BEFORE, dtype=torch.uint8, device=x.device)
+    own = partial(_zeros, spec, x.device)
+    if speaks:
+        payload, inner = await node.call(codec.encode, x, inner, key)
+        message, own = payload.buffer, partial(codec.decode, payload, spec, key)
+    job = MeanOfHeard(codec, spec, key.shared(), group.members)
+    if group.route == ONE_WAY:
+        mean = await group.at_owner(message, job)
+    else:
+        mean, _ = await node.share(job.run, tuple(await group.all_gather(message)), None)
+    return Reduced(mean, own, {**state, "codec": inner})
 
 
 @dataclass(frozen=True, repr=False)
@@ -277,6 +363,13 @@ class Varying(Reducer):
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         return lift(settled(self.compression)).momentum_lives
+
+    @property
+    def one_way(self) -> bool:
+        return lift(settled(self.compression)).one_way
+
+    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        return self.at(key.step).heard(messages, spec, key)
 
     def check_names(self, names: Sequence[str]) -> None:
         self.at(0).check_names(names)
@@ -328,19 +421,66 @@ class _Merge:
         return self.codec.settle(payload, self.spec, self.size).buffer
 
 
+@dataclass(frozen=True)
+class MeanOfCoded:
+    """The job of a shard's owner: average the payloads, and encode the mean again.
+
+    It feeds its own error back, unless that error need not die out: the feedback of an unbiased
+    codec of large variance grows without bound. Without `squeezes` it answers with the mean.
+    """
+
+    codec: Codec
+    spec: Spec
+    key: Key  # of the members, for this shard
+    members: tuple[int, ...]
+    owner_key: Key
+    squeezes: bool
+
+    def run(self, messages: tuple[Tensor, ...], state: State) -> tuple[Tensor, State]:
+        codec = self.codec
+        mean = _mean_of_decoded(codec, self.spec, self.key, messages, self.members)
+        if not self.squeezes:
+            return mean, None
+        if state is None:
+            feeds_back = codec.guarantee(self.spec).contracts
+            residual = torch.zeros_like(mean) if feeds_back else None
+            state = {"codec": codec.init(self.spec), "residual": residual}
+        payload, lost, inner = _encode(
+            codec, mean, state["residual"], state["codec"], self.owner_key
+        )
+        return payload.buffer, {"codec": inner, "residual": lost}
+
+
+@dataclass(frozen=True)
+class MeanOfHeard:
+    """The mean of payloads, some of which are the one byte of those that have nothing to say."""
+
+    codec: Codec
+    spec: Spec
+    key: Key
+    members: tuple[int, ...]
+
+    def run(self, messages: tuple[Tensor, ...], state: State) -> tuple[Tensor, State]:
+        codec, spec, decoded = self.codec, self.spec, []
+        for rank, message in zip(self.members, messages):
+            if message.numel() != 1:
+                payload = codec.unpack(message, spec)
+                decoded.append(codec.decode(payload, spec, self.key.private(rank)))
+            elif int(message[0]) != _AS_BEFORE:
+                raise WireError(
+                    f"rank {rank} sent the byte {int(message[0])}, expected {_AS_BEFORE}"
+                )
+        if not decoded:
+            return _zeros(spec, messages[0].device), None
+        return mean_in_order(decoded, len(messages)), None
+
+
+def _zeros(spec: Spec, device: torch.device) -> Tensor:
+    return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+
+
 def _values(payload: Payload) -> Tensor:
     return payload.parts["values"]
-
-
-def _shard_states(
-    codec: Codec, specs: Sequence[Spec], mine: Spec, residual: Tensor | None
-) -> dict[str, State]:
-    """The state of the scatter road before its first step."""
-    return {
-        "shards": tuple(codec.init(spec) for spec in specs),
-        "server": codec.init(mine),
-        "residual": residual,
-    }
 
 
 def _statistic(codec: Codec, x: Tensor, residual: Tensor | None) -> Tensor | None:
@@ -382,19 +522,21 @@ def _encode_shards(codec: Codec, *shards: Sequence[Any]) -> list[tuple[Payload, 
 
 
 def _decode_own(
-    codec: Codec, spec: Spec, specs: list[Spec], keys: list[Key], payloads: list[Payload]
+    codec: Codec, spec: Spec, specs: Sequence[Spec], keys: list[Key], payloads: list[Payload]
 ) -> Tensor:
     pieces = [codec.decode(*shard) for shard in zip(payloads, specs, keys)]
     return torch.cat(pieces).reshape(spec.shape)
 
 
 def _decode_shards(
-    codec: Codec,
+    codec: Codec | None,
     specs: tuple[Spec, ...],
     key: Key,
     buffers: tuple[Tensor, ...],
     senders: tuple[int, ...],
 ) -> Tensor:
+    if codec is None:  # they are the shards themselves
+        return torch.cat(list(buffers))
     pieces = [
         _decode(codec, spec, key.private(rank), buffer)
         for rank, spec, buffer in zip(senders, specs, buffers)

@@ -4,12 +4,10 @@ A running estimate is a vector that sender and receivers build from the same mes
 in float32 for 16-bit tensors, where small steps would be lost; `None` is zero.
 """
 
-import copy
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from functools import partial
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,19 +18,16 @@ from gradwire.core.codec import (
     Algebra,
     Codec,
     Compression,
-    State,
     check_input,
     clamp_to,
     scale_dtype,
 )
-from gradwire.core.errors import GradwireWarning, WireError
-from gradwire.core.group import Group, mean_in_order
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reduced, Reducer, lift
 from gradwire.core.spec import Spec
-
-_AS_BEFORE = 0  # the one byte of a worker that has nothing to say; every payload is longer
 
 
 class Feedback(Reducer):
@@ -42,6 +37,20 @@ class Feedback(Reducer):
     """
 
     inner: Codec | Reducer
+
+    # Whether what others hear of a worker is what they hear through the inner compression alone.
+    is_heard_through_inner: ClassVar[bool] = False
+
+    @property
+    def one_way(self) -> bool:
+        inner = self.wrapped()
+        return self.is_heard_through_inner and inner is not None and inner.one_way
+
+    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        inner = self.wrapped()
+        if inner is None or not self.is_heard_through_inner:
+            return super().heard(messages, spec, key)
+        return inner.heard(messages, spec, key)
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
@@ -151,34 +160,14 @@ def gathering(group: Group) -> Group:
 
     For running estimates: what a mean in 16 bits loses would add up over the steps.
     """
-    other = _on_route(group, "gather")
+    other = group.on_route("gather")
     other.exact = True
     return other
 
 
 def scattering(group: Group) -> Group:
     """The group, with shards averaged by their owners, who encode the mean again."""
-    return _on_route(group, "scatter")
-
-
-async def mean_of_some(
-    codec: Codec, x: Tensor, speaks: bool, state: State, key: Key, group: Group
-) -> Reduced:
-    """The mean over the group, to which those that do not speak send one byte, and add zero.
-
-    `state` is that of `lift(codec)`. Payloads are gathered, whatever could be added on the way: a
-    sum needs everyone.
-    """
-    node, inner = group.node, state["codec"]
-    spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
-    message = torch.full((1,), _AS_BEFORE, dtype=torch.uint8, device=x.device)
-    own = partial(_zeros, spec, x.device)
-    if speaks:
-        payload, inner = await node.call(codec.encode, x, inner, key)
-        message, own = payload.buffer, partial(codec.decode, payload, spec, key)
-    buffers = tuple(await group.all_gather(message))
-    mean = await node.share(_mean_of_heard, codec, spec, key.shared(), buffers, group.members)
-    return Reduced(mean, own, {**state, "codec": inner})
+    return group.on_route("scatter")
 
 
 def difference(wrapper: Reducer, x: Tensor, estimate: Tensor | None) -> Tensor:
@@ -207,28 +196,6 @@ def moved(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tenso
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x, if it has this dtype; else converted, and saturated."""
     return x if x.dtype == dtype else clamp_to(x, dtype)
-
-
-def _mean_of_heard(
-    codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...], senders: tuple[int, ...]
-) -> Tensor:
-    decoded = []
-    for rank, buffer in zip(senders, buffers):
-        if buffer.numel() != 1:
-            decoded.append(codec.decode(codec.unpack(buffer, spec), spec, key.private(rank)))
-        elif int(buffer[0]) != _AS_BEFORE:
-            raise WireError(f"rank {rank} sent the byte {int(buffer[0])}, expected {_AS_BEFORE}")
-    return mean_in_order(decoded, len(buffers)) if decoded else _zeros(spec, buffers[0].device)
-
-
-def _zeros(spec: Spec, device: torch.device) -> Tensor:
-    return torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-
-
-def _on_route(group: Group, route: str) -> Group:
-    other = copy.copy(group)
-    other.route = route
-    return other
 
 
 def leaves(inner: Compression) -> Iterator[Compression]:

@@ -82,6 +82,7 @@ class DGC(Feedback):
         "dgc(randomk(0.1))",
         "dgc(sign, clip=2.0)",
     )
+    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT, "velocity": Role.OWN}
 
     def __post_init__(self) -> None:

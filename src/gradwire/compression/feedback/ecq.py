@@ -52,6 +52,7 @@ class ECQ(Feedback):
         "ecq(terngrad, alpha=0.1, beta=0.5)",
         "ecq(topk(0.1), alpha=1.0, beta=1.0)",
     )
+    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ class EF(Feedback):
         "schemes"
     )
     examples = ("ef(topk(0.01))", "ef(sign)", "ef(topk(0.1) >> qsgd(bits=4))")
+    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def init(self, spec: Spec, size: int) -> State:

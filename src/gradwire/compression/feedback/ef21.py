@@ -61,7 +61,6 @@ from gradwire.compression.feedback._wrapping import (
     check_shards,
     difference,
     gathering,
-    mean_of_some,
     moved,
     scattering,
     warn_unless_settles,
@@ -70,7 +69,7 @@ from gradwire.core.codec import Codec, State, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.memory import MeanOf, Memory, Role, Roles, replaced
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer, lift, mean_of_some
 from gradwire.core.spec import Spec
 
 

@@ -56,6 +56,7 @@ class GMC(Feedback):
         "gmc(randomk(0.1))",
         "gmc(sign)",
     )
+    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT, "last": Role.COMMON}
 
     def __post_init__(self) -> None:

@@ -40,7 +40,6 @@ from gradwire.compression.feedback._wrapping import (
     check_alone,
     check_heard,
     difference,
-    mean_of_some,
     moved,
     warn_unless_settles,
 )
@@ -48,7 +47,7 @@ from gradwire.core.codec import Codec, State, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.memory import MeanOf, Role, Roles
-from gradwire.core.reducer import Reduced, lift
+from gradwire.core.reducer import Reduced, lift, mean_of_some
 from gradwire.core.spec import Spec
 
 

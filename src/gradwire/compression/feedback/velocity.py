@@ -41,6 +41,7 @@ class Velocity(Feedback):
 
     paper = "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth"
     examples = ("velocity(ef(topk(0.01)))", "velocity(ef(sign), momentum=0.5, nesterov=True)")
+    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"velocity": Role.OWN}
 
     def __post_init__(self) -> None:
