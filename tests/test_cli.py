@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from gradwire.cli import KINDS, main
+from gradwire.cli import main
+from gradwire.cli.listing import KINDS
 from gradwire.experiment.config import Config
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--compute", "fixed(0.001)"]
@@ -140,7 +141,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch, tmp_path):
         (tmp_path / "x" / "config.toml").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradwire.cli.simulate", interrupted)
+    monkeypatch.setattr("gradwire.cli.run.simulate", interrupted)
     with pytest.raises(SystemExit) as caught:
         main(["run", "--out", "x"])
     assert caught.value.code == 130

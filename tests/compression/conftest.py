@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture

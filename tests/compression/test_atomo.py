@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.compression.lowrank.atomo import Atomo, _decomposed, _probabilities
 from gradwire.core.codec import Guarantee

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.sparsification.countsketch import CountSketch

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
 from gradwire.core.reducer import lift

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
 from gradwire.core.node import Node

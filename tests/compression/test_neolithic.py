@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning

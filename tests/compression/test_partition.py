@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.partition import Partition

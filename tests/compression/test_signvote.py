@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.quantization.signvote import SignVote
 from gradwire.core.codec import Codec

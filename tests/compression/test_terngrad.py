@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.quantization.terngrad import TernGrad

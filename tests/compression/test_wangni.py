@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.coding.indices import index_entropy_bits
 from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification.wangni import Wangni, _sorted_scale

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Literal
 
 import pytest
@@ -15,7 +15,7 @@ from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import NotationError
-from gradwire.core.notation import Expression, Registry, notation_name
+from gradwire.core.notation import Expression, Registry, Table, notation_name
 from gradwire.core.spec import Spec
 
 
@@ -55,6 +55,45 @@ class NotADataclass(Toy):
 
 TOYS = Registry("toy", Toy, __name__)
 
+
+class Shape(Expression):
+    """Expressions that are arguments of others, with names of their own."""
+
+
+# Written like the toy of that name: what `plain` is depends on where it stands.
+PlainShape = make_dataclass(
+    "Plain", [], bases=(Shape,), namespace={"__module__": __name__}, frozen=True, repr=False
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Polygon(Shape):
+    corners: int = 3
+    inside: Shape | None = None
+    toy: Toy | None = None
+
+    registries = Table({"toy": TOYS})
+
+
+SHAPES = Registry("shape", Shape, __name__)
+
+
+class Drawing(Expression):
+    """What holds both."""
+
+
+@dataclass(frozen=True, repr=False)
+class Sketch(Drawing):
+    shape: Shape
+    toy: Toy | None = None
+    more: tuple[Shape, ...] = ()
+    inner: Drawing | None = None
+
+    registries = Table({"shape": SHAPES, "toy": TOYS, "more": SHAPES})
+
+
+DRAWINGS = Registry("drawing", Drawing, __name__, varies=True)
+
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 toys = st.recursive(
     st.just(Plain()) | st.builds(HTTPServer2, st.integers()),
@@ -70,6 +109,17 @@ toys = st.recursive(
         inner=st.none() | inner,
     ),
     max_leaves=4,
+)
+
+shapes = st.recursive(
+    st.just(PlainShape()) | st.builds(Polygon, st.integers()),
+    lambda inner: st.builds(Polygon, st.integers(), st.none() | inner, st.none() | toys),
+    max_leaves=3,
+)
+drawings = st.recursive(
+    st.builds(Sketch, shapes, st.none() | toys, st.lists(shapes, max_size=2).map(tuple)),
+    lambda inner: st.builds(Sketch, shapes, inner=inner),
+    max_leaves=2,
 )
 
 densities = st.floats(min_value=0, max_value=1, exclude_min=True)
@@ -94,6 +144,14 @@ def test_any_expression_reads_back_from_what_it_writes(toy) -> None:
     again = TOYS.parse(repr(toy))
     assert again == toy
     assert hash(again) == hash(toy)
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawing=drawings)
+def test_any_expression_of_several_kinds_reads_back_from_what_it_writes(drawing) -> None:
+    again = DRAWINGS.parse(repr(drawing))
+    assert again == drawing
+    assert hash(again) == hash(drawing)
 
 
 @settings(max_examples=150, deadline=None)
@@ -396,3 +454,57 @@ def test_what_is_neither_text_nor_of_the_kind_is_refused(value) -> None:
 )
 def test_a_chain_that_makes_no_sense_is_refused_with_the_reason(text, reason) -> None:
     assert reason in refusal(COMPRESSION, text)
+
+
+# Arguments with names of their own.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sketch(plain)", Sketch(PlainShape())),
+        ("sketch(plain, plain)", Sketch(PlainShape(), Plain())),
+        ("sketch(toy=plain, shape=plain)", Sketch(PlainShape(), Plain())),
+        ("sketch(polygon(4, plain, plain))", Sketch(Polygon(4, PlainShape(), Plain()))),
+        (
+            "sketch(plain, more=(plain, polygon))",
+            Sketch(PlainShape(), None, (PlainShape(), Polygon())),
+        ),
+        ("sketch(plain, inner=sketch(polygon))", Sketch(PlainShape(), inner=Sketch(Polygon()))),
+        (
+            "sketch(plain, many_fields(1, inner=plain))",
+            Sketch(PlainShape(), ManyFields(1, inner=Plain())),
+        ),
+    ],
+)
+def test_a_name_is_looked_up_where_it_stands(text, expected) -> None:
+    assert DRAWINGS.parse(text) == expected
+
+
+def test_an_argument_may_be_written_like_what_holds_it() -> None:
+    """As `ring` is a graph of gossip and an architecture."""
+    assert repr(Sketch(PlainShape(), Plain())) == "sketch(plain, toy=plain)"
+    assert DRAWINGS.parse("sketch(plain, toy=plain)").shape == SHAPES.parse("plain")
+    assert SHAPES.parse("plain") != TOYS.parse("plain")
+
+
+def test_an_unknown_name_lists_those_of_its_place() -> None:
+    message = refusal(DRAWINGS, "sketch(polygone(3))")
+    assert "unknown shape 'polygone'. Did you mean polygon? Valid names: plain, polygon." in message
+    message = refusal(DRAWINGS, "sketch(plain, polygon)")
+    assert "unknown toy 'polygon'" in message
+    assert "Valid names: http_server2, many_fields, plain." in message
+    assert "unknown drawing" in refusal(DRAWINGS, "sketch(plain, inner=plain)")
+    assert "unknown shape" in refusal(DRAWINGS, "sketch(sketch(plain))")
+
+
+def test_what_is_no_expression_gets_the_names_that_are() -> None:
+    message = refusal(DRAWINGS, "sketch('plain')")
+    assert 'sketch: shape must be Shape (plain, polygon), got "plain"' in message
+    message = refusal(DRAWINGS, "sketch(plain, 3)")
+    assert "toy must be Toy or nothing (http_server2, many_fields, plain), got 3" in message
+
+
+def test_an_argument_of_a_kind_that_does_not_change_with_time_has_no_ramp() -> None:
+    message = refusal(DRAWINGS, "sketch(polygon(ramp(3, 5, steps=4)))")
+    assert "a shape does not change with time" in message

@@ -1,22 +1,27 @@
 import pytest
 import torch
 
-from gradwire.architecture.ring import Ring
-from gradwire.core.protocols import Bucket, Replica, check_fit
+from gradwire.architecture.allreduce.ring import Ring
+from gradwire.architecture.parameter_server.parameter_server import ParameterServer
+from gradwire.core.protocols import Bucket, Replica, ability_of
+from gradwire.synchronization.asp import ASP
 from gradwire.synchronization.bsp import BSP
 
 
-class Pushing(BSP):
-    needs = "push_pull"
+def test_a_pair_that_fits_uses_what_the_algorithm_prefers() -> None:
+    assert ability_of(BSP(), Ring()) == "mean"
+    assert ability_of(BSP(), ParameterServer()) == "mean"
+    assert ability_of(BSP(), ParameterServer(optimizer="server")) == "push_pull"
+    assert ability_of(ASP(), ParameterServer()) == "push_pull"
 
 
-def test_a_pair_that_fits_is_accepted() -> None:
-    assert check_fit(BSP(), Ring()) is None
-
-
-def test_a_pair_that_does_not_fit_says_what_is_needed_and_what_is_offered() -> None:
-    with pytest.raises(ValueError, match=r"needs an architecture with push_pull; ring offers mean"):
-        check_fit(Pushing(), Ring())
+def test_a_pair_that_does_not_fit_says_what_is_needed_what_is_offered_and_why() -> None:
+    with pytest.raises(ValueError, match=r"needs an architecture with push_pull.*ring offers mean"):
+        ability_of(ASP(), Ring())
+    with pytest.raises(ValueError, match=r"needs everyone.*Try parameter_server"):
+        ability_of(ASP(), Ring())
+    with pytest.raises(ValueError, match="offers mean"):
+        ability_of(ASP(), ParameterServer(optimizer="worker"))
 
 
 def test_a_bucket_counts_its_elements() -> None:

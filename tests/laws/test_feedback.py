@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback._wrapping import Feedback
 from gradwire.compression.feedback.neolithic import Neolithic

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.codec import Kind
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key

@@ -137,3 +137,35 @@ def test_a_time_that_was_not_measured_cannot_be_used() -> None:
 def test_values_may_be_made_in_python_too() -> None:
     timer = Computer(Fixed(0.5), Always((1,), slowdown=3.0), (1.0, 1.0), Key(0))
     assert [timer.seconds(rank, 9) for rank in range(2)] == [0.5, 1.5]
+
+
+def test_each_worker_may_have_a_distribution_of_its_own() -> None:
+    timer = computer("per_node((fixed(0.01), fixed(0.02), uniform(1.0, high=2.0), fixed(0.03)))")
+    alone = computer("uniform(1.0, high=2.0)")
+    for step in range(5):
+        assert [timer.seconds(rank, step) for rank in (0, 1, 3)] == [0.01, 0.02, 0.03]
+        assert timer.seconds(2, step) == alone.seconds(2, step)
+
+
+def test_speeds_and_stragglers_apply_to_each_workers_own_time() -> None:
+    timer = computer("per_node((fixed(1.0), fixed(3.0)))", "always((1,), slowdown=2.0)", (1.0, 4.0))
+    assert [timer.seconds(rank, 0) for rank in range(2)] == [1.0, 1.5]
+
+
+def test_as_many_distributions_as_workers_are_needed() -> None:
+    with pytest.raises(ValueError, match="has 2 distributions for 4 workers: give one for each"):
+        computer("per_node((fixed(0.01), fixed(0.02)))")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "per_node(fixed(0.01))",
+        "per_node((0.01, 0.02))",
+        "per_node((measured, fixed(0.01)))",
+        "per_node((per_node((fixed(0.01),)),))",
+    ],
+)
+def test_distributions_that_one_worker_cannot_have_are_refused(text) -> None:
+    with pytest.raises(NotationError):
+        COMPUTE_TIME.parse(text)

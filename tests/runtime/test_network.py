@@ -87,3 +87,52 @@ def test_nics_go_on_from_a_snapshot() -> None:
     other.restore(nics.snapshot())
     assert other.leave(1.0, 0, 100) == nics.leave(1.0, 0, 100) == 3.5
     assert other.arrive(1.0, 0, 1, 100) == nics.arrive(1.0, 0, 1, 100) == 4.5
+
+
+def test_nodes_of_other_roles_come_after_the_workers() -> None:
+    assert Network.parse(2, "1Gbit", "1ms", extra=2) == Network((1e-3,) * 4, (125e6,) * 4)
+    each = Network.parse(2, "1Gbit,100Mbit,2Gbit", "1ms,2ms,3ms", extra=1)
+    assert each.bandwidth == (125e6, 12.5e6, 250e6)
+    assert each.latency_s == pytest.approx((1e-3, 2e-3, 3e-3))
+
+
+def test_other_roles_have_the_best_of_the_workers_networks_unless_told() -> None:
+    network = Network.parse(3, "1Gbit,100Mbit,10Mbit", "3ms,1ms,2ms", extra=2)
+    assert network.bandwidth == (125e6, 12.5e6, 1.25e6, 125e6, 125e6)
+    assert network.latency_s == pytest.approx((3e-3, 1e-3, 2e-3, 1e-3, 1e-3))
+    mixed = Network.parse(2, "1Gbit,100Mbit", "1ms,2ms,3ms", extra=1)  # as each was written
+    assert mixed.bandwidth[2] == 125e6
+    assert mixed.latency_s[2] == pytest.approx(3e-3)
+
+
+def test_other_numbers_of_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 values for 2 nodes"):
+        Network.parse(2, "1Gbit,1Gbit,1Gbit", "1ms")
+    with pytest.raises(ValueError, match="2 values for 3 workers and 2 other nodes") as caught:
+        Network.parse(3, "1Gbit", "1ms,1ms", extra=2)
+    assert "latency '1ms,1ms'" in str(caught.value)
+
+
+def test_what_was_cut_off_frees_the_receivers_nic() -> None:
+    nics = Nics(Network((0.5,) * 3, (100.0,) * 3))
+    nics.arrive(nics.leave(0.0, 0, 1000), 0, 1, 1000)
+    assert nics.ingress_free[1] == 10.5
+    nics.cut_off(2.0, 0, 1, 10.5)
+    assert nics.ingress_free[1] == 2.5
+    assert nics.arrive(3.0, 0, 1, 100) == 4.0
+
+
+def test_what_queues_behind_what_was_cut_off_stays_where_it_is() -> None:
+    nics = Nics(Network((0.5,) * 3, (100.0,) * 3))
+    nics.arrive(nics.leave(0.0, 0, 1000), 0, 1, 1000)
+    assert nics.arrive(1.0, 2, 1, 100) == 11.5
+    nics.cut_off(2.0, 0, 1, 10.5)
+    assert nics.ingress_free[1] == 11.5
+
+
+def test_a_nic_that_is_reset_is_free() -> None:
+    nics = Nics(Network((0.5, 0.5), (100.0, 100.0)))
+    nics.arrive(nics.leave(0.0, 0, 1000), 0, 1, 1000)
+    nics.reset(0, 3.0)
+    nics.reset(1, 3.0)
+    assert nics.snapshot() == {"egress_free": [3.0, 3.0], "ingress_free": [3.0, 3.0]}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.architecture.allreduce import AllReduce
-from gradwire.architecture.ring import Ring
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.runtime.network import Network

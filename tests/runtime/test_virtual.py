@@ -689,8 +689,8 @@ def test_awaiting_something_else_is_refused() -> None:
         VirtualEngine(network(1)).run([program])
 
 
-def test_every_node_needs_a_program() -> None:
-    with pytest.raises(AssertionError, match="1 programs for 2 nodes"):
+def test_every_worker_needs_a_program() -> None:
+    with pytest.raises(AssertionError, match="1 programs for 2 workers"):
         VirtualEngine(network(2)).run([nothing])
 
 

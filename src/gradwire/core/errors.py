@@ -22,11 +22,17 @@ class DeadlockError(RuntimeError):
 class PeerLost(RuntimeError):
     """A worker that others wait for is gone."""
 
-    def __init__(self, rank: int, crashed_s: float, noticed_s: float) -> None:
+    def __init__(self, rank: int, crashed_s: float | None, noticed_s: float) -> None:
         super().__init__(
-            f"rank {rank} crashed at {crashed_s:.6g} s, which was noticed at {noticed_s:.6g} s"
+            f"rank {rank} is not there yet"
+            if crashed_s is None
+            else f"rank {rank} crashed at {crashed_s:.6g} s, which was noticed at {noticed_s:.6g} s"
         )
         self.rank = rank
+
+
+class StoppedError(RuntimeError):
+    """A run that could not go on, with how far it came."""
 
 
 class DataError(RuntimeError):

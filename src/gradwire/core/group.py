@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gradwire.core.node import Node, Tag
+from gradwire.core.node import Node, Recv, Send, Tag
 
 
 class Job(Protocol):
@@ -48,13 +48,13 @@ class Group:
         self._round += 1
         return (self.label, self._round)
 
-    async def send(self, peer: int, tag: Tag, message: Tensor) -> None:
+    def send(self, peer: int, tag: Tag, message: Tensor) -> Send:
         """To the member number `peer`."""
-        await self.node.send(self.members[peer], tag, message, self.label)
+        return self.node.send(self.members[peer], tag, message, self.label)
 
-    async def recv(self, peer: int, tag: Tag) -> Tensor:
+    def recv(self, peer: int, tag: Tag) -> Recv:
         """From the member number `peer`."""
-        return await self.node.recv(self.members[peer], tag)
+        return self.node.recv(self.members[peer], tag)
 
     async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
         """Member j receives `messages[j]`; returns what each sent to this one."""

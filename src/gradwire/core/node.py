@@ -74,13 +74,18 @@ class RecvAny(Effect[T]):
     """Wait for the next message with this tag from whoever is first: (rank, message).
 
     After `timeout_s` seconds without one the answer is None; with 0 it does not wait at all.
+    `is_gathering`: what the program does after a number of them does not depend on their order, so
+    that it does the same on another network.
     """
 
-    __slots__ = ("tag", "timeout_s")
+    __slots__ = ("is_gathering", "tag", "timeout_s")
 
-    def __init__(self, tag: Tag, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, tag: Tag, timeout_s: float | None = None, is_gathering: bool = False
+    ) -> None:
         self.tag = tag
         self.timeout_s = timeout_s
+        self.is_gathering = is_gathering
 
 
 class Watch(Effect[None]):
@@ -195,6 +200,10 @@ class Node:
 
     def recv_any(self, tag: Tag) -> RecvAny[tuple[int, Any]]:
         return RecvAny(tag)
+
+    def recv_each(self, tag: Tag) -> RecvAny[tuple[int, Any]]:
+        """Like `recv_any`, to gather messages whose order is of no consequence."""
+        return RecvAny(tag, is_gathering=True)
 
     def recv_within(self, tag: Tag, seconds: float) -> RecvAny[tuple[int, Any] | None]:
         """Like `recv_any`, but None if nothing comes in time."""

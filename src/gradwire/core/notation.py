@@ -6,7 +6,7 @@ logs and tables. Text is read by a walk over its syntax tree that knows calls, n
 tuples, tables `{"name": expression}` and `>>`; nothing is ever evaluated.
 
 The name of an algorithm is the name of its file. A `Registry` finds the classes of one kind in
-a package; there is no list to edit.
+a package; there is no list to edit. An argument may have names of its own (`registries`).
 """
 
 import ast
@@ -86,6 +86,10 @@ class Expression:
     examples: ClassVar[tuple[str, ...]] = ()
     # Names by which others know it, or the part of theirs that it is; only messages use them.
     known_as: ClassVar[tuple[str, ...]] = ()
+    # Fields whose arguments have names of their own: `ring` is a graph in `gossip(ring)` and an
+    # architecture elsewhere. A registry looks for its classes when it is first asked, so there is
+    # no cycle of imports. Written `registries = Table({"graph": GRAPHS})`.
+    registries: ClassVar[Mapping[str, "Registry[Any]"]] = Table({})
 
     def __repr__(self) -> str:
         # The first field is written by position, the others by name; defaults are left out.
@@ -180,18 +184,14 @@ class Registry(Generic[E]):
                 f"write it like {self.names()[0]}, name(argument) or a >> b"
             ) from None
         try:
-            value = _Reader(self, text).read(tree.body)
+            value = _Reader(self, text).read_whole(tree.body)
         except RecursionError:
             raise NotationError(f"{self.what} {text!r} is nested too deeply") from None
         if not isinstance(value, self.kind):
             raise NotationError(
                 f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}"
             )
-        if found := _ramps().ramps(value):
-            if not self.varies:
-                raise NotationError(
-                    f"{found[0]!r}: a {self.what} does not change with time (in {text!r})"
-                )
+        if _ramps().ramps(value):
             for where, values in (("start", _ramps().begun), ("end", _ramps().settled)):
                 try:
                     values(value)
@@ -224,6 +224,13 @@ class _Reader:
         self.registry = registry
         self.text = text
 
+    def read_whole(self, node: ast.expr) -> Any:
+        """What stands where an expression of this registry belongs."""
+        value = self.read(node)
+        if not self.registry.varies and (found := _ramps().ramps(value)):
+            self.fail(f"{found[0]!r}: a {self.registry.what} does not change with time")
+        return value
+
     def read(self, node: ast.expr) -> Any:  # noqa: RET503
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
@@ -242,17 +249,9 @@ class _Reader:
                     table[key.value] = self.read(item)
                 return Table(table)
             case ast.Name(id=name):
-                return self.build(name, [], {})
+                return self.build(name, [], [])
             case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-                named: dict[str, Any] = {}
-                for keyword in keywords:
-                    if keyword.arg is None:
-                        self.fail("`**` is not part of the notation")
-                    elif keyword.arg in named:
-                        self.fail(f"{name} got {keyword.arg} twice")
-                    else:
-                        named[keyword.arg] = self.read(keyword.value)
-                return self.build(name, [self.read(arg) for arg in args], named)
+                return self.build(name, args, keywords)
             case ast.BinOp(op=ast.RShift(), left=left, right=right):
                 first, second = self.read(left), self.read(right)
                 try:
@@ -267,18 +266,22 @@ class _Reader:
                 )
         self.fail(f"{ast.unparse(node)!r} is not part of the notation")
 
-    def build(self, name: str, args: list[Any], named: dict[str, Any]) -> Expression:
-        cls = _ramps().Ramp if name == "ramp" else self.registry[name]
-        known = {field.name: field for field in fields(cls)}
+    def build(self, name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Expression:
+        cls: type[Expression] = _ramps().Ramp if name == "ramp" else self.registry[name]
+        known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
         signature = f"{name}({', '.join(_signature(cls))})"
         if len(args) > len(known):
             self.fail(f"{name} takes at most {len(known)} arguments: {signature}")
-        for key in named:
-            if key not in known:
-                self.fail(unknown_name(f"argument of {name}", key, list(known)))
-            if key in list(known)[: len(args)]:
-                self.fail(f"{name} got {key} twice: {signature}")
-        given = dict(zip(known, args)) | named
+        written = dict(zip(known, args))
+        for keyword in keywords:
+            if keyword.arg is None:
+                self.fail("`**` is not part of the notation")
+            if keyword.arg not in known:
+                self.fail(unknown_name(f"argument of {name}", keyword.arg, list(known)))
+            if keyword.arg in written:
+                self.fail(f"{name} got {keyword.arg} twice: {signature}")
+            written[keyword.arg] = keyword.value
+        given = {key: self.argument(cls, key, node) for key, node in written.items()}
         hints = typing.get_type_hints(cls)
         for key, field in known.items():
             if key not in given:
@@ -286,6 +289,8 @@ class _Reader:
                     self.fail(f"{name} needs {key}: write {signature}")
             elif not _fits(given[key], hints[key]):
                 wanted = _spelled(hints[key])
+                if key in cls.registries:
+                    wanted += f" ({', '.join(cls.registries[key].names())})"
                 self.fail(f"{name}: {key} must be {wanted}, got {written_as_text(given[key])}")
             elif isinstance(given[key], _ramps().Ramp):
                 if not _fits(0.5, hints[key]):
@@ -301,6 +306,11 @@ class _Reader:
             raise
         except ValueError as error:
             raise NotationError(f"{error} (in {self.text!r})") from None
+
+    def argument(self, cls: type[Expression], key: str, node: ast.expr) -> Any:
+        if key in cls.registries:
+            return _Reader(cls.registries[key], self.text).read_whole(node)
+        return self.read(node)
 
     def fail(self, message: str) -> typing.NoReturn:
         raise NotationError(f"{message} (in {self.text!r})")

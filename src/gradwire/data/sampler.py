@@ -51,6 +51,13 @@ class Sampler:
         """
         return self.num_examples // (self.num_workers * self.batch_size)
 
+    @property
+    def num_examples_of_workers(self) -> tuple[int, ...]:
+        """How many examples each worker has; without shards they share all equally."""
+        if self.shards is None:
+            return (self.num_examples // self.num_workers,) * self.num_workers
+        return tuple(len(shard) for shard in self.shards)
+
     def indices(self, rank: int, step: int) -> Tensor:
         """Train indices of the batch of worker `rank` in its step `step`, int64 [batch_size]."""
         if not 0 <= rank < self.num_workers:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire import kernels
-from gradwire.architecture.allreduce import AllReduce
+from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec, Compression, Kind
 from gradwire.core.key import Key

@@ -54,16 +54,16 @@ class Config:
     compression: str = "identity"
     """What travels, such as fp16, ef(topk(0.01)), topk(0.01) >> qsgd(bits=4)."""
     synchronization: str = "bsp"
-    """When workers agree, such as bsp, localsgd(8)."""
+    """When workers agree, such as bsp, localsgd(8), ssp(3), asp."""
     architecture: str = "allreduce"
-    """Who talks to whom, such as allreduce, ring."""
+    """Who talks to whom, such as allreduce, ring, parameter_server(2), gossip(ring)."""
     scheduling: str = "sequential"
     """When each part travels, such as sequential, sequential("layer")."""
 
     bandwidth: str = "1Gbit"
-    """Of each node's network card; one value, or one per worker separated by commas."""
+    """Of each node's network card; one value, or one per worker (and server) after commas."""
     latency: str = "50us"
-    """Of a message; one value, or one per worker separated by commas."""
+    """Of a message; one value, or one per worker (and server) separated by commas."""
     what_if: tuple[str, ...] = ()
     """Other bandwidths to tell the virtual time for, from the same run."""
     compute: str = "measured"
@@ -72,6 +72,10 @@ class Config:
     """Speed of the workers relative to that; one value, or one per worker."""
     stragglers: str = "nobody"
     """nobody, sometimes(0.1, slowdown=5.0), always((0,), slowdown=2.0)."""
+    faults: tuple[str, ...] = ()
+    """What goes wrong: crash(2, at=1.5, rejoin=4.0), arrive(3, at=2.0), loss(0.01)."""
+    heartbeat: str = "500ms"
+    """How long it takes until a crash is noticed."""
     charge_coding: bool = False
     """Let the measured time of coding, averaging and updating pass in virtual time too."""
 
@@ -114,8 +118,11 @@ class Config:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(unknown_name(name, str(getattr(self, name)), list(choices)))
-        if not all(isinstance(bandwidth, str) for bandwidth in self.what_if):
-            raise ValueError(f'what_if must be strings such as "10Gbit", got {self.what_if}')
+        for name, example in (("what_if", "10Gbit"), ("faults", "crash(2, at=1.5)")):
+            if not all(isinstance(text, str) for text in getattr(self, name)):
+                raise ValueError(
+                    f'{name} must be strings such as "{example}", got {getattr(self, name)}'
+                )
 
     def to_toml(self) -> str:
         return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(self).items())

@@ -53,11 +53,13 @@ class Record:
     def config(self) -> Config:
         return Config.from_toml(self.folder / _CONFIG)
 
-    def append(self, row: Row, checkpoint: dict[str, Any]) -> None:
-        """Adds a row of metrics and the state of the run after it."""
+    def append(self, row: Row, checkpoint: dict[str, Any] | None) -> None:
+        """Adds a row of metrics and the state of the run after it, if it can be gone on from."""
         # Metrics first: `resume` writes them anew as the checkpoint has them.
         with (self.folder / _METRICS).open("a") as file:
             file.write(json.dumps(row) + "\n")
+        if checkpoint is None:
+            return
         content = io.BytesIO()
         torch.save(checkpoint, content)
         self._write(_CHECKPOINT, content.getbuffer())

@@ -1,8 +1,13 @@
 """Runs an experiment on the simulator, from one evaluation to the next.
 
-A run is a fold over segments: between two of them every worker stands at the same step and no
-message is under way, so the replicas, the clocks, the NICs and the ledger are all there is. That
-is what is evaluated and what a checkpoint holds.
+Where the workers pause between steps a run is a fold over segments: between two of them every
+worker stands at the same step and no message is under way, so the replicas, the servers, the
+clocks, the NICs and the ledger are all there is. That is what is evaluated and what a checkpoint
+holds.
+
+Where they do not (asynchronous methods, or workers that crash and come back) a run is one segment,
+and the model is looked at while it goes on. Such a run has no checkpoint: one that was interrupted
+starts again, and ends in the same bits.
 """
 
 import contextlib
@@ -19,15 +24,19 @@ from torch import Tensor
 
 import gradwire
 from gradwire import kernels
+from gradwire.core.errors import PeerLost, StoppedError
 from gradwire.core.node import Node
 from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.config import Config
+from gradwire.experiment.losses import lost_with
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.setup import Experiment, prepare
+from gradwire.runtime.faults import Arrive, Crash
 from gradwire.runtime.ledger import Ledger
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.virtual import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
+from gradwire.training.server import TrainingServer
 
 Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
 
@@ -40,13 +49,13 @@ class Run:
     metrics: list[Row]
     summary: Row
     params: Tensor  # [d], what the workers agreed on last
-    buffers: Mapping[str, Tensor]  # running statistics of rank 0
+    buffers: Mapping[str, Tensor]  # running statistics of the first worker that is there
     replicas: list[Replica]
     ledger: Ledger
 
     @property
     def bytes_sent(self) -> int:
-        """By all workers, in the whole run."""
+        """By all nodes, in the whole run."""
         return self.ledger.total_bytes
 
     @property
@@ -110,34 +119,62 @@ class _Simulation:
         self.record = record
         self.engine = VirtualEngine(
             experiment.network,
+            self.config.workers,
             evaluate=self.plan.task.gradients,
             seconds=self._seconds,
             charge_calls=self.config.charge_coding,
             record=bool(experiment.what_if),
+            faults=experiment.faults,
+            heartbeat_s=experiment.heartbeat_s,
+            key=self.plan.key.child("faults"),
+            on_crash=self._crashed,
+            on_return=self._returned,
         )
         # The same run on other networks: clocks only, played from the trace of each segment.
-        self.others = {name: VirtualEngine(net) for name, net in experiment.what_if.items()}
+        self.others = {
+            name: VirtualEngine(network, self.config.workers)
+            for name, network in experiment.what_if.items()
+        }
         self.step = 0
         self.wall_s = 0.0
         self.metrics: list[Row] = []
         self.replicas = self.plan.initial_replicas()
+        architecture = self.plan.architecture
+        holds_model = self.plan.ability == "push_pull"
+        self.servers = [
+            TrainingServer(self.plan, number)
+            for number in range(architecture.num_servers if holds_model else 0)
+        ]
+        # What nodes that are neither workers nor such servers keep.
+        self.kept: list[dict[Any, Any]] = [{} for _ in range(architecture.num_others)]
+        self.lost: list[Row] = []  # what went with workers that crashed
+        self.num_done = 0  # steps of all workers
+        self.num_gradients = 0  # of workers before they crashed and came back
+        self.wall_start = 0.0
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether all stand still between two steps."""
+        leave = any(isinstance(fault, Crash | Arrive) for fault in self.experiment.faults)
+        return self.plan.synchronization.pauses and not leave
 
     def _seconds(self, rank: int, request: GradientRequest) -> float:
         return self.experiment.computer.seconds(rank, request.key.step)
 
     def run(self, progress: Progress | None) -> Run:
-        start = time.perf_counter()
+        self.wall_start = time.perf_counter()
         if self.record is not None:
             self._restore()
-        while self.step < self.plan.num_steps:
-            self._segment(min(self.step + self.config.eval_every, self.plan.num_steps))
-            row = self._measure()
-            self.metrics.append(row)
-            self.wall_s, start = self.wall_s + time.perf_counter() - start, time.perf_counter()
-            if self.record is not None:
-                self.record.append(row, self._checkpoint())
-            if progress is not None:
-                progress(row, self.plan.num_steps)
+        try:
+            if self._pauses:
+                while self.step < self.plan.num_steps:
+                    last = min(self.step + self.config.eval_every, self.plan.num_steps)
+                    self._segment(last)
+                    self._note(self._measure(self.engine.now), progress)
+            else:
+                self._whole(progress)
+        except PeerLost as error:
+            raise self._stopped(error) from error
         summary = self._summary()
         if self.record is not None:
             self.record.finish(summary)
@@ -146,59 +183,146 @@ class _Simulation:
             self.config, self.metrics, summary, params, buffers, self.replicas, self.engine.ledger
         )
 
+    def _note(self, row: Row, progress: Progress | None) -> None:
+        """A row of metrics, for the record and whoever looks on."""
+        self.metrics.append(row)
+        now = time.perf_counter()
+        self.wall_s, self.wall_start = self.wall_s + now - self.wall_start, now
+        if self.record is not None:
+            self.record.append(row, self._checkpoint() if self._pauses else None)
+        if progress is not None:
+            progress(row, self.plan.num_steps)
+
     def _segment(self, last: int) -> None:
         def program(node: Node) -> Coroutine[Any, Any, Replica]:
             return self.plan.train(node, self.replicas[node.rank], self.step, last)
 
-        self.replicas = self.engine.run([program] * self.config.workers)
+        self.replicas = self.engine.run([program] * self.config.workers, self._daemons())
         self.step = last
         for engine in self.others.values():
             trace = self.engine.trace
             assert trace is not None
             if not trace.replayable:
-                raise ValueError(
-                    f"what_if: what {self.config.synchronization} does depends on the network; "
-                    "run it once for each bandwidth"
-                )
-            engine.run([trace.replay] * self.config.workers)
+                raise ValueError(self._no_what_if())
+            daemons = [trace.replay] * self.plan.architecture.num_others
+            engine.run([trace.replay] * self.config.workers, daemons)
+
+    def _whole(self, progress: Progress | None) -> None:
+        """The run in one piece; evaluations when as many steps are done as in so many rounds."""
+        if self.others:
+            raise ValueError(self._no_what_if())
+        workers, every = self.config.workers, self.config.eval_every
+
+        def observe(rank: int, step: int, replica: Replica, now: float) -> None:
+            self.replicas[rank] = replica
+            self.num_done += 1
+            self.step = max(self.step, step + 1)
+            if self.num_done % (every * workers) == 0:
+                self._note(self._measure(now, self.num_done // workers), progress)
+
+        def program(node: Node) -> Coroutine[Any, Any, Replica]:
+            replica, last = self.replicas[node.rank], self.plan.num_steps
+            return self.plan.train(node, replica, 0, last, observe)
+
+        def rejoin(node: Node) -> Coroutine[Any, Any, Replica]:
+            return self.plan.rejoin(node, self.plan.num_steps, observe)
+
+        results = self.engine.run([program] * workers, self._daemons(), rejoin)
+        for rank, replica in enumerate(results):
+            if replica is not None:
+                self.replicas[rank] = replica
+        self.step = self.plan.num_steps
+        if not self.metrics or self.metrics[-1]["virtual_time_s"] < self.engine.now:
+            self._note(self._measure(self.engine.now), progress)
+
+    def _daemons(self) -> list[Program[Any]]:
+        """The programs of the nodes that are no workers."""
+        architecture, first = self.plan.architecture, self.config.workers
+
+        def daemon(node: Node) -> Coroutine[Any, Any, None]:
+            number = node.rank - first
+            if number < len(self.servers):
+                return self.servers[number].run(node)
+            return architecture.daemon(node, self.kept[number])
+
+        return [daemon] * architecture.num_others
+
+    def _no_what_if(self) -> str:
+        return (
+            f"what_if: what {self.config.synchronization} on {self.config.architecture} does "
+            "depends on the network; run it once for each bandwidth"
+        )
+
+    def _crashed(self, rank: int, now: float) -> None:
+        row = {"rank": rank, "time_s": now, **lost_with(self.plan, self.replicas[rank])}
+        self.lost.append(row)
+
+    def _returned(self, rank: int, now: float) -> None:
+        self.num_gradients += self.replicas[rank].num_gradients
+
+    def _stopped(self, error: PeerLost) -> StoppedError:
+        config = self.config
+        return StoppedError(
+            f"{config.synchronization} on {config.architecture} stopped in step {self.step} of "
+            f"{self.plan.num_steps}: {error}, and it needs all workers. Allow for it with "
+            "bsp(backup=1) or bsp(timeout=1.0) on parameter_server, or take ssp, asp or gossip."
+        )
+
+    def _present(self) -> list[int]:
+        """The workers that are there."""
+        return sorted(self.engine.alive)
 
     def _model(self) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """What is evaluated and kept: nothing in it that rank 0 has not got or been sent."""
-        first = self.replicas[0]
-        return self.plan.synchronization.agreed(first), first.buffers
+        """What is evaluated and kept: what the servers hold, or what one worker has or was sent."""
+        present = [self.replicas[rank] for rank in self._present()] or self.replicas
+        if self.servers:
+            shards = [server.params for server in self.servers]
+            return torch.cat(shards), present[0].buffers
+        newest = self.plan.synchronization.newest(present)
+        return self.plan.synchronization.agreed(newest), newest.buffers
 
-    def _measure(self) -> Row:
+    def _measure(self, now: float, step: int | None = None) -> Row:
         test = self.plan.task.evaluate(*self._model(), self.experiment.test_batches())
-        losses = [float(r.loss) for r in self.replicas if r.loss is not None]
+        present = [self.replicas[rank] for rank in self._present()]
+        losses = [float(r.loss) for r in present if r.loss is not None]
+        step = self.step if step is None else step
         return {
-            "step": self.step,
-            "epoch": self.step / self.experiment.steps_per_epoch,
-            "virtual_time_s": self.engine.now,
+            "step": step,
+            "epoch": step / self.experiment.steps_per_epoch,
+            "virtual_time_s": now,
             "virtual_times_s": {name: engine.now for name, engine in self.others.items()},
             "bytes_sent": self.engine.ledger.total_bytes,
             "train_loss": _number(sum(losses) / len(losses)) if losses else None,
             "test_loss": _number(test.loss),
             "test_accuracy": test.accuracy,
+            "distance": _number(_distance([replica.params for replica in present])),
             "dropped_steps": max(replica.num_dropped for replica in self.replicas),
         }
 
     def _summary(self) -> Row:
         ledger, last = self.engine.ledger, self.metrics[-1]
+        num_gradients = sum(replica.num_gradients for replica in self.replicas)
+        num_gradients += self.num_gradients
         worker_steps = self.config.workers * self.plan.num_steps
         return {
             "config": asdict(self.config),
             "steps": self.plan.num_steps,
+            "gradients": num_gradients,
             "parameters": self.replicas[0].params.numel(),
             "test_accuracy": last["test_accuracy"],
             "test_loss": last["test_loss"],
+            "distance": last["distance"],
             "virtual_time_s": self.engine.now,
             "virtual_times_s": last["virtual_times_s"],
             "bytes_sent": ledger.total_bytes,
             "bytes_per_worker_step": ledger.total_bytes / worker_steps,
+            "busiest_node_bytes": ledger.busiest_node_bytes,
             "messages_sent": ledger.total_messages,
             "bytes_by_link": ledger.link_bytes,
             "bytes_by_tensor": dict(ledger.tensor_bytes),
             "dropped_steps": last["dropped_steps"],
+            "lost": self.lost,
+            "noted": _notes(self.servers),
             "wall_time_s": self.wall_s,
             "call_time_s": dict(self.engine.call_s),
             "kernels": kernels.backend(),
@@ -213,7 +337,9 @@ class _Simulation:
         return {
             "step": self.step,
             "replicas": [_to_dict(replica) for replica in self.replicas],
-            "engines": [_engine_state(engine) for engine in (self.engine, *self.others.values())],
+            "servers": [server.snapshot() for server in self.servers],
+            "kept": self.kept,
+            "engines": [engine.snapshot() for engine in (self.engine, *self.others.values())],
             "ledger": self.engine.ledger.snapshot(),
             "metrics": self.metrics,
             "wall_s": self.wall_s,
@@ -236,10 +362,12 @@ class _Simulation:
         self.engine.call_s.update(saved["call_s"])
         self.step = saved["step"]
         self.replicas = [Replica(**values) for values in saved["replicas"]]
+        for server, state in zip(self.servers, saved["servers"], strict=True):
+            server.restore(state)
+        self.kept = saved["kept"]
         engines = (self.engine, *self.others.values())
         for engine, state in zip(engines, saved["engines"], strict=True):
-            engine.clocks = list(state["clocks"])
-            engine.nics.restore(state["nics"])
+            engine.restore(state)
         self.engine.ledger.restore(saved["ledger"])
 
 
@@ -248,10 +376,26 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _distance(models: list[Tensor]) -> float:
+    """How far apart the models are: the root mean square distance to their mean."""
+    if all(model is models[0] for model in models):
+        return 0.0
+    stacked = torch.stack(models).double()
+    return float((stacked - stacked.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+
+
+def _notes(servers: list[TrainingServer]) -> Row:
+    """What servers noted, such as the staleness of gradients: mean and maximum of each."""
+    noted: dict[str, list[float]] = {}
+    for server in servers:
+        for name, values in server.notes.items():
+            noted.setdefault(name, []).extend(values)
+    return {
+        name: {"mean": sum(values) / len(values), "max": max(values)}
+        for name, values in noted.items()
+    }
+
+
 def _to_dict(replica: Replica) -> dict[str, Any]:
     # Not `asdict`, which copies: replicas that share a tensor share it in the file as well.
     return {field.name: getattr(replica, field.name) for field in fields(replica)}
-
-
-def _engine_state(engine: VirtualEngine) -> dict[str, Any]:
-    return {"clocks": list(engine.clocks), "nics": engine.nics.snapshot()}

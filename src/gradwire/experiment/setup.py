@@ -20,7 +20,8 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.momentum import place
 from gradwire.models.base import Model, build_seeded
 from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer, Fixed, Measured
-from gradwire.runtime.network import Network, per_node
+from gradwire.runtime.faults import Fault, parse_faults
+from gradwire.runtime.network import Network, parse_duration, per_node
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
@@ -54,6 +55,8 @@ class Experiment:
     what_if: dict[str, Network]
     computer: Computer
     steps_per_epoch: int
+    faults: tuple[Fault, ...] = ()
+    heartbeat_s: float = 0.0
 
     def test_batches(self) -> Iterator[Batch]:
         device = self.plan.task.device
@@ -86,9 +89,11 @@ def prepare(config: Config) -> Experiment:
     compute = COMPUTE_TIME.parse(config.compute)
     stragglers = STRAGGLERS.parse(config.stragglers)
     stragglers.check(config.workers)
-    network = Network.parse(config.workers, config.bandwidth, config.latency)
+    faults = parse_faults(config.faults, config.workers)
+    others = architecture.num_others
+    network = Network.parse(config.workers, config.bandwidth, config.latency, others)
     what_if = {
-        bandwidth: Network.parse(config.workers, bandwidth, config.latency)
+        bandwidth: Network.parse(config.workers, bandwidth, config.latency, others)
         for bandwidth in config.what_if
     }
     speeds = _speeds(config)
@@ -122,6 +127,8 @@ def prepare(config: Config) -> Experiment:
         local_decay=placed.local_decay,
         nonfinite=config.nonfinite,
         steps_per_epoch=steps_per_epoch,
+        num_examples=sampler.num_examples_of_workers,
+        batch_size=config.batch_size,
     )
     if isinstance(compute, Measured):
         compute = Fixed(measure_gradient(plan))
@@ -139,11 +146,22 @@ def prepare(config: Config) -> Experiment:
         scheduling=repr(scheduling),
         compute=repr(compute),
         stragglers=repr(stragglers),
+        faults=tuple(map(repr, faults)),
         eval_every=config.eval_every or max(1, -(-steps // 10)),
         evaluation=task.mode,
     )
     computer = Computer(compute, stragglers, speeds, key.child("computer"))
-    return Experiment(resolved, plan, dataset, network, what_if, computer, sampler.steps_per_epoch)
+    return Experiment(
+        resolved,
+        plan,
+        dataset,
+        network,
+        what_if,
+        computer,
+        sampler.steps_per_epoch,
+        faults,
+        parse_duration(config.heartbeat),
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -18,6 +18,13 @@ class ComputeTime(Expression, ABC):
     @abstractmethod
     def sample(self, key: Key) -> float: ...
 
+    def of(self, rank: int) -> "ComputeTime":
+        """The distribution of one worker."""
+        return self
+
+    def check(self, num_workers: int) -> None:
+        """Refuses distributions for another number of workers."""
+
 
 def _check_finite(name: str, value: float) -> None:
     if not (value >= 0 and math.isfinite(value)):
@@ -103,6 +110,36 @@ class Lognormal(ComputeTime):
         return self.mean * math.exp(self.sigma * normal - self.sigma**2 / 2)
 
 
+@dataclass(frozen=True, repr=False)
+class PerNode(ComputeTime):
+    """Each worker has a distribution of its own."""
+
+    times: tuple[ComputeTime, ...]
+
+    examples = ("per_node((fixed(0.01), lognormal(0.02)))",)
+
+    def __post_init__(self) -> None:
+        for time in self.times:
+            if isinstance(time, Measured | PerNode):
+                raise ValueError(
+                    f"per_node: {time!r} cannot be the time of one worker; write fixed, uniform, "
+                    "exponential or lognormal"
+                )
+
+    def sample(self, key: Key) -> float:
+        raise AssertionError("ask for the distribution `of` a worker")
+
+    def of(self, rank: int) -> ComputeTime:
+        return self.times[rank]
+
+    def check(self, num_workers: int) -> None:
+        if len(self.times) != num_workers:
+            raise ValueError(
+                f"{self!r} has {len(self.times)} distributions for {num_workers} workers: "
+                "give one for each"
+            )
+
+
 class Stragglers(Expression, ABC):
     """Which nodes are slow, and when."""
 
@@ -173,8 +210,11 @@ class Computer:
     speeds: tuple[float, ...]
     key: Key
 
+    def __post_init__(self) -> None:
+        self.base.check(len(self.speeds))
+
     def seconds(self, rank: int, step: int) -> float:
         key = self.key.at(step).private(rank)
-        base = self.base.sample(key.child("compute"))
+        base = self.base.of(rank).sample(key.child("compute"))
         slow = self.stragglers.factor(rank, key.child("straggler"))
         return base * slow / self.speeds[rank]

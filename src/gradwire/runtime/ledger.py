@@ -32,6 +32,11 @@ class Ledger:
     def received_by(self, rank: int) -> int:
         return sum(row[rank] for row in self.link_bytes)
 
+    @property
+    def busiest_node_bytes(self) -> int:
+        """Sent and received by the node that has most of it."""
+        return max(self.sent_by(rank) + self.received_by(rank) for rank in range(self.num_nodes))
+
     def snapshot(self) -> dict[str, Any]:
         return {
             "link_bytes": [list(row) for row in self.link_bytes],

@@ -8,7 +8,7 @@ up in order of arrival. Sending and receiving do not disturb each other.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -71,12 +71,38 @@ class Network:
         return Network.parse(num_nodes, bandwidth, latency)
 
     @staticmethod
-    def parse(num_nodes: int, bandwidth: str, latency: str) -> "Network":
-        """From strings such as `1Gbit` or `1Gbit,1Gbit,100Mbit,1Gbit`."""
-        return Network(
-            tuple(parse_duration(v) for v in per_node(latency, num_nodes, "latency")),
-            tuple(parse_bandwidth(v) for v in per_node(bandwidth, num_nodes, "bandwidth")),
+    def parse(num_workers: int, bandwidth: str, latency: str, extra: int = 0) -> "Network":
+        """From strings such as `1Gbit` or `1Gbit,1Gbit,100Mbit,1Gbit`.
+
+        `extra` nodes after the workers have other roles (servers, a scheduler). A value is for
+        all nodes; a list has one for each, or one for each worker: then the other nodes have the
+        highest bandwidth and the lowest latency among the workers, since a server stands where
+        the network is good.
+        """
+        latencies = _parsed(latency, num_workers, extra, "latency", parse_duration, min)
+        bandwidths = _parsed(bandwidth, num_workers, extra, "bandwidth", parse_bandwidth, max)
+        return Network(latencies, bandwidths)
+
+
+def _parsed(
+    text: str,
+    num_workers: int,
+    extra: int,
+    what: str,
+    parse: Callable[[str], float],
+    best: Callable[[list[float]], float],
+) -> tuple[float, ...]:
+    """One value per node."""
+    num_values = text.count(",") + 1
+    if extra == 0 or num_values in (1, num_workers + extra):
+        return tuple(map(parse, per_node(text, num_workers + extra, what)))
+    if num_values != num_workers:
+        raise ValueError(
+            f"{what} {text!r} has {num_values} values for {num_workers} workers and {extra} other "
+            "nodes: give one for all, one for each worker, or one for each node"
         )
+    values = list(map(parse, per_node(text, num_workers, what)))
+    return (*values, *[best(values)] * extra)
 
 
 class Nics:
@@ -111,6 +137,17 @@ class Nics:
         arrival = max(done, sent, earlier[src])
         earlier[src] = arrival
         return arrival
+
+    def cut_off(self, now: float, src: int, dst: int, received_s: float) -> None:
+        """The rest of a message will not come that would have been received until then."""
+        last_bit = now + self.latency_s[src]
+        if self.ingress_free[dst] == received_s > last_bit:  # nothing is queued behind it
+            self.ingress_free[dst] = last_bit
+        self._delivered[dst][src] = min(self._delivered[dst][src], last_bit)
+
+    def reset(self, node: int, now: float) -> None:
+        """The NIC of a node that comes (back): nothing waits there."""
+        self.egress_free[node] = self.ingress_free[node] = now
 
     def snapshot(self) -> dict[str, list[float]]:
         return {"egress_free": list(self.egress_free), "ingress_free": list(self.ingress_free)}

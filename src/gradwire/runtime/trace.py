@@ -8,23 +8,24 @@ played again by the same engine, without data.
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from gradwire.core.node import Join, Node, Recv, Send, Sleep, Spawn, Task
+from gradwire.core.node import Join, Node, Recv, RecvAny, Send, Sleep, Spawn, Task
 
 _SPAWN, _JOIN = "spawn", "join"
-Step = Send | Recv | Sleep | tuple[str, int]
+Step = Send | Recv | RecvAny[Any] | Sleep | tuple[str, int]
 
 
 class Trace:
     """The effects of one run, by program."""
 
-    def __init__(self, mains: Sequence[Task[Any]]) -> None:
+    def __init__(self, mains: Sequence[Task[Any] | None]) -> None:
         self.replayable = True
         self._steps: dict[Task[Any], list[Step]] = {}
         self._numbers: dict[Task[Any], int] = {}
         self._programs: list[list[Step]] = []
-        self._mains = [self._add(main) for main in mains]
+        self._mains = [None if main is None else self.add(main) for main in mains]
 
-    def _add(self, task: Task[Any]) -> int:
+    def add(self, task: Task[Any]) -> int:
+        """A program that starts; returns its number."""
         self._numbers[task] = len(self._programs)
         self._steps[task] = []
         self._programs.append(self._steps[task])
@@ -34,14 +35,14 @@ class Trace:
         empty = Send(effect.dst, effect.tag, None, effect.nbytes, effect.label)
         self._steps[task].append(empty)
 
-    def recv(self, task: Task[Any], effect: Recv) -> None:
+    def recv(self, task: Task[Any], effect: Recv | RecvAny[Any]) -> None:
         self._steps[task].append(effect)
 
     def pause(self, task: Task[Any], seconds: float) -> None:
         self._steps[task].append(Sleep(seconds))
 
     def spawn(self, task: Task[Any], child: Task[Any]) -> None:
-        self._steps[task].append((_SPAWN, self._add(child)))
+        self._steps[task].append((_SPAWN, self.add(child)))
 
     def join(self, task: Task[Any], child: Task[Any]) -> None:
         self._steps[task].append((_JOIN, self._numbers[child]))
@@ -53,7 +54,9 @@ class Trace:
     async def replay(self, node: Node) -> None:
         """The program of one node, played again."""
         children: dict[int, Task[None]] = {}
-        await self._play(self._mains[node.rank], children)
+        main = self._mains[node.rank]
+        assert main is not None, "a run that loses workers cannot be replayed"
+        await self._play(main, children)
 
     async def _play(self, number: int, children: dict[int, Task[None]]) -> None:
         for step in self._programs[number]:

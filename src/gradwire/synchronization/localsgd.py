@@ -2,14 +2,26 @@
 
 Every worker takes `period` optimizer steps of its own, then all replace their models by the
 average. What travels is the distance walked since the last agreement, so that compression works
-on small numbers:  x_i <- x_0 + mean_j(x_j - x_0).  Momentum stays local.
+on small numbers:  x_i <- x_0 + mean_j(x_j - x_0).
+
+What becomes of the momentum at the end of a round:
+- "local": each worker keeps its own.
+- "average": v_i <- mean_j v_j (Yu, Jin and Yang 2019, "On the linear speedup analysis of
+  communication efficient momentum SGD", Alg. 1), not compressed: at least twice the bytes.
+- "reset": v_i <- 0; nothing is sent for it.
+With adam it is both moments that are averaged, or all of its state that begins anew.
+
+Among neighbours (`gossip`) a round ends with an average of theirs, and momentum is local or reset.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from gradwire.core.protocols import Replica, Synchronization, Worker
+from gradwire.core.protocols import Ability, Replica, Synchronization, Worker
+from gradwire.synchronization._rounds import mixed_step
 
 
 @dataclass(frozen=True, repr=False)
@@ -17,14 +29,23 @@ class LocalSGD(Synchronization):
     """Take `period` steps alone, then average the models."""
 
     period: int
+    momentum: Literal["local", "average", "reset"] = "local"  # at the end of a round
 
-    examples = ("localsgd(8)",)
+    examples = ("localsgd(8)", 'localsgd(8, momentum="average")')
     exchanges = "walks"
     paper = "Stich 2019, Local SGD converges fast and communicates little"
 
     def __post_init__(self) -> None:
         if self.period < 1:
             raise ValueError(f"localsgd: period must be at least 1, got {self.period}")
+        if self.momentum not in ("local", "average", "reset"):
+            raise ValueError(
+                f'localsgd: momentum is "local", "average" or "reset", got {self.momentum!r}'
+            )
+
+    @property
+    def needs(self) -> tuple[Ability, ...]:
+        return ("mean",) if self.momentum == "average" else ("mean", "mix")
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return {"anchor": params}  # the model all workers last agreed on
@@ -33,18 +54,56 @@ class LocalSGD(Synchronization):
         return replica.memory["anchor"]
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        return await self.step_of_round(worker, replica, step, begin=0)
+
+    async def step_of_round(
+        self, worker: Worker, replica: Replica, step: int, begin: int
+    ) -> Replica:
+        """A step alone, and an agreement if `period` of them since `begin` make a round."""
+        # The last step always ends in an agreement.
+        ends = (step + 1 - begin) % self.period == 0 or step + 1 == worker.num_steps
+        if worker.ability == "mix":
+            return await self._mix(worker, replica, step, (step - begin) % self.period == 0, ends)
         gradient, replica = await worker.gradient(replica, step)
         if gradient is not None:
             replica = await worker.update(replica, gradient, step, shared=False)
-        if (step + 1) % self.period and step + 1 < worker.num_steps:
-            return replica  # the last step always ends in an agreement
+        if not ends:
+            return replica
         anchor = replica.memory["anchor"]
         mean, replica = await worker.mean(replica.params - anchor, replica, step)
         if mean is None:
             return replica.having(params=anchor)  # the walk led nowhere: all go back
         params = await worker.node.share(_walk, anchor, mean)
-        return replica.having(params=params, memory={"anchor": params})
+        replica = replica.having(params=params).remembering(anchor=params)
+        if self.momentum == "local":
+            return replica
+        return replica.having(optimizer=await self._together(worker, replica))
+
+    async def _mix(
+        self, worker: Worker, replica: Replica, step: int, begins: bool, ends: bool
+    ) -> Replica:
+        replica = await mixed_step(worker, replica, step, begins=begins, ends=ends)
+        if not ends:
+            return replica
+        replica = replica.remembering(anchor=replica.params)
+        if self.momentum == "local":
+            return replica
+        return replica.having(optimizer=await self._together(worker, replica))
+
+    async def _together(self, worker: Worker, replica: Replica) -> dict[str, Tensor]:
+        """The state of the optimizer with which all workers begin a round."""
+        state = dict(replica.optimizer)
+        if self.momentum == "reset":
+            return await worker.node.call(_zeros, state)
+        for name, vector in state.items():
+            if vector.shape == replica.params.shape:  # not a count of steps, which all agree on
+                state[name] = await worker.exact_mean(vector, name)
+        return state
 
 
 def _walk(anchor: Tensor, distance: Tensor) -> Tensor:
     return anchor + distance
+
+
+def _zeros(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(value) for name, value in state.items()}

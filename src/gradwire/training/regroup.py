@@ -22,7 +22,7 @@ def regroup(replicas: Sequence[Replica], old: Plan, new: Plan) -> list[Replica]:
             f"{new.reducer!r} after. Start that run anew from the model."
         )
     dtype = replicas[0].params.dtype
-    before, after = ([p.spec(bucket, dtype) for bucket in p.buckets()] for p in (old, new))
+    before, after = ([p.spec(unit.bucket, dtype) for unit in p.units()] for p in (old, new))
     held = [replica.exchange for replica in replicas]
     states = regroup_states(old.reducer, held, before, after, new.num_workers)
     return [

@@ -1,0 +1,70 @@
+"""What rings are made of: every member sends only to its right neighbour."""
+
+from collections.abc import Awaitable, Callable
+
+import torch
+from torch import Tensor
+
+from gradwire.core.group import Group, concatenate
+
+
+async def all_reduce(
+    group: Group, x: Tensor, finish: Callable[[Tensor], Awaitable[Tensor]]
+) -> Tensor:
+    """Sums chunks of x around the ring; their last adder finishes each; they go around again."""
+    if group.size == 1:
+        return await finish(x)
+    node, tag = group.node, group._tag()
+    right, left = _neighbours(group)
+    chunks = list(x.tensor_split(group.size))
+    for turn in range(group.size - 1):
+        leaving, coming = (group.rank - turn) % group.size, (group.rank - turn - 1) % group.size
+        await group.send(right, tag, chunks[leaving])
+        partial = await group.recv(left, tag)
+        chunks[coming] = await node.call(torch.add, partial, chunks[coming])
+    # Rank r now holds the sum of all chunks r + 1.
+    bundles = [[chunk] for chunk in chunks]
+    bundles[right] = [await finish(chunks[right])]
+    await pass_around(group, bundles, right)
+    return await node.share(concatenate, tuple(chunk for [chunk] in bundles))
+
+
+async def pass_around(group: Group, bundles: list[list[Tensor]], first: int) -> None:
+    """Fills `bundles`, of which this member holds number `first`, in n-1 steps.
+
+    All know how many messages are in each.
+    """
+    tag = group._tag()
+    right, left = _neighbours(group)
+    for turn in range(group.size - 1):
+        leaving, coming = (first - turn) % group.size, (first - turn - 1) % group.size
+        for message in bundles[leaving]:
+            await group.send(right, tag, message)
+        bundles[coming] = [await group.recv(left, tag) for _ in bundles[coming]]
+
+
+async def merge_to_last(
+    group: Group, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Merges from member 0 on; the last one gets the result."""
+    tag = group._tag()
+    if group.rank > 0:
+        x = await group.node.call(merge, await group.recv(group.rank - 1, tag), x)
+    if group.rank < group.size - 1:
+        await group.send(group.rank + 1, tag, x)
+    return x
+
+
+async def pass_from_last(group: Group, x: Tensor) -> Tensor:
+    """What the last member holds, sent around the ring."""
+    tag, last = group._tag(), group.size - 1
+    right, left = _neighbours(group)
+    if group.rank != last:
+        x = await group.recv(left, tag)
+    if right != last:
+        await group.send(right, tag, x)
+    return x
+
+
+def _neighbours(group: Group) -> tuple[int, int]:
+    return (group.rank + 1) % group.size, (group.rank - 1) % group.size

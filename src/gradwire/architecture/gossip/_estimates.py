@@ -1,0 +1,104 @@
+"""What neighbours hold of one another where only compressed changes travel.
+
+Each worker keeps "heard", what all its neighbours hold of its model, and "heard j", what it holds
+of neighbour j. Both change by what was sent, decoded in the same way by everyone, so they stay
+equal to the last bit. They begin with the model that all workers start from. (In the papers they
+begin with zero, or with that model sent once.)
+
+Copies per neighbour, and not their weighted sum, so that a lost worker's part can be left out.
+Messages say which version they are a change of (16 bytes): the life of the sender, and how many
+changes there were. Who comes (back) and its neighbours introduce themselves with an uncompressed
+vector in their first round together. If a message does not fit what is held, it is left out, and
+its sender asked to introduce itself.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire.architecture.gossip._neighbours import Heard, Neighbours
+from gradwire.architecture.gossip._posts import INITIAL
+from gradwire.core.protocols import Replica
+
+
+def initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
+    """What is kept, given the model that all, or this worker in this life, start from."""
+    return {"heard": params, "version": _stamp((life, 0))}
+
+
+async def introduced(neighbours: Neighbours, replica: Replica, step: int) -> Replica:
+    """Before the first gradient of a round."""
+    life, count = version = _version(replica.memory["version"])
+    if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
+        replica = replica.remembering(heard=replica.params)
+    await neighbours.introduce(replica.memory["heard"], version, step)
+    return replica
+
+
+def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[Heard]:
+    """What this worker holds of the neighbours that are there, and in which version."""
+    found, memory = [], replica.memory
+    is_first = _version(memory["version"]) == (INITIAL, 0)  # "heard" is what all start from
+    for rank, weight in neighbours.sources(step).items():
+        if f"heard {rank}" in memory:
+            version = _version(memory[f"version {rank}"])
+            found.append(Heard(rank, weight, memory[f"heard {rank}"], version=version))
+        elif is_first:
+            found.append(Heard(rank, weight, memory["heard"], version=(INITIAL, 0)))
+    return found
+
+
+async def exchanged(
+    neighbours: Neighbours,
+    replica: Replica,
+    message: Tensor,
+    step: int,
+    old: float = 1.0,
+    new: float = 1.0,
+) -> tuple[Replica, list[Heard]]:
+    """Sends a message through the codec: estimates become old * estimate + new * C(message).
+
+    Returns the new estimates of the neighbours, and the replica with all of them in its memory.
+    """
+    node, memory = neighbours.node, replica.memory
+    known = {one.rank: one for one in estimates(neighbours, replica, step)}
+    version = _version(memory["version"])
+    buffer, exchange = await neighbours.encoded(message, replica.exchange, step)
+    await neighbours.send(buffer, step, version=version)
+    own = await neighbours.decode(neighbours.rank, buffer, replica, step)
+    entries = {
+        "heard": await node.share(_learned, memory["heard"], own, old, new),
+        "version": _stamp(_next(version)),
+    }
+    heard = []
+    for one in await neighbours.receive(step):
+        held = known.get(one.rank)
+        if one.rank in neighbours.introduced:
+            its_version, x = neighbours.introduced.pop(one.rank)
+            held = Heard(one.rank, one.weight, x, version=its_version)
+        if held is None or held.version != one.version:
+            await neighbours.ask_who(one.rank)
+            continue
+        assert one.version is not None
+        change = await neighbours.decode(one.rank, one.x, replica, step)
+        estimate = await node.share(_learned, held.x, change, old, new)
+        entries[f"heard {one.rank}"] = estimate
+        entries[f"version {one.rank}"] = _stamp(_next(one.version))
+        heard.append(held._replace(x=estimate))
+    return replica.having(exchange=exchange).remembering(**entries), heard
+
+
+def _next(version: tuple[float, int]) -> tuple[float, int]:
+    return version[0], version[1] + 1
+
+
+def _stamp(version: tuple[float, int]) -> Tensor:
+    return torch.tensor(version, dtype=torch.float64)
+
+
+def _version(stamp: Tensor) -> tuple[float, int]:
+    life, count = stamp.tolist()
+    return life, int(count)
+
+
+def _learned(estimate: Tensor, message: Tensor, old: float, new: float) -> Tensor:
+    return estimate * old + message * new

@@ -1,0 +1,49 @@
+"""One worker among its neighbours, as `core.protocols.Mixing` has it."""
+
+import torch
+from torch import Tensor
+
+from gradwire.architecture.gossip._algorithm import GossipAlgorithm
+from gradwire.architecture.gossip._neighbours import Neighbours
+from gradwire.core.protocols import Replica, Worker
+
+
+class GossipMixing:
+    """Runs an algorithm's rounds among the neighbours of one worker."""
+
+    def __init__(self, algorithm: GossipAlgorithm, neighbours: Neighbours) -> None:
+        self.algorithm = algorithm
+        self.neighbours = neighbours
+
+    @property
+    def params(self) -> Tensor | None:
+        """The model that others would get now. Without rounds it goes on changing after the last
+        step, for as long as others average with it."""
+        return self.neighbours.model
+
+    async def attend(self, replica: Replica, step: int) -> None:
+        """Training has come to this step; for steps in which no round begins."""
+        await self.neighbours.attend(replica.params, step)
+
+    async def before(self, replica: Replica, step: int) -> Replica:
+        await self.neighbours.attend(replica.params, step)
+        # In the memory, because the round may end in another segment of the run.
+        replica = replica.remembering(round=torch.tensor(step))
+        return await self.algorithm.before(self.neighbours, replica, step)
+
+    async def after(self, replica: Replica, walk: Tensor, step: int) -> Replica:
+        neighbours = self.neighbours
+        await neighbours.attend(replica.params, step)
+        number = int(replica.memory["round"])
+        replica = await self.algorithm.after(neighbours, replica, walk, number)
+        neighbours.model, neighbours.is_new = replica.params, False
+        return replica
+
+    async def miss(self, step: int) -> None:
+        await self.neighbours.miss(step)
+
+    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        return await self.algorithm.step(self.neighbours, worker, replica, step)
+
+    async def rejoin(self, replica: Replica) -> tuple[Replica, int]:
+        return await self.algorithm.rejoin(self.neighbours, replica)

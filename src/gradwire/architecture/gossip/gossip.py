@@ -1,0 +1,193 @@
+"""Gossip: every worker averages with its neighbours on a graph (survey, sec. 4.3).
+
+No node sees all the others, none is crowded, and no model is common to all: each worker has its
+own, and the averages keep them close. How close depends on the graph's spectral gap; how the
+average is combined with training is up to the algorithm.
+
+`lazy` takes (I + W) / 2 in the place of W: all eigenvalues are then at least 0, which some
+algorithms need, and mixing is slower.
+
+Use it where many workers share a slow or unreliable network: a step costs the messages of a few
+neighbours, whatever the number of workers, and a worker that is lost concerns its neighbours only.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gradwire.architecture.gossip import GOSSIP
+from gradwire.architecture.gossip._algorithm import GossipAlgorithm
+from gradwire.architecture.gossip._mixing import GossipMixing
+from gradwire.architecture.gossip._neighbours import Neighbours, is_lossless
+from gradwire.architecture.gossip.dpsgd import DPSGD
+from gradwire.architecture.graphs import GRAPHS, Graph, check_doubly_stochastic
+from gradwire.core.codec import Codec
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.notation import Table
+from gradwire.core.protocols import Ability, Architecture
+from gradwire.core.reducer import Lifted, Reducer, Varying
+
+_TOLERANCE = 1e-6  # of sums, as for graphs
+_DRAWN = 64  # matrices of a graph that is drawn anew in each step, to see who ever meets
+
+
+@dataclass(frozen=True, repr=False)
+class Gossip(Architecture):
+    """Average with the neighbours on a graph; nobody talks to all."""
+
+    graph: Graph
+    algorithm: GossipAlgorithm = DPSGD()  # noqa: RUF009  a value that never changes
+    lazy: bool = False
+
+    registries = Table({"graph": GRAPHS, "algorithm": GOSSIP})
+    examples = (
+        "gossip(ring)",
+        "gossip(exponential, sgp)",
+        "gossip(ring, choco(0.3))",
+        "gossip(ring, d2, lazy=True)",
+        "gossip(ring, adpsgd)",
+    )
+    paper = "Lian et al. 2017, Can decentralized algorithms outperform centralized algorithms?"
+
+    @property
+    def offers(self) -> tuple[Ability, ...]:
+        return ("mix_async",) if self.algorithm.asynchronous else ("mix",)
+
+    def matrix(self, num_workers: int, step: int) -> Tensor:
+        """W [n, n] of a step: W[i, j] is the weight with which i hears j."""
+        matrix = self.graph.matrix(num_workers, step)
+        if self.lazy:
+            return (torch.eye(num_workers, dtype=matrix.dtype) + matrix) / 2
+        return matrix
+
+    def check(self, num_workers: int) -> None:
+        what = f"{self!r} with {num_workers} workers"
+        algorithm, graph = self.algorithm, self.graph
+        if graph.varies and algorithm.needs_constant:
+            raise ValueError(
+                f"{what}: {graph!r} changes from step to step, but {algorithm.needs_constant}. "
+                "Take a constant graph such as ring, or dpsgd."
+            )
+        period = graph.period(num_workers)
+        matrices = [self.matrix(num_workers, step) for step in range(period or _DRAWN)]
+        for matrix in matrices:
+            if algorithm.pushes:
+                _check_columns(matrix, what)
+            else:
+                check_doubly_stochastic(matrix, what)
+            if algorithm.needs_symmetric and not torch.allclose(matrix, matrix.T, atol=_TOLERANCE):
+                raise ValueError(
+                    f"{what}: {graph!r} is directed, but {algorithm.needs_symmetric}. "
+                    "Take sgp, or an undirected graph such as ring."
+                )
+            algorithm.check(matrix, what)
+        _check_connected(sum(matrices), what)
+
+    def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
+        raise ValueError(
+            f"{self!r} has no collectives: workers know their neighbours only. Take an "
+            "architecture that forms means, such as allreduce."
+        )
+
+    def memory(self, params: Tensor) -> dict[str, Tensor]:
+        return self.algorithm.memory(params)
+
+    def mixing(self, node: Node, compression: Reducer, key: Key) -> GossipMixing:
+        self._check_compression(compression, warn=node.rank == 0)
+        neighbours = Neighbours(
+            node,
+            partial(self.matrix, node.size),
+            self.graph.varies,
+            self._ever_near(node),
+            partial(_codec_at, compression),
+            key,
+        )
+        return GossipMixing(self.algorithm, neighbours)
+
+    def _ever_near(self, node: Node) -> list[int]:
+        """Who is a neighbour in some step."""
+        period, rank = self.graph.period(node.size), node.rank
+        others = [other for other in range(node.size) if other != rank]
+        if period is None:
+            return others
+        total = sum(self.matrix(node.size, step) for step in range(period))
+        assert isinstance(total, Tensor)
+        return [other for other in others if total[rank, other] or total[other, rank]]
+
+    def _check_compression(self, compression: Reducer, warn: bool) -> None:
+        """Refuses what the algorithm has no rule for."""
+        what, name = f"{compression!r} with {self!r}", repr(self.algorithm)
+        inner = compression.at(0) if isinstance(compression, Varying) else compression
+        if not isinstance(inner, Lifted):
+            raise ValueError(
+                f"{what}: {inner!r} is a way of averaging over all workers, or keeps a memory of "
+                "what it owes to them; neighbours exchange payloads, and algorithms such as choco "
+                "keep a memory of their own. Write a plain codec, such as topk(0.01)."
+            )
+        codec = inner.codec
+        if codec.shares or codec.needs_feedback:
+            why = (
+                "all workers must agree on a statistic first, for which neighbours have no means"
+                if codec.shares
+                else "it selects from what error feedback accumulates"
+            )
+            raise ValueError(f"{what}: {codec!r} cannot be used, since {why}. Try topk or qsgd.")
+        if self.algorithm.compresses == "by rule" or is_lossless(codec):
+            return
+        if self.algorithm.compresses == "refuses":
+            raise ValueError(
+                f"{what}: {name} has no rule for a codec that loses something. Write identity as "
+                f"compression, or gossip({self.graph!r}, choco(0.3)), dcd or ecd."
+            )
+        if warn:
+            warnings.warn(
+                f"{what}: {name} sends the compressed model itself, and what is lost never "
+                f"comes back: workers do not agree in the end. Try gossip({self.graph!r}, "
+                "choco(0.3)).",
+                GradwireWarning,
+                stacklevel=2,
+            )
+
+
+def _codec_at(compression: Reducer, step: int) -> Codec:
+    inner = compression.at(step) if isinstance(compression, Varying) else compression
+    assert isinstance(inner, Lifted)
+    return inner.codec
+
+
+def _check_columns(matrix: Tensor, what: str) -> None:
+    """Refuses a matrix with which something would be lost on the way."""
+    sums = matrix.sum(dim=0)
+    wrong = ((sums - 1).abs() > _TOLERANCE).nonzero()
+    if len(wrong):
+        k = int(wrong[0])
+        raise ValueError(
+            f"{what}: column {k} (counted from 0) sums to {sums[k].item():.7g}, must be 1: what "
+            f"rank {k} gives away must be all it has"
+        )
+    if not bool((matrix.diagonal() > 0).all()):
+        k = int((matrix.diagonal() <= 0).nonzero()[0])
+        raise ValueError(f"{what}: rank {k} keeps nothing for itself; push-sum needs a part > 0")
+
+
+def _check_connected(matrix: Tensor | int, what: str) -> None:
+    """Refuses a graph in which someone never hears of someone else, even on the way of others."""
+    assert isinstance(matrix, Tensor)
+    size = len(matrix)
+    reached = torch.eye(size, dtype=torch.float64) + (matrix > 0).double()
+    for _ in range(max(1, size.bit_length())):
+        reached = (reached @ reached > 0).double()
+    missing = (reached == 0).nonzero()
+    if len(missing):
+        i, j = missing[0].tolist()
+        raise ValueError(
+            f"{what}: the graph is not connected, rank {i} never hears of rank {j}, so they would "
+            "never agree. Add edges."
+        )

@@ -1,0 +1,21 @@
+"""Graphs for gossip: who hears whom, and with which weight."""
+
+from gradwire.architecture.graphs._graph import (
+    Graph,
+    check_doubly_stochastic,
+    describe,
+    metropolis_hastings,
+    spectral_gap,
+)
+from gradwire.core.notation import Registry
+
+GRAPHS = Registry("graph", Graph, __name__)  # type: ignore[type-abstract]
+
+__all__ = [
+    "GRAPHS",
+    "Graph",
+    "check_doubly_stochastic",
+    "describe",
+    "metropolis_hastings",
+    "spectral_gap",
+]

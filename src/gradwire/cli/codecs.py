@@ -1,0 +1,31 @@
+"""`gradwire codecs`: bits, error and speed of every codec."""
+
+import json
+from dataclasses import dataclass
+
+from gradwire import kernels
+from gradwire.cli.console import out, show_progress
+from gradwire.experiment.codecs import NUMEL, codecs_tables, measure
+
+
+@dataclass(frozen=True)
+class CodecsCommand:
+    """Bits, error and speed of every codec, on drawn vectors and on saved gradients."""
+
+    only: tuple[str, ...] = ()
+    """Measure these alone: names such as topk, or expressions such as "topk(0.1) >> fp16"."""
+    numel: int = NUMEL
+    """Length of the drawn vectors."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        with show_progress() as progress:
+            measured = measure(self.only, self.numel, progress)
+        if self.json:
+            print(json.dumps(measured))
+            return
+        for table in codecs_tables(measured):
+            out.print(table)
+        out.print("/copy: time over a memcpy of the same vector; one thread, best of a few.")
+        out.print(f"kernels: {kernels.backend()}")

@@ -1,0 +1,86 @@
+"""Where output goes: results to standard output, progress to standard error.
+
+Progress is a bar on a terminal, plain lines otherwise.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gradwire.experiment.record import Row
+from gradwire.experiment.report import format_seconds
+
+errors = Console(stderr=True)
+out = Console()
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")]
+
+
+class Meter:
+    """Progress of one run at a time, on standard error."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            console=errors,
+        )
+        self._terminal = errors.is_terminal
+
+    def __enter__(self) -> "Meter":
+        if self._terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            self._bar.stop()
+
+    def follow(self, name: str) -> Any:
+        """A progress callback for the run of this name."""
+        if self._terminal:
+            task = self._bar.add_task(name, total=None, accuracy="")
+
+            def advance(row: Row, steps: int) -> None:
+                accuracy = f"{100 * row['test_accuracy']:.1f}%"
+                self._bar.update(task, completed=row["step"], total=steps, accuracy=accuracy)
+
+            return advance
+
+        def line(row: Row, steps: int) -> None:
+            print(
+                f"{name}: step {row['step']}/{steps}, test accuracy "
+                f"{100 * row['test_accuracy']:.1f}%, virtual time "
+                f"{format_seconds(row['virtual_time_s'])}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        return line
+
+
+@contextlib.contextmanager
+def show_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A callback that says on standard error what is measured."""
+    with errors.status("") as status:  # shows nothing where there is no terminal
+
+        def progress(what: str, done: int, total: int) -> None:
+            status.update(f"{done}/{total} {escape(what)}")
+            if not errors.is_terminal and what:
+                print(f"{done + 1}/{total} {what}", file=sys.stderr, flush=True)
+
+        yield progress
+
+
+def new_folder(kind: str) -> Path:
+    return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"

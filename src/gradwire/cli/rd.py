@@ -1,0 +1,77 @@
+"""`gradwire rd`: rate and distortion of polar codes."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from gradwire.cli.console import out, show_progress
+from gradwire.coding.polar.construction import Construction
+from gradwire.experiment.rd import LENGTHS, RATES, rd_figure, rd_tables
+from gradwire.experiment.rd import measure as measure_rd
+
+
+@dataclass(frozen=True)
+class RDCommand:
+    """Rate and distortion of polar codes on random bits, next to Shannon's bound.
+
+    Every combination of the values given is measured; lists go with hard decisions only.
+    """
+
+    n: tuple[int, ...] = LENGTHS
+    """Block lengths, powers of two."""
+    rate: tuple[float, ...] = RATES
+    """Bits sent per bit."""
+    blocks: int | None = None
+    """Blocks per code; by default as many as make two million bits."""
+    decision: tuple[Literal["hard", "randomized"], ...] = ("hard", "randomized")
+    """How a bit is decided: the likelier value, or drawn as likely as it is (with the exact f)."""
+    construction: tuple[Construction, ...] = ("monte_carlo",)
+    """How the free positions are found. tal_vardy takes 4 s at N = 8192, minutes at 2^19."""
+    list_size: tuple[int, ...] = (1,)
+    """Codewords kept in mind, up to 32; more take longer, other than 2, 4, 8 .. much (in torch)."""
+    seed: int = 0
+    """Of the random bits."""
+    figure: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Draw the figure into this file, in a folder that exists: .png, .pdf or .svg."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> None:
+        if self.figure is not None:
+            _check_figure(self.figure)
+        with show_progress() as progress:
+            measured = measure_rd(
+                self.n,
+                self.rate,
+                self.blocks,
+                self.decision,
+                self.construction,
+                self.list_size,
+                self.seed,
+                progress,
+            )
+        if self.figure is not None:
+            rd_figure(measured, self.figure)
+        if self.json:
+            print(json.dumps(measured))
+            return
+        out.print("Share of random bits that arrive wrong where R bits are sent for each.")
+        for table in rd_tables(measured):
+            out.print(table)
+        out.print("bound: Shannon's D(R). In brackets: standard error, in units of the last digit.")
+        if self.figure is not None:
+            out.print(f"Figure: {self.figure}", soft_wrap=True)
+
+
+def _check_figure(path: Path) -> None:
+    """Before minutes of measuring: can the figure be written?"""
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--figure takes a .png, .pdf or .svg file, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--figure: there is no folder {path.parent}; make it first")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--figure: {path} cannot be written")

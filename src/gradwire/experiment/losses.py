@@ -1,0 +1,25 @@
+"""What is lost with a worker that crashes: what its feedback still owed to the others."""
+
+import torch
+
+from gradwire.core.memory import Role
+from gradwire.core.protocols import Replica
+from gradwire.experiment.record import Row
+from gradwire.training.worker import Plan
+
+
+def lost_with(plan: Plan, replica: Replica) -> Row:
+    """The mass that only this worker held: gradients that were computed and never sent.
+
+    `residual_norm` is the length of what was still to be sent, `residual_sum` the sum of its
+    entries: by so much the sum of all updates falls short of the sum of all gradients.
+    """
+    squares, total = 0.0, 0.0
+    for unit, state in zip(plan.units(), replica.exchange):
+        spec = plan.spec(unit.bucket, replica.params.dtype)
+        for memory in plan.reducer.remembered([state], spec).values():
+            if memory.role is Role.LEFT:
+                vector = memory.vectors[0].double()
+                squares += float(torch.dot(vector, vector))
+                total += float(vector.sum())
+    return {"residual_norm": squares**0.5, "residual_sum": total}

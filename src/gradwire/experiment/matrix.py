@@ -1,0 +1,137 @@
+"""Every pair of synchronization and architecture, measured: Table 5 of the survey with numbers.
+
+Tang et al. 2020 (arXiv 2003.06307, Table 5) grade the pairs by model consistency, communication
+frequency, communication congestion and convergence. Here each pair that makes sense trains for a
+few steps, and each grade is a figure read off the run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradwire.architecture import ARCHITECTURE
+from gradwire.architecture.gossip.gossip import Gossip
+from gradwire.core.errors import NonFiniteError
+from gradwire.core.notation import Registry, notation_name
+from gradwire.core.protocols import ability_of
+from gradwire.experiment.config import Config
+from gradwire.experiment.record import Row
+from gradwire.experiment.runner import Run, simulate, use_threads
+from gradwire.experiment.setup import prepare
+from gradwire.synchronization import SYNCHRONIZATION
+
+# A small network on the digits that come with the package, on a network that is felt.
+BASE = Config(
+    workers=8,
+    steps=20,
+    batch_size=16,
+    optimizer="sgd(0.2)",
+    compute="lognormal(0.01, sigma=0.3)",
+    bandwidth="100Mbit",
+    eval_every=1,
+    threads=1,
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    synchronization: str
+    architecture: str
+    refusal: str = ""  # why there is no such pair
+
+
+# How each is written where a run has few steps; the first example of the others.
+_SHORT = {
+    "bsp": ("bsp", "bsp(backup=1)"),
+    "ssp": ("ssp(2)",),
+    "localsgd": ("localsgd(4)",),
+    "postlocalsgd": ("postlocalsgd(8, period=4)",),
+    "diloco": ("diloco(4)",),
+    "parameter_server": ("parameter_server", "parameter_server(2)"),
+}
+
+
+def pairs(synchronizations: Sequence[str] = (), architectures: Sequence[str] = ()) -> list[Pair]:
+    """All pairs of what is given, or of everything: by architecture, refused ones among them."""
+    return [
+        Pair(repr(synchronization), repr(architecture), _refusal(synchronization, architecture))
+        for architecture in _chosen(ARCHITECTURE, architectures)
+        for synchronization in _chosen(SYNCHRONIZATION, synchronizations)
+    ]
+
+
+def _chosen(registry: Registry[Any], texts: Sequence[str]) -> list[Any]:
+    return [registry.parse(text) for text in texts or _everything(registry)]
+
+
+def _everything(registry: Registry[Any]) -> Iterator[str]:
+    """Each once, but of gossip every algorithm."""
+    for cls in registry:
+        name = notation_name(cls)
+        examples = cls.examples or (name,)
+        yield from _SHORT.get(name) or (examples if cls is Gossip else examples[:1])
+
+
+def _refusal(synchronization: Any, architecture: Any) -> str:
+    try:
+        ability_of(synchronization, architecture)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def measure(
+    chosen: Sequence[Pair],
+    base: Config = BASE,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[Row]:
+    """One row per pair. Losses are those after the time that the fastest pair took."""
+    valid = [pair for pair in chosen if not pair.refusal]
+    runs: dict[Pair, Run | str] = {}
+    for number, pair in enumerate(valid):
+        progress(f"{pair.synchronization} on {pair.architecture}", number, len(valid))
+        config = replace(base, synchronization=pair.synchronization, architecture=pair.architecture)
+        try:
+            runs[pair] = simulate(config)
+        except NonFiniteError as error:
+            runs[pair] = f"diverged: {error}"
+        except ValueError as error:  # not with so many workers or pieces
+            runs[pair] = str(error)
+    finished = [run for run in runs.values() if isinstance(run, Run)]
+    equal_time = min((run.virtual_time_s for run in finished), default=0.0)
+    initial = _initial_loss(base) if finished else None
+    return [_row(pair, runs.get(pair, pair.refusal), equal_time, initial) for pair in chosen]
+
+
+def _initial_loss(base: Config) -> float:
+    with use_threads(base.threads):
+        experiment = prepare(base)
+        first = experiment.plan.initial_replicas()[0]
+        test = experiment.plan.task.evaluate(first.params, first.buffers, experiment.test_batches())
+    return test.loss
+
+
+def _row(pair: Pair, run: Run | str, equal_time: float, initial: float | None) -> Row:
+    names = {"architecture": pair.architecture, "synchronization": pair.synchronization}
+    if isinstance(run, str):
+        return {**names, "refusal": run}
+    summary = run.summary
+    steps = summary["gradients"] / run.config.workers  # those that were taken
+    before = [row for row in run.metrics if row["virtual_time_s"] <= equal_time]
+    return {
+        **names,
+        "distance": _mean([row["distance"] for row in run.metrics]),
+        "messages_per_step": summary["messages_sent"] / steps,
+        "bytes_per_step": summary["bytes_sent"] / steps,
+        "busiest_node_bytes_per_step": summary["busiest_node_bytes"] / steps,
+        "time_per_step_s": run.virtual_time_s / steps,
+        "equal_time_s": equal_time,
+        "loss_after_equal_time": before[-1]["test_loss"] if before else initial,
+        "loss": summary["test_loss"],
+        "accuracy": summary["test_accuracy"],
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None

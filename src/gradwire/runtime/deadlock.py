@@ -1,0 +1,42 @@
+"""What is said when every program waits for something that will not come."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gradwire.core.node import Join, Recv, RecvAny, Tag, Task
+
+
+def report(
+    tasks: Iterable[Task[Any]],
+    inboxes: Sequence[Mapping[tuple[int, Tag], Any]],
+    gone: Mapping[int, float | None],
+) -> str:
+    """Who waits for what, what nobody has read, and who is not there to send."""
+    lines = ["every program waits and no message is under way:"]
+    lines += [
+        f"  rank {task.rank} waits for {_described(task.waiting_for)}"
+        for task in tasks
+        if not task.done
+    ]
+    lines += [
+        f"  rank {rank} has an unread message from rank {src}, tag {tag!r}"
+        for rank, inbox in enumerate(inboxes)
+        for src, tag in inbox
+    ]
+    lines += [
+        f"  rank {rank} is not there yet"
+        if crashed_s is None
+        else f"  rank {rank} crashed at {crashed_s:.6g} s"
+        for rank, crashed_s in sorted(gone.items())
+    ]
+    return "\n".join(lines)
+
+
+def _described(effect: Any) -> str:
+    if isinstance(effect, Recv):
+        return f"a message from rank {effect.src}, tag {effect.tag!r}"
+    if isinstance(effect, RecvAny):
+        return f"a message from any rank, tag {effect.tag!r}"
+    if isinstance(effect, Join):
+        return f"the end of a program it spawned on rank {effect.task.rank}"
+    return type(effect).__name__

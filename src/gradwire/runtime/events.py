@@ -1,0 +1,64 @@
+"""What will happen when: a heap ordered by time, then by the order in which it was decided."""
+
+from collections.abc import Container
+from heapq import heapify, heappush
+from itertools import count
+from typing import Any
+
+# A message's first and last bit arrive; a program goes on; a gradient is due; a wait is over;
+# something happens to a worker; a parcel is sent again; its first and last bit arrive.
+HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
+
+Entry = tuple[float, int, int, Any]  # time, sequence, kind, what
+_LAST = 1 << 62
+
+
+class Events:
+    """The events to come. Of those at the same time `push_first` puts some before all others.
+
+    Idle events, faults and timeouts, are counted: a run does not go on because of them.
+    """
+
+    __slots__ = ("heap", "num_idle", "numbers")
+
+    def __init__(self) -> None:
+        self.heap: list[Entry] = []  # always the same list
+        self.numbers = count(1)  # in the order in which things are decided
+        self.num_idle = 0  # the user counts down when it takes one
+
+    def push(self, at: float, kind: int, what: Any) -> None:
+        heappush(self.heap, (at, next(self.numbers), kind, what))
+
+    def push_first(self, at: float, kind: int, what: Any) -> None:
+        """An idle event before all others of its time."""
+        self.num_idle += 1
+        heappush(self.heap, (at, next(self.numbers) - _LAST, kind, what))
+
+    def push_last(self, at: float, kind: int, what: Any) -> None:
+        """An idle event after all others of its time."""
+        self.num_idle += 1
+        heappush(self.heap, (at, next(self.numbers) + _LAST, kind, what))
+
+    @property
+    def only_idle(self) -> bool:
+        return len(self.heap) == self.num_idle
+
+    def forget(self, rank: int, dropped: Container[Any]) -> None:
+        """A node crashed: nothing happens to its programs, nor to the parcels that were dropped."""
+
+        def remains(kind: int, what: Any) -> bool:
+            if kind in (WAKE, TIMEOUT):
+                return bool(what[0].rank != rank)
+            if kind == COMPUTED:
+                return bool(what.task.rank != rank)
+            if kind == TAIL:
+                return bool(what[1] != rank)  # of what it sent itself
+            return kind == FAULT or what not in dropped
+
+        self.heap[:] = [entry for entry in self.heap if remains(entry[2], entry[3])]
+        self.num_idle = sum(entry[2] in (TIMEOUT, FAULT) for entry in self.heap)
+        heapify(self.heap)
+
+    def clear(self) -> None:
+        self.heap.clear()
+        self.num_idle = 0

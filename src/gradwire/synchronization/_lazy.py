@@ -1,0 +1,97 @@
+"""What lazily aggregated gradients share: who speaks, and the mean of what was heard of all.
+
+Everyone holds g_i, what the others heard of its gradient last, and the mean of all of them, with
+which all take the same step of the optimizer:
+
+    g_i <- g_i + C(G_i(x) - g_i)   if worker i speaks, else g_i stays
+    x   <- x - lr * (1/n) sum_i g_i
+
+What travels is the change relative to what was heard, so what a codec C loses of one change is in
+the next.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.core.notation import notation_name
+from gradwire.core.protocols import Replica, Synchronization, Worker
+
+
+@dataclass(frozen=True, repr=False)
+class Lazy(Synchronization):
+    """A worker speaks only if its gradient changed much against recent moves of the model."""
+
+    threshold: float  # xi: how lazy; 0 always speaks
+    window: int = 10  # D: the number of recent moves
+
+    sends_changes = True
+
+    def __post_init__(self) -> None:
+        name = notation_name(type(self))
+        if not 0 <= self.threshold < float("inf"):
+            raise ValueError(
+                f"{name}: threshold must be finite and not negative, got {self.threshold}. "
+                "Try 0.1; 0 always speaks, larger is lazier."
+            )
+        if self.window < 1:
+            raise ValueError(f"{name}: window is a number of steps from 1 on, got {self.window}")
+
+    def memory(self, params: Tensor) -> dict[str, Tensor]:
+        return {
+            "heard": torch.zeros_like(params),  # g_i
+            "aggregate": torch.zeros_like(params),  # the mean of all g_i
+            "moves": torch.zeros(self.window, dtype=torch.float64),  # their squares, the last first
+            "num_uploads": torch.zeros((), dtype=torch.int64),
+        }
+
+    @abstractmethod
+    async def news(
+        self, worker: Worker, replica: Replica, change: Tensor, step: int
+    ) -> tuple[float, dict[str, Tensor]]:
+        """How much of a change there is, squared, and what to remember if it is told."""
+
+    def bound(self, replica: Replica) -> float:
+        """What the square of lr * change must exceed: sum_d xi |x_{t+1-d} - x_{t-d}|^2."""
+        return self.threshold * float(replica.memory["moves"][: self.window].sum())
+
+    def must_speak(self, replica: Replica) -> bool:
+        return not replica.memory["num_uploads"]  # the first time
+
+    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        node = worker.node
+        gradient, replica = await worker.gradient(replica, step)
+        heard, speaks = replica.memory["heard"], False
+        told: dict[str, Tensor] = {}
+        if gradient is None:
+            change = torch.zeros_like(heard)
+        else:
+            change = await node.call(torch.sub, gradient, heard)
+            size, told = await self.news(worker, replica, change, step)
+            speaks = worker.lr(step) ** 2 * size > self.bound(replica) or self.must_speak(replica)
+        mean, own, replica = await worker.mean_of_some(change, speaks, replica, step)
+        aggregate = await node.share(torch.add, replica.memory["aggregate"], mean)
+        lr, moves = worker.lr(step), replica.memory["moves"]
+        moves = await node.share(_moved, moves, aggregate, lr, self.window)
+        replica = await worker.update(replica, aggregate, step, shared=True)
+        replica = replica.remembering(aggregate=aggregate, moves=moves)
+        if not speaks:
+            return self.after_silence(replica)
+        count = replica.memory["num_uploads"] + 1
+        return replica.remembering(
+            heard=await node.call(torch.add, heard, own), num_uploads=count, **told
+        )
+
+    def after_silence(self, replica: Replica) -> Replica:
+        return replica
+
+
+def square(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+def _moved(moves: Tensor, aggregate: Tensor, lr: float, window: int) -> Tensor:
+    """The squares of the last moves, with the one that plain SGD makes now."""
+    return torch.cat([moves.new_tensor([lr**2 * square(aggregate)]), moves])[:window]

@@ -1,0 +1,235 @@
+"""DiLoCo (Douillard et al. 2023, "DiLoCo: Distributed low-communication training of language
+models", Alg. 1) and its streaming form (Douillard et al. 2025, "Streaming DiLoCo with overlapping
+communication", Alg. 2).
+
+Every worker takes `period` steps alone from the model y on which all agreed. The mean of what they
+walked is a gradient for y, the outer one, on which SGD with Nesterov's momentum takes a step:
+
+    D <- (1/n) sum_i (y - x_i);   v <- mu v + D;   y <- y - eta (D + mu v);   x_i <- y
+
+with eta = outer_lr and mu = outer_momentum; the paper's are the defaults. The inner optimizer keeps
+its own momentum. With eta = 1 and mu = 0 it is `localsgd`.
+
+Streaming: the tensors are dealt to `fragments` in turn, and each fragment has rounds of `period`
+steps of its own, which end at different times: no more than a part travels at once. An exchange
+may take `delay` steps (the paper's tau), in which workers go on; what comes of it is mixed in then:
+
+    x_i <- mixing * x_i + (1 - mixing) * y        (for the fragment; mixing is the paper's alpha)
+
+0 drops what was walked meanwhile, 1 would ignore the others. Outer gradients are relative to y
+also with mixing.
+
+The last step of a run ends in an agreement on all fragments: exchanges under way are waited for,
+fragments that walked since their last one are exchanged, and all workers take y as it is.
+
+What travels is what compression says. SparseLoCo (Sarfi et al. 2025) is diloco without outer
+momentum, with feedback on the largest entries in 2 bits each:
+
+    synchronization = "diloco(30, outer_lr=1.0, outer_momentum=0.0)"
+    compression     = "ef(topk(0.03) >> eden(2, unbiased=False))"
+
+Use it where rounds must be long, between data centres, with adam inside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.core.node import Task
+from gradwire.core.protocols import Bucket, Replica, Synchronization, Worker
+
+_PENDING = "diloco"  # in the worker's scratch: exchanges under way, by fragment
+
+
+class _Exchange(NamedTuple):
+    """The mean walk of a fragment, on its way."""
+
+    due: int  # the step at whose end it is taken in
+    before: Replica  # the one that was there when it set off
+    task: Task[tuple[Tensor | None, Replica]]
+
+
+@dataclass(frozen=True, repr=False)
+class DiLoCo(Synchronization):
+    """Take `period` steps alone; what all walked is a gradient for an outer optimizer."""
+
+    period: int
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    fragments: int = 1  # parts of the model that are exchanged at different times
+    delay: int = 0  # steps that an exchange may take
+    mixing: float = 0.0  # how much of what was walked meanwhile stays
+
+    examples = (
+        "diloco(50)",
+        "diloco(30, outer_lr=1.0, outer_momentum=0.0)",
+        "diloco(100, outer_lr=0.4, delay=5, mixing=0.5)",
+    )
+    exchanges = "walks"
+    known_as = ("streaming_diloco", "sparseloco", "opendiloco", "fedopt")
+    paper = (
+        "Douillard et al. 2023, DiLoCo: Distributed low-communication training of language models"
+    )
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ValueError(f"diloco: period must be at least 1, got {self.period}")
+        if not 0 < self.outer_lr < float("inf"):
+            raise ValueError(
+                f"diloco: outer_lr must be finite and above 0, got {self.outer_lr}. Try 0.7."
+            )
+        if not 0 <= self.outer_momentum < 1:
+            raise ValueError(
+                f"diloco: outer_momentum must lie in 0 .. 1, below 1, got {self.outer_momentum}. "
+                "Try 0.9."
+            )
+        if self.fragments < 1:
+            raise ValueError(f"diloco: fragments must be at least 1, got {self.fragments}")
+        if not 0 <= self.delay < self.period:
+            raise ValueError(
+                f"diloco: delay must lie in 0 .. period - 1 = {self.period - 1}, got {self.delay}: "
+                "what is exchanged must be there before the next round ends"
+            )
+        if not 0 <= self.mixing <= 1:
+            raise ValueError(f"diloco: mixing must lie in 0 .. 1, got {self.mixing}")
+
+    @property
+    def pauses(self) -> bool:
+        return self.delay == 0
+
+    def check(self, num_workers: int, num_buckets: int) -> None:
+        if self.fragments > num_buckets:
+            raise ValueError(
+                f"{self!r} deals the model to {self.fragments} fragments, but it is exchanged in "
+                f"{num_buckets} piece(s). Write scheduling='sequential(\"layer\")', or fewer "
+                "fragments."
+            )
+
+    def memory(self, params: Tensor) -> dict[str, Tensor]:
+        return {"anchor": params, "velocity": torch.zeros_like(params)}  # y and v
+
+    def agreed(self, replica: Replica) -> Tensor:
+        return replica.memory["anchor"]
+
+    def ends_round(self, fragment: int, step: int) -> bool:
+        """Whether a fragment is exchanged at the end of this step."""
+        return (step + 1 - fragment * self.period // self.fragments) % self.period == 0
+
+    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        gradient, replica = await worker.gradient(replica, step)
+        if gradient is not None:
+            replica = await worker.update(replica, gradient, step, shared=False)
+        is_last = step + 1 == worker.num_steps
+        pending: dict[int, _Exchange] = worker.scratch.setdefault(_PENDING, {})
+        finished = []
+        for fragment, exchange in list(pending.items()):  # in the order in which they set off
+            ends_again = self.ends_round(fragment, step)  # a ramp made the period shorter
+            if is_last or exchange.due <= step or ends_again:
+                result = await worker.node.join(pending.pop(fragment).task)
+                mixing = 0.0 if is_last else self.mixing
+                replica = _merged(replica, exchange.before, result[1], self._of(fragment, worker))
+                replica = await self._apply(worker, replica, fragment, result[0], mixing)
+                finished.append(fragment)
+        for fragment in range(self.fragments):
+            if is_last and fragment not in finished:
+                replica = await self._exchange(worker, replica, fragment, step, 0.0)
+            elif not is_last and self.ends_round(fragment, step):
+                if self.delay:
+                    await self._set_off(worker, replica, fragment, step)
+                else:
+                    replica = await self._exchange(worker, replica, fragment, step, self.mixing)
+        return replica
+
+    def _of(self, fragment: int, worker: Worker) -> list[int]:
+        """The numbers of its buckets: every so many-th, which the paper finds best."""
+        return list(range(fragment, len(worker.buckets), self.fragments))
+
+    async def _exchange(
+        self, worker: Worker, replica: Replica, fragment: int, step: int, mixing: float
+    ) -> Replica:
+        """Averages what was walked, waits for it and takes it in."""
+        mean, replica = await self._mean(worker, replica, fragment, step)
+        return await self._apply(worker, replica, fragment, mean, mixing)
+
+    async def _set_off(self, worker: Worker, replica: Replica, fragment: int, step: int) -> None:
+        """Begins to average what was walked."""
+        pending: dict[int, _Exchange] = worker.scratch[_PENDING]
+        earlier = [exchange.task for exchange in pending.values()]
+
+        async def program() -> tuple[Tensor | None, Replica]:
+            for task in earlier:  # one after the other: it is one network
+                await worker.node.join(task)
+            return await self._mean(worker, replica, fragment, step)
+
+        task = await worker.node.spawn(program())
+        pending[fragment] = _Exchange(step + self.delay, replica, task)
+
+    async def _mean(
+        self, worker: Worker, replica: Replica, fragment: int, step: int
+    ) -> tuple[Tensor | None, Replica]:
+        walk = await worker.node.call(torch.sub, replica.params, replica.memory["anchor"])
+        chosen = None if self.fragments == 1 else self._of(fragment, worker)
+        return await worker.mean(walk, replica, step, buckets=chosen)
+
+    async def _apply(
+        self, worker: Worker, replica: Replica, fragment: int, mean: Tensor | None, mixing: float
+    ) -> Replica:
+        """One step of the outer optimizer, and its result in the worker's own model."""
+        node = worker.node
+        spans = _spans([worker.buckets[i] for i in self._of(fragment, worker)])
+        if mean is not None:  # or the walk led nowhere: all go back
+            memory = replica.memory
+            anchor, velocity = await node.share(
+                _nesterov,
+                memory["anchor"],
+                memory["velocity"],
+                mean,
+                spans,
+                self.outer_lr,
+                self.outer_momentum,
+            )
+            replica = replica.remembering(anchor=anchor, velocity=velocity)
+        anchor = replica.memory["anchor"]
+        if self.fragments == 1 and not mixing:
+            return replica.having(params=anchor)
+        return replica.having(params=await node.call(_mixed, replica.params, anchor, spans, mixing))
+
+
+Spans = tuple[tuple[int, int], ...]
+
+
+def _spans(buckets: Sequence[Bucket]) -> Spans:
+    return tuple((bucket.start, bucket.stop) for bucket in buckets)
+
+
+def _nesterov(
+    anchor: Tensor, velocity: Tensor, walk: Tensor, spans: Spans, lr: float, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """The outer optimizer on some spans; `walk` has them one after the other."""
+    anchor, velocity = anchor.clone(), velocity.clone()
+    pieces = walk.split([stop - start for start, stop in spans])
+    for (start, stop), piece in zip(spans, pieces):
+        speed = velocity[start:stop]
+        speed.mul_(momentum).sub_(piece)
+        anchor[start:stop].sub_(speed * momentum - piece, alpha=lr)
+    return anchor, velocity
+
+
+def _mixed(own: Tensor, anchor: Tensor, spans: Spans, mixing: float) -> Tensor:
+    """own, with mixing * own + (1 - mixing) * anchor on some spans."""
+    own = own.clone()
+    for start, stop in spans:
+        own[start:stop] = torch.lerp(anchor[start:stop], own[start:stop], mixing)
+    return own
+
+
+def _merged(replica: Replica, before: Replica, after: Replica, buckets: Sequence[int]) -> Replica:
+    """The replica of now, with what an exchange of these buckets changed since `before`."""
+    states: list[Any] = list(replica.exchange)
+    for i in buckets:
+        states[i] = after.exchange[i]
+    dropped = replica.num_dropped + after.num_dropped - before.num_dropped
+    return replica.having(exchange=tuple(states), num_dropped=dropped)

@@ -1,0 +1,210 @@
+"""Federated averaging (McMahan et al. 2017, "Communication-efficient learning of deep networks from
+decentralized data", Alg. 1).
+
+In every round m = max(1, fraction * n) clients are drawn. Each gets the model x, takes E epochs of
+SGD on its own n_k examples, and sends how far it came:
+
+    x <- x + sum_k (n_k / sum_j n_j) (x_k - x)        over the clients k of the round
+
+The others send and receive nothing. Momentum begins anew in every round; a client goes through its
+data where it stopped the last time.
+
+A round takes R steps of the run, as many as E epochs of an average client have mini-batches; the
+K_k mini-batches of client k are spread evenly over them. The last step of a run ends its round.
+
+With servers (`parameter_server`) they hold the model: clients pull it and push their walks. What a
+client that is lost has not pushed is left out, and the weights are those of the others; one that
+comes back takes part from the next round on. With a collective mean (`allreduce`) the clients of a
+round average among themselves, and who was not there the last time gets the model from one who was.
+
+Use it where clients have much data of their own and a slow way to the server: `fedavg(0.1)`.
+Clients with unlike data drift apart in long rounds; take fewer epochs there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.core.key import Key
+from gradwire.core.protocols import (
+    Ability,
+    Joined,
+    Left,
+    Pull,
+    Push,
+    Replica,
+    Server,
+    Synchronization,
+    Worker,
+)
+from gradwire.core.ramp import ramps
+
+
+@dataclass(frozen=True, repr=False)
+class FedAvg(Synchronization):
+    """A fraction of the clients trains for some epochs; the server averages by data size."""
+
+    fraction: float
+    epochs: float = 1.0
+
+    examples = ("fedavg(0.5)", "fedavg(1.0, epochs=2.0)")
+    exchanges = "walks"
+    paper = (
+        "McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized "
+        "data"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fedavg: fraction must be in (0, 1], got {self.fraction}")
+        if not 0 < self.epochs < float("inf"):
+            raise ValueError(f"fedavg: epochs must be above 0, got {self.epochs}")
+
+    @property
+    def needs(self) -> tuple[Ability, ...]:
+        return ("push_pull", "mean")
+
+    def check(self, num_workers: int, num_buckets: int) -> None:
+        if ramps(self):
+            raise ValueError(
+                f"{self!r}: all must agree on where rounds begin, so its numbers cannot change. "
+                "Write constants."
+            )
+
+    def memory(self, params: Tensor) -> dict[str, Tensor]:
+        return {
+            "anchor": params,  # the newest model it got
+            "round": torch.tensor(-1),  # after which that was the model
+            "batches": torch.tensor(0),  # seen so far
+        }
+
+    def agreed(self, replica: Replica) -> Tensor:
+        return replica.memory["anchor"]
+
+    def newest(self, replicas: Sequence[Replica]) -> Replica:
+        return max(replicas, key=lambda replica: int(replica.memory["round"]))
+
+    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        span = self._span(worker.num_examples, worker.batch_size)
+        number, place = divmod(step, span)
+        clients = self._clients(worker.key, worker.size, number)
+        if place == 0 and worker.ability == "mean":
+            replica = await self._hand_over(worker, replica, number)
+        if worker.rank not in clients:
+            return replica
+        if place == 0:
+            replica = await self._begin(worker, replica, step)
+        replica = await self._walk(worker, replica, step, place, span)
+        if place + 1 < span and step + 1 < worker.num_steps:
+            return replica
+        anchor = replica.memory["anchor"]
+        walk = await worker.node.call(torch.sub, replica.params, anchor)
+        if worker.ability == "push_pull":
+            return await worker.push(walk, replica, step)
+        weight = _weights(worker.num_examples, clients)[worker.rank]
+        walk = await worker.node.call(_scaled, walk, weight)
+        mean, replica = await worker.mean(walk, replica, step, members=clients)
+        # A walk that led nowhere: all go back.
+        params = anchor if mean is None else await worker.node.share(torch.add, anchor, mean)
+        return replica.having(params=params).remembering(anchor=params, round=torch.tensor(number))
+
+    async def _begin(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        """At the beginning of a round: the newest model, and no momentum."""
+        if worker.ability == "push_pull":
+            replica = (await worker.pull(replica, step)).replica
+            replica = replica.remembering(anchor=replica.params)
+        fresh = {name: torch.zeros_like(value) for name, value in replica.optimizer.items()}
+        return replica.having(params=replica.memory["anchor"], optimizer=fresh)
+
+    async def _walk(
+        self, worker: Worker, replica: Replica, step: int, place: int, span: int
+    ) -> Replica:
+        """This client's mini-batches in one of the steps of a round."""
+        num_batches = self._num_batches(worker.num_examples[worker.rank], worker.batch_size)
+        for _ in range(place * num_batches // span, (place + 1) * num_batches // span):
+            count = int(replica.memory["batches"])
+            gradient, replica = await worker.gradient(replica, count)
+            if gradient is not None:
+                replica = await worker.update(replica, gradient, step, shared=False)
+            replica = replica.remembering(batches=torch.tensor(count + 1))
+        return replica
+
+    async def _hand_over(self, worker: Worker, replica: Replica, number: int) -> Replica:
+        """Clients of the last round give the model to those of this one who were not there."""
+        if number == 0:
+            return replica
+        had = self._clients(worker.key, worker.size, number - 1)
+        new = [rank for rank in self._clients(worker.key, worker.size, number) if rank not in had]
+        holders = {rank: had[i % len(had)] for i, rank in enumerate(new)}
+        anchor = await worker.fetch(replica.memory["anchor"], holders, "model")
+        if worker.rank not in holders:
+            return replica
+        return replica.remembering(anchor=anchor, round=torch.tensor(number - 1))
+
+    async def serve(self, server: Server) -> None:
+        memory = server.memory
+        memory.setdefault("round", 0)
+        pushes: dict[int, Tensor] = memory.setdefault("pushes", {})
+        waiting: dict[int, int] = memory.setdefault("waiting", {})  # rank -> step of its pull
+        begins: dict[int, int] = memory.setdefault("begins", {})  # the first round of who came late
+        span = self._span(server.num_examples, server.batch_size)
+        while True:
+            match await server.event():
+                case Push(rank=rank, step=step, x=x):
+                    if step // span == memory["round"]:
+                        pushes[rank] = x
+                case Pull(rank=rank, step=step) if step < 0:  # it comes (back)
+                    begins[rank] = memory["round"] + 1
+                    await server.answer(rank, begins[rank] * span)
+                case Pull(rank=rank, step=step):
+                    waiting[rank] = step
+                case Joined(rank=rank):
+                    begins[rank] = memory["round"] + 1
+                case Left(rank=rank):
+                    waiting.pop(rank, None)
+            while server.members:
+                clients = self._clients(server.key, server.num_workers, memory["round"])
+                there = [r for r in clients if r in server.members]
+                missing = [r for r in there if begins.get(r, 0) <= memory["round"]]
+                if any(rank not in pushes for rank in missing):
+                    break
+                await self._finish_round(server, pushes)
+                memory["round"] += 1
+                pushes.clear()
+            for rank, step in list(waiting.items()):
+                if step // span <= memory["round"]:
+                    del waiting[rank]
+                    await server.answer(rank, step)
+
+    async def _finish_round(self, server: Server, pushes: Mapping[int, Tensor]) -> None:
+        if not pushes:  # all of its clients were lost
+            return
+        ranks = sorted(pushes)
+        weights = _weights(server.num_examples, ranks)
+        walks = [await server.call(_scaled, pushes[rank], weights[rank]) for rank in ranks]
+        server.params = await server.call(torch.add, server.params, await server.mean(walks))
+
+    def _clients(self, key: Key, num_workers: int, number: int) -> list[int]:
+        """The clients of a round, in order: everyone draws the same."""
+        count = max(1, round(self.fraction * num_workers))
+        drawn = key.child("fedavg").at(number).permutation(num_workers)[:count]
+        return sorted(drawn.tolist())
+
+    def _num_batches(self, num_examples: float, batch_size: int) -> int:
+        return max(1, round(self.epochs * num_examples / batch_size))
+
+    def _span(self, num_examples: Sequence[int], batch_size: int) -> int:
+        """How many steps a round takes."""
+        return self._num_batches(sum(num_examples) / len(num_examples), batch_size)
+
+
+def _weights(num_examples: Sequence[int], clients: Sequence[int]) -> dict[int, float]:
+    """By how much to multiply each walk so that the mean of all is weighted by data size."""
+    total = sum(num_examples[rank] for rank in clients)
+    return {rank: len(clients) * num_examples[rank] / total for rank in clients}
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

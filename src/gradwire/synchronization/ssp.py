@@ -1,0 +1,180 @@
+"""Stale synchronous parallel SGD (Ho et al. 2013, "More effective distributed ML via a stale
+synchronous parallel parameter server"; survey, eq. 6).
+
+The clock of a worker is the number of gradients it has pushed. A worker at clock c may go on when
+everyone's clock is at least c - s, so that the fastest is at most s ahead of the slowest. The model
+it goes on with has three parts (Ho et al. 2013, sec. 3, with s for the staleness):
+
+    x_{i,c} = x_0 - lr/n sum_{k < c-s} sum_j G_{j,k}        of all workers: guaranteed
+                  - lr/n sum_{c-s <= k < c} G_{i,k}         its own: it reads its writes
+                  - lr/n sum_{(j,k) in S} G_{j,k}           of others, what happens to be there
+
+The survey's eq. 6 counts one step less into the first part; then s = 0 would not be bsp, as it is
+in the paper and here.
+
+Where we differ. A push counts 1/n, as in bsp, where the paper adds up. A clock that all workers
+have pushed is complete: its pushes are averaged in the order of the ranks and make one step of the
+optimizer, whatever that is. So with s = 0 the result is that of bsp, bit for bit. Pushes of clocks
+that are not complete are shown to those who pull as plain steps, lr/n times the gradient, until
+their clock is complete; momentum and Adam's scaling come then.
+
+Each server has its own clock. Of a worker that is lost the pushes remain: a clock is averaged over
+all who pushed it. The others no longer wait for it. One that comes back starts at the clock of the
+slowest.
+
+Use it where workers are slow now and then, not always: a small s hides the delays of single steps
+(s = 1 .. 4), but in the long run everyone is as fast as the slowest.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gradwire.core.protocols import (
+    Ability,
+    Joined,
+    Left,
+    Pull,
+    Push,
+    Replica,
+    Server,
+    Synchronization,
+    Worker,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class SSP(Synchronization):
+    """Push a gradient, pull a model; the fastest waits if it is too far ahead of the slowest."""
+
+    staleness: int
+
+    examples = ("ssp(0)", "ssp(3)")
+    paper = (
+        "Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter "
+        "server"
+    )
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ValueError(f"ssp: staleness must be at least 0, got {self.staleness}")
+
+    @property
+    def needs(self) -> tuple[Ability, ...]:
+        return ("push_pull",)
+
+    @property
+    def pauses(self) -> bool:
+        return False
+
+    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
+        pulled = await worker.push_pull_gradient(replica, step)
+        assert pulled is not None
+        return pulled.replica
+
+    async def serve(self, server: Server) -> None:
+        window = _Window(server)
+        while True:
+            match await server.event():
+                case Push() as push:
+                    await window.add(push)
+                case Pull(rank=rank):  # it comes (back)
+                    await window.join(rank)
+                    await server.answer(rank, window.clocks[rank], params=window.shown)
+                case Joined(rank=rank):
+                    await window.join(rank)
+                case Left(rank=rank):
+                    await window.leave(rank)
+            await window.advance()
+            for rank, clock in window.allowed(self.staleness):
+                server.note("ahead", clock - window.slowest)
+                await server.answer(rank, clock, params=window.shown)
+
+
+class _Window:
+    """The pushes that a server has and whose clocks are not complete; kept in its memory."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        memory = server.memory
+        memory.setdefault("num_complete", 0)  # clocks; the model of the server has just these
+        # Of each member: how many steps it has pushed.
+        self.clocks: dict[int, int] = memory.setdefault("clocks", dict.fromkeys(server.members, 0))
+        self.waiting: dict[int, int] = memory.setdefault("waiting", {})  # their clocks, in order
+        # step -> {(rank, how many pushes of this step the rank had made before) -> gradient}
+        self.pushes: dict[int, dict[tuple[int, int], Tensor]] = memory.setdefault("pushes", {})
+        self.sums: dict[int, Tensor] = memory.setdefault("sums", {})  # of these, by step
+        self.memory: dict[str, Any] = memory
+        self.shown = memory.setdefault("shown", server.params)  # the model with all pushes
+
+    @property
+    def slowest(self) -> int:
+        """The lowest clock."""
+        return min(self.clocks.values(), default=self.memory["num_complete"])
+
+    async def add(self, push: Push) -> None:
+        server, (rank, step, x, _) = self.server, push
+        if step < self.memory["num_complete"]:  # a worker that came back; servers differ
+            clock = self.memory["num_complete"]
+            await server.answer(rank, clock, accepted=False, params=self.shown)
+            return
+        pushes = self.pushes.setdefault(step, {})
+        # A worker that was lost and came back may push a step twice: both count.
+        pushes[rank, sum(other == rank for other, _ in pushes)] = x
+        total = self.sums.get(step)
+        self.sums[step] = x if total is None else await server.call(_added, total, x, 1.0)
+        if rank in self.clocks:
+            self.clocks[rank] = step + 1
+            self.waiting[rank] = step + 1
+        if self.slowest <= self.memory["num_complete"]:  # else it is about to change anyway
+            self._show(await server.call(_added, self.shown, x, self._share(step)))
+
+    async def join(self, rank: int) -> None:
+        self.clocks[rank] = self.memory["num_complete"]
+        self.waiting.pop(rank, None)
+        await self._show_all()
+
+    async def leave(self, rank: int) -> None:
+        self.clocks.pop(rank, None)
+        self.waiting.pop(rank, None)
+        await self._show_all()
+
+    async def advance(self) -> None:
+        """Completes the clocks that all members have pushed."""
+        server, memory = self.server, self.memory
+        before = memory["num_complete"]
+        while self.slowest > memory["num_complete"]:
+            step = memory["num_complete"]
+            pushes = self.pushes.pop(step, {})
+            self.sums.pop(step, None)
+            if pushes:
+                mean = await server.mean([pushes[number] for number in sorted(pushes)])
+                await server.update(mean, step)
+            memory["num_complete"] += 1
+        if memory["num_complete"] > before:
+            await self._show_all()
+
+    def allowed(self, staleness: int) -> list[tuple[int, int]]:
+        """Ranks and clocks of those that need not wait any longer."""
+        ready = [(r, c) for r, c in self.waiting.items() if self.slowest >= c - staleness]
+        for rank, _ in ready:
+            del self.waiting[rank]
+        return ready
+
+    def _share(self, step: int) -> float:
+        """By how much a push of this step moves the model that is shown."""
+        return -self.server.lr(step) / max(1, len(self.clocks))
+
+    async def _show_all(self) -> None:
+        shown = self.server.params
+        for step, total in sorted(self.sums.items()):
+            shown = await self.server.call(_added, shown, total, self._share(step))
+        self._show(shown)
+
+    def _show(self, shown: Tensor) -> None:
+        self.shown = self.memory["shown"] = shown
+
+
+def _added(x: Tensor, y: Tensor, factor: float) -> Tensor:
+    return x.add(y, alpha=factor)

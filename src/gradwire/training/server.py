@@ -1,0 +1,272 @@
+"""One server of a training run: it holds a shard of the model and does what synchronization says.
+
+It decodes what workers push, updates its shard with its part of the optimizer's state, and answers
+with the shard. Compressed answers are changes relative to what the worker knows: the server
+follows each worker's knowledge by decoding its own answers, so that what one answer loses is in
+the next.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradwire.core.codec import Codec, State
+from gradwire.core.errors import PeerLost, WireError
+from gradwire.core.group import mean_in_order
+from gradwire.core.key import Key
+from gradwire.core.node import Framed, Membership, Node
+from gradwire.core.protocols import Event, Joined, Left, Pull, Push, TimedOut
+from gradwire.core.ramp import at
+from gradwire.core.spec import Spec
+from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
+from gradwire.training.wire import (
+    JOINING,
+    AnswerHeader,
+    PullHeader,
+    PushHeader,
+    answer_codec,
+    answer_key,
+    learned,
+)
+from gradwire.training.worker import Plan, update
+
+T = TypeVar("T")
+
+
+class TrainingServer:
+    """Server number `number`, as `core.protocols.Server` has it."""
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.plan = plan
+        self.number = number
+        shard = plan.shards()[number]
+        self.params = plan.task.initial_params()[shard.start : shard.stop]
+        self.optimizer: dict[str, Tensor] = plan.optimizer.init(self.params)
+        self.memory: dict[str, Any] = {}
+        self.members: frozenset[int] = frozenset(range(plan.num_workers))
+        self.notes: dict[str, list[float]] = {}
+        self._node: Node | None = None
+        pieces = [(i, u.bucket) for i, u in enumerate(plan.units()) if u.server == number]
+        self._pieces = dict(sorted(pieces, key=lambda piece: piece[1].start))  # number -> where
+        self._specs = {i: plan.spec(piece, self.params.dtype) for i, piece in pieces}
+        self._events: deque[Event] = deque()  # that nobody has asked for
+        self._expected: set[int] = set()  # workers that came, and will pull
+        # What the scheduler will say of a worker that said so itself: so many changes.
+        self._num_known: Counter[int] = Counter()
+        # What is there of a push: (rank, step) -> {piece -> (number of parts, {part -> message})}
+        self._begun: dict[tuple[int, int], dict[int, tuple[int, dict[int, Tensor]]]] = {}
+        self._answers: dict[int, int] = {}  # how many each worker got
+        # What each knows of the shard, with compressed answers. All begin with the same model.
+        self._shard_spec = plan.spec(shard, self.params.dtype)
+        self._known = dict.fromkeys(range(plan.num_workers), self.params)
+        self._codec_states: dict[int, State] = {}
+
+    @property
+    def num_workers(self) -> int:
+        return self.plan.num_workers
+
+    @property
+    def key(self) -> Key:
+        return self.plan.key
+
+    @property
+    def num_examples(self) -> Sequence[int]:
+        return self.plan.num_examples or (self.batch_size,) * self.num_workers
+
+    @property
+    def batch_size(self) -> int:
+        return self.plan.batch_size
+
+    @property
+    def node(self) -> Node:
+        assert self._node is not None
+        return self._node
+
+    def lr(self, step: int) -> float:
+        return self.plan.lr(step)
+
+    async def run(self, node: Node) -> None:
+        """The program of the node."""
+        self._node = node
+        self.members = await node.members()
+        await self.plan.synchronization.serve(self)
+
+    async def now(self) -> float:
+        return await self.node.now()
+
+    async def lost(self, rank: int) -> PeerLost:
+        return await why_lost(self.node, rank)
+
+    async def event(self, timeout_s: float | None = None) -> Event:
+        while not self._events:
+            if timeout_s is None:
+                rank, message = await self.node.recv_any(REQUEST)
+            else:
+                got = await self.node.recv_within(REQUEST, timeout_s)
+                if got is None:
+                    return TimedOut()
+                rank, message = got
+            header = message.header if isinstance(message, Framed) else None
+            match header:
+                case Membership(rank=who, there=there):
+                    self._changed(who, there)
+                case PullHeader(step=step) if step >= JOINING:
+                    if step == JOINING:
+                        self._came(rank)
+                    self._events.append(Pull(rank, step))
+                case PushHeader():
+                    push = await self._collected(rank, header, message.data)
+                    if push is not None:
+                        self._events.append(push)
+                case _:
+                    raise WireError(
+                        f"rank {rank} sent a message with the header {header!r} to server "
+                        f"{self.number}, expected a push or a pull"
+                    )
+        return self._events.popleft()
+
+    def _changed(self, rank: int, there: bool) -> None:
+        """The scheduler says that a worker came or left."""
+        if self._num_known[rank]:
+            self._num_known[rank] -= 1
+        elif there:
+            self._join(rank)
+            self._expected.add(rank)
+        else:
+            self._leave(rank)
+
+    def _came(self, rank: int) -> None:
+        """A worker says that it came (back), perhaps before the scheduler does."""
+        if rank not in self._expected:
+            if rank in self.members:
+                self._leave(rank)
+                self._num_known[rank] += 1
+            self._join(rank)
+            self._num_known[rank] += 1
+        self._expected.discard(rank)
+
+    def _leave(self, rank: int) -> None:
+        self.members -= {rank}
+        self._forget(rank)
+        self._expected.discard(rank)
+        self._events.append(Left(rank))
+
+    def _join(self, rank: int) -> None:
+        self.members |= {rank}
+        self._forget(rank)
+        self._events.append(Joined(rank))
+
+    def _forget(self, rank: int) -> None:
+        """A worker that comes back knows nothing, and what it began to say is void."""
+        for key in [key for key in self._begun if key[0] == rank]:
+            del self._begun[key]
+        self._known.pop(rank, None)
+        self._codec_states.pop(rank, None)
+
+    async def _collected(self, rank: int, header: PushHeader, data: Tensor | None) -> Push | None:
+        """Puts a part of a push to the others; the push, if it is complete now."""
+        begun = self._begun.setdefault((rank, header.step), {})
+        num_parts, parts = begun.setdefault(header.unit, (header.num_parts, {}))
+        if (
+            header.unit not in self._pieces
+            or header.num_parts != num_parts
+            or not 0 <= header.part < num_parts
+            or header.part in parts
+            or header.step < 0
+            or data is None
+        ):
+            raise WireError(
+                f"rank {rank} pushed {header} to server {self.number}, which expects each part of "
+                f"the pieces {list(self._pieces)} once"
+            )
+        parts[header.part] = data
+        complete = all(len(own) == number for number, own in begun.values())
+        if not complete or len(begun) < len(self._pieces):
+            return None
+        del self._begun[rank, header.step]
+        key = self.plan.key.at(header.step).private(rank)
+        heard = [
+            await self.node.call(
+                self.plan.reducer.heard,
+                [message for _, message in sorted(begun[i][1].items())],
+                self._specs[i],
+                key.child(piece.name),
+            )
+            for i, piece in self._pieces.items()
+        ]
+        x = heard[0] if len(heard) == 1 else torch.cat(heard)
+        return Push(rank, header.step, x, header.wants_answer)
+
+    async def update(self, gradient: Tensor, step: int, lr_factor: float = 1.0) -> None:
+        plan = self.plan
+        rule = at(plan.optimizer, step, plan.steps_per_epoch)
+        lr = plan.lr(step) * lr_factor
+        self.params, self.optimizer = await self.node.call(
+            update, rule, None, lr, self.params, gradient, self.optimizer
+        )
+
+    async def mean(self, vectors: Sequence[Tensor]) -> Tensor:
+        return await self.node.call(mean_in_order, vectors, len(vectors))
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        return await self.node.call(function, *args)
+
+    async def answer(
+        self, rank: int, clock: int, *, accepted: bool = True, params: Tensor | None = None
+    ) -> None:
+        params = self.params if params is None else params
+        number = self._answers.get(rank, 0)
+        self._answers[rank] = number + 1
+        data, is_whole = params, True
+        if self.plan.architecture.squeezes_answers:
+            known = self._known.get(rank)
+            codec = answer_codec(self.plan.reducer, clock)
+            is_exact = codec.guarantee(self._shard_spec).delta == 1.0
+            if known is not None and not is_exact:
+                key = answer_key(self.plan.key, number, rank, self.number)
+                if rank not in self._codec_states:
+                    self._codec_states[rank] = codec.init(self._shard_spec)
+                state = self._codec_states[rank]
+                data, known, self._codec_states[rank] = await self.node.call(
+                    _told, codec, params, known, self._shard_spec, state, key
+                )
+                is_whole = False
+            self._known[rank] = params if is_whole or known is None else known
+        header = AnswerHeader(clock, accepted, number, is_whole)
+        message = Framed(header, data)
+        await self.node.send_framed(rank, ANSWER, message, HEADER_NBYTES, "answer")
+
+    def note(self, name: str, value: float) -> None:
+        self.notes.setdefault(name, []).append(value)
+
+    def snapshot(self) -> dict[str, Any]:
+        """All there is between two steps, when nothing is under way."""
+        return {
+            "params": self.params,
+            "optimizer": self.optimizer,
+            "memory": self.memory,
+            "notes": self.notes,
+            "answers": self._answers,
+            "known": self._known,
+            "codec_states": self._codec_states,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.params = saved["params"]
+        self.optimizer = saved["optimizer"]
+        self.memory = saved["memory"]
+        self.notes = saved["notes"]
+        self._answers = saved["answers"]
+        self._known = saved["known"]
+        self._codec_states = saved["codec_states"]
+
+
+def _told(
+    codec: Codec, params: Tensor, known: Tensor, spec: Spec, state: State, key: Key
+) -> tuple[Tensor, Tensor, State]:
+    """The message about a change, what the worker knows after it, and the codec's state."""
+    payload, state = codec.encode(params - known, state, key)
+    return payload.buffer, learned(codec, known, payload.buffer, spec, key), state

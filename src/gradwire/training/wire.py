@@ -1,0 +1,74 @@
+"""What workers and servers say to each other: headers of a fixed size, and compressed answers."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.core.codec import Codec
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.key import Key
+from gradwire.core.reducer import Lifted, Reducer, Varying
+from gradwire.core.spec import Spec
+
+JOINING = -1  # the step of a pull by a worker that comes (back)
+
+
+@dataclass(frozen=True, slots=True)
+class PushHeader:
+    unit: int  # the number of the piece
+    part: int  # of so many messages for this piece
+    num_parts: int
+    step: int
+    wants_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PullHeader:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHeader:
+    clock: int  # the step at which the server stands
+    accepted: bool  # whether the push counted
+    number: int  # of the answers to this worker so far
+    is_whole: bool  # whether the shard comes as it is, not as a compressed change
+
+
+def answer_key(key: Key, number: int, rank: int, server: int) -> Key:
+    """Of the random draws in one answer."""
+    return key.at(number).private(rank).child(f"answer of {server}")
+
+
+def answer_codec(reducer: Reducer, step: int) -> Codec:
+    """How servers encode changes of the model: the codec inside the workers' compression."""
+    inner: Reducer | None = reducer
+    while inner is not None:
+        if isinstance(inner, Varying):
+            inner = inner.at(step)
+        if isinstance(inner, Lifted) and not inner.codec.shares:
+            return inner.codec
+        inner = inner.wrapped()
+    raise ValueError(
+        f"{reducer!r} has no codec with which one server alone could compress its answers. "
+        'Leave them as they are: parameter_server(answers="dense").'
+    )
+
+
+def check_answers(reducer: Reducer, shards: Sequence[Spec]) -> None:
+    """Refuses compression without such a codec, and warns of one that loses more and more."""
+    codec = answer_codec(reducer, 0)
+    if not all(codec.guarantee(shard).contracts for shard in shards):
+        warnings.warn(
+            f"servers follow what workers know through {codec!r}, whose errors may grow. If it "
+            'diverges, leave the answers as they are: parameter_server(answers="dense").',
+            GradwireWarning,
+            stacklevel=4,
+        )
+
+
+def learned(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
+    """The shard after an answer with a change, given what was known of it."""
+    return known + codec.decode(codec.unpack(buffer, spec), spec, key)

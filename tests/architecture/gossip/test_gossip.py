@@ -1,0 +1,169 @@
+"""What holds for every gossip algorithm."""
+
+import pytest
+import torch
+
+from gradwire.architecture import ARCHITECTURE
+from gradwire.architecture.gossip import GOSSIP
+from gradwire.architecture.gossip.choco import Choco
+from gradwire.architecture.gossip.dpsgd import DPSGD
+from gradwire.architecture.gossip.gossip import Gossip
+from gradwire.architecture.graphs import GRAPHS
+from gradwire.architecture.graphs.ring import Ring
+from gradwire.compression import COMPRESSION
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.reducer import lift
+
+IN_ROUNDS = [
+    example for algorithm in GOSSIP if not algorithm.asynchronous for example in algorithm.examples
+]
+GRAPH_EXAMPLES = [
+    graph.examples[0] for graph in GRAPHS if not graph.examples[0].startswith("from_file")
+]
+
+
+def allowed(gossip, num_workers):
+    try:
+        gossip.check(num_workers)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_without_walks_the_average_is_kept_and_approached(algorithm, train, vectors):
+    x = vectors(5)
+    result = train(f"gossip(ring, {algorithm}, lazy=True)", kicks=x, steps=60)
+    assert torch.allclose(result.params.mean(0), x.mean(0), atol=1e-12)
+    spread = (result.params - x.mean(0)).abs().max()
+    assert spread < 1e-2 * (x - x.mean(0)).abs().max()
+
+
+@pytest.mark.parametrize("graph", GRAPH_EXAMPLES)
+@pytest.mark.parametrize("algorithm", [*IN_ROUNDS, "adpsgd"])
+def test_any_number_of_workers_comes_to_an_end(graph, algorithm, train, vectors):
+    gossip = ARCHITECTURE.parse(f"gossip({graph}, {algorithm}, lazy=True)")
+    tried = 0
+    for num_workers in (1, 2, 3, 4, 7, 8, 17):
+        if allowed(gossip, num_workers):
+            x = vectors(num_workers, 2)
+            sync = "asp" if algorithm == "adpsgd" else "bsp"
+            result = train(gossip, b=x, steps=3, lr=0.1, synchronization=sync)
+            assert result.params.shape == x.shape
+            assert torch.isfinite(result.params).all()
+            tried += 1
+    assert tried or gossip.graph.varies  # one worker alone is always possible
+
+
+@pytest.mark.parametrize("num_workers", range(1, 18))
+def test_ring_of_any_size(num_workers, train, vectors):
+    x = vectors(num_workers, 2)
+    result = train("gossip(ring)", x, steps=3)
+    assert torch.allclose(result.params.mean(0), x.mean(0), atol=1e-13)
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_one_worker_alone_is_sgd(algorithm, train, vectors):
+    x, b = vectors(1), vectors(2)[1:]
+    result = train(f"gossip(ring, {algorithm})", x, b=b, steps=5, lr=0.1)
+    expected = b + (x - b) * 0.9**5
+    assert torch.allclose(result.params, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_on_a_complete_graph_the_mean_follows_sgd(algorithm, train, vectors):
+    # With equal curvatures the mean of the gradients is the gradient at the mean.
+    b = vectors(4)
+    gamma_one = "choco(1.0)" if algorithm.startswith("choco") else algorithm
+    result = train(f"gossip(complete, {gamma_one})", b=b, steps=7, lr=0.2)
+    expected = b.mean(0) * (1 - 0.8**7)
+    assert torch.allclose(result.params.mean(0), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_local_steps_of_period_one_are_bsp(algorithm, train, vectors):
+    b = vectors(3)
+    settings = {"b": b, "steps": 6, "lr": 0.1}
+    bsp = train(f"gossip(ring, {algorithm})", **settings)
+    local = train(f"gossip(ring, {algorithm})", synchronization="localsgd(1)", **settings)
+    assert torch.equal(bsp.params, local.params)
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_a_round_may_cross_segments(algorithm, train, vectors):
+    b = vectors(3)
+    settings = {"b": b, "steps": 10, "lr": 0.1}
+    settings["synchronization"] = "localsgd(4)"
+    whole = train(f"gossip(ring, {algorithm})", **settings)
+    cut = train(f"gossip(ring, {algorithm})", cuts=[3, 5, 6], **settings)
+    assert torch.equal(whole.params, cut.params)
+    assert whole.params.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_runs_are_replayed_on_other_networks(algorithm, train, vectors):
+    result = train(f"gossip(ring, {algorithm})", vectors(3), steps=3, record=True)
+    trace = result.engine.trace
+    assert trace is not None
+    assert trace.replayable
+
+
+def test_bytes_are_those_of_the_messages(train, vectors):
+    result = train("gossip(ring)", vectors(5), steps=3)
+    # Two neighbours, six numbers of eight bytes and a header of eight.
+    assert result.engine.ledger.total_bytes == 3 * 5 * 2 * (6 * 8 + 8)
+    assert result.engine.ledger.total_messages == 3 * 5 * 2
+
+
+def test_notation():
+    assert ARCHITECTURE.parse("gossip(ring)") == Gossip(Ring(), DPSGD())
+    assert ARCHITECTURE.parse("gossip(ring, choco(0.3))") == Gossip(Ring(), Choco(0.3))
+    for text in Gossip.examples:
+        parsed = ARCHITECTURE.parse(text)
+        assert ARCHITECTURE.parse(repr(parsed)) == parsed
+    for algorithm in GOSSIP:
+        for text in algorithm.examples:
+            assert repr(GOSSIP.parse(text)) == text
+    with pytest.raises(ValueError, match="gossip algorithm"):
+        ARCHITECTURE.parse("gossip(ring, dpsg)")
+
+
+def test_abilities():
+    assert ARCHITECTURE.parse("gossip(ring)").offers == ("mix",)
+    assert ARCHITECTURE.parse("gossip(ring, adpsgd)").offers == ("mix_async",)
+    with pytest.raises(ValueError, match="allreduce"):
+        ARCHITECTURE.parse("gossip(ring)").group(Node(0, 2), "x")
+
+
+def test_matrices_that_are_refused(given):
+    with pytest.raises(ValueError, match=r"column 0 .* sums to 1\.5"):
+        Gossip(given([0.5, 0.5], [1.0, 0.0])).check(2)
+    with pytest.raises(ValueError, match="rank 0 never hears of rank 1"):
+        Gossip(given([1.0, 0.0], [0.0, 1.0])).check(2)
+    with pytest.raises(ValueError, match=r"directed.*Take sgp"):
+        ARCHITECTURE.parse("gossip(exponential, choco(0.5))").check(5)
+    with pytest.raises(ValueError, match="changes from step to step"):
+        ARCHITECTURE.parse("gossip(matching, choco(0.5))").check(4)
+    with pytest.raises(ValueError, match=r"-0\.333333.*lazy=True"):
+        ARCHITECTURE.parse("gossip(ring, d2)").check(4)
+    ARCHITECTURE.parse("gossip(ring, d2, lazy=True)").check(4)
+    ARCHITECTURE.parse("gossip(ring, d2)").check(3)
+
+
+def test_compression_that_is_refused():
+    def mixing(gossip, compression):
+        parsed = ARCHITECTURE.parse(gossip)
+        return parsed.mixing(Node(0, 4), lift(COMPRESSION.parse(compression)), Key(0))
+
+    with pytest.raises(ValueError, match="memory of their own"):
+        mixing("gossip(ring, choco(0.5))", "ef(topk(0.1))")
+    with pytest.raises(ValueError, match=r"no rule for a codec that loses.*choco"):
+        mixing("gossip(ring, d2)", "topk(0.1)")
+    with pytest.raises(ValueError, match="no rule"):
+        mixing("gossip(ring, adpsgd)", "qsgd(4)")
+    with pytest.warns(GradwireWarning, match="choco"):
+        mixing("gossip(ring)", "topk(0.1)")
+    mixing("gossip(ring, choco(0.5))", "topk(0.1)")
+    mixing("gossip(ring, dcd)", "qsgd(4)")

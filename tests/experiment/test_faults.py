@@ -1,0 +1,185 @@
+"""Workers that crash, come back and come late, and lost messages, in whole runs on digits."""
+
+import json
+
+import pytest
+import torch
+
+from gradwire.core.errors import StoppedError
+from gradwire.experiment.config import Config
+from gradwire.experiment.losses import lost_with
+from gradwire.experiment.runner import Run, resume, simulate
+from gradwire.experiment.setup import prepare
+
+COMMON = {
+    "workers": 4,
+    "steps": 24,
+    "batch_size": 16,
+    "optimizer": "sgd(0.1)",
+    "compute": "lognormal(0.01)",
+    "eval_every": 6,
+    "heartbeat": "30ms",
+    "evaluation": "sequential",
+    "threads": 1,
+}
+CRASH = "crash(2, at=0.1)"
+BACK = "crash(2, at=0.1, rejoin=0.16)"
+SURVIVE = [
+    ("ssp(2)", "parameter_server"),
+    ("asp", "parameter_server(2)"),
+    ("r2sp", "parameter_server"),
+    ("bsp(backup=1)", "parameter_server"),
+    ("bsp(timeout=0.05)", "parameter_server"),
+    ("bsp", "gossip(ring)"),
+    ("localsgd(3)", "gossip(complete)"),
+    ("bsp", "gossip(ring, choco(0.3))"),
+    ("asp", "gossip(ring, adpsgd)"),
+]
+STOP = [
+    ("bsp", "allreduce"),
+    ("bsp", "ring"),
+    ("bsp", "parameter_server"),
+    ("bsp", 'parameter_server(2, optimizer="server")'),
+    ("localsgd(4)", "allreduce"),
+]
+
+
+def run(synchronization: str, architecture: str, *faults: str, **settings) -> Run:
+    return simulate(
+        synchronization=synchronization,
+        architecture=architecture,
+        faults=faults,
+        **COMMON | settings,
+    )
+
+
+def gradients(result: Run) -> list[int]:
+    return [replica.num_gradients for replica in result.replicas]
+
+
+@pytest.mark.parametrize(("synchronization", "architecture"), STOP)
+def test_who_needs_all_workers_stops_with_a_report(synchronization, architecture) -> None:
+    with pytest.raises(StoppedError) as stopped:
+        run(synchronization, architecture, CRASH)
+    text = str(stopped.value)
+    assert "rank 2 crashed at 0.1 s, which was noticed at 0.13 s" in text
+    assert f"on {architecture} stopped in step" in text
+    assert "of 24" in text
+    assert "bsp(backup=1)" in text
+
+
+@pytest.mark.parametrize(("synchronization", "architecture"), SURVIVE)
+def test_others_go_on_without_it(synchronization, architecture) -> None:
+    result = run(synchronization, architecture, CRASH)
+    taken = gradients(result)
+    assert taken[2] < 15
+    assert sum(taken[rank] >= 20 for rank in (0, 1, 3)) >= 2
+    assert [lost["rank"] for lost in result.summary["lost"]] == [2]
+    assert result.accuracy > 0.2
+    assert result.summary["gradients"] == sum(taken)
+
+
+@pytest.mark.parametrize(("synchronization", "architecture"), SURVIVE)
+def test_a_worker_that_comes_back_has_the_model_and_trains(synchronization, architecture) -> None:
+    without = run(synchronization, architecture, CRASH)
+    result = run(synchronization, architecture, BACK)
+    assert result.replicas[2].num_gradients > 0
+    before = gradients(without)[2]
+    assert result.summary["gradients"] == sum(gradients(result)) + before
+    others = torch.stack([result.replicas[rank].params for rank in (0, 1, 3)]).mean(dim=0)
+    initial = prepare(Config(**COMMON)).plan.task.initial_params()
+    # It is near the others, not near where all began.
+    mine = result.replicas[2].params
+    assert torch.dist(mine, others) < 0.5 * torch.dist(initial, others)
+
+
+@pytest.mark.parametrize(("synchronization", "architecture"), SURVIVE[:3] + SURVIVE[5:6])
+def test_a_worker_may_come_late(synchronization, architecture) -> None:
+    result = run(synchronization, architecture, "arrive(1, at=0.1)")
+    assert 0 < result.replicas[1].num_gradients < 24
+    assert result.replicas[0].num_gradients == 24
+    assert result.summary["lost"] == []
+
+
+def test_what_feedback_owed_is_reported_as_lost() -> None:
+    settings = {**COMMON, "synchronization": "asp", "architecture": "parameter_server"}
+    result = simulate(compression="ef(topk(0.01))", faults=(CRASH,), **settings)
+    plan = prepare(Config(compression="ef(topk(0.01))", **settings)).plan
+    (lost,) = result.summary["lost"]
+    assert lost["time_s"] == 0.1
+    residual = result.replicas[2].exchange[0]["residual"].double()
+    assert lost["residual_norm"] == pytest.approx(float(residual.norm()))
+    assert lost["residual_norm"] > 0.01
+    assert lost["residual_sum"] == pytest.approx(float(residual.sum()))
+    assert lost_with(plan, result.replicas[2]).items() <= lost.items()
+
+
+def test_lost_messages_cost_bytes_and_time_and_nothing_else() -> None:
+    well = run("bsp", "allreduce")
+    ill = run("bsp", "allreduce", "loss(0.05, timeout=0.02)")
+    assert torch.equal(well.params, ill.params)
+    assert 1.02 < ill.bytes_sent / well.bytes_sent < 1.1
+    assert ill.virtual_time_s > well.virtual_time_s
+
+
+def test_an_asynchronous_run_that_was_interrupted_ends_in_the_same_bits(tmp_path) -> None:
+    settings = {**COMMON, "synchronization": "asp", "architecture": "parameter_server"}
+    whole = simulate(out=tmp_path / "whole", **settings)
+
+    def interrupt(row, steps) -> None:
+        if row["step"] == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(out=tmp_path / "cut", progress=interrupt, **settings)
+    resumed = resume(tmp_path / "cut")
+    assert torch.equal(whole.params, resumed.params)
+    rows = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert rows[0] == rows[1]
+    assert len(rows[0].splitlines()) == 4
+    staleness = json.loads((tmp_path / "cut" / "summary.json").read_text())["noted"]["staleness"]
+    assert 0 < staleness["mean"] <= staleness["max"]
+
+
+@pytest.mark.parametrize("synchronization", ["bsp", "localsgd(3)", "fedavg(0.5)"])
+def test_a_run_on_servers_resumes_to_the_same_bits(tmp_path, synchronization) -> None:
+    settings = {
+        **COMMON,
+        "synchronization": synchronization,
+        "architecture": 'parameter_server(2, answers="compressed")',
+        "compression": "ef(topk(0.1))",
+    }
+    whole = simulate(**settings)
+
+    def interrupt(row, steps) -> None:
+        if row["step"] == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(out=tmp_path / "cut", progress=interrupt, **settings)
+    resumed = resume(tmp_path / "cut")
+    assert torch.equal(whole.params, resumed.params)
+    assert whole.ledger.link_bytes == resumed.ledger.link_bytes
+    assert whole.virtual_time_s == resumed.virtual_time_s
+
+
+@pytest.mark.parametrize("compression", ["identity", "ef(topk(0.05))", "signvote"])
+def test_a_run_on_servers_tells_its_time_on_other_networks(compression) -> None:
+    run = simulate(
+        architecture="parameter_server(2)",
+        compression=compression,
+        what_if=("100Mbit",),
+        **COMMON,
+    )
+    slow = simulate(
+        architecture="parameter_server(2)",
+        compression=compression,
+        bandwidth="100Mbit",
+        **COMMON,
+    )
+    assert run.summary["virtual_times_s"]["100Mbit"] == pytest.approx(slow.virtual_time_s)
+
+
+def test_what_depends_on_the_network_cannot_be_told_for_others() -> None:
+    with pytest.raises(ValueError, match="run it once for each bandwidth"):
+        run("asp", "parameter_server", what_if=("100Mbit",))

@@ -1,0 +1,177 @@
+"""Federated averaging: rounds, clients and weights by hand."""
+
+import pytest
+import torch
+
+from gradwire.core.key import Key
+from gradwire.synchronization.fedavg import FedAvg
+
+SERVERS = ["parameter_server", "parameter_server(3)"]
+ALL = [*SERVERS, "allreduce", 'parameter_server(2, optimizer="worker")']
+
+
+def model(trained):
+    """The newest one."""
+    if trained.servers:
+        return torch.cat([server.params for server in trained.servers])
+    fedavg = trained.plan.synchronization
+    return fedavg.agreed(fedavg.newest(trained.replicas))
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_all_clients_with_one_step_each_are_bsp(train, architecture) -> None:
+    bsp = train("bsp", "allreduce")
+    trained = train("fedavg(1.0)", architecture, num_examples=(4,) * 4, batch_size=4)
+    torch.testing.assert_close(model(trained), bsp.params[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_walks_are_weighted_by_data_size(train, architecture) -> None:
+    # 8 mini-batches per round on average: 4 and 12.
+    sizes = (16, 48)
+    trained = train(
+        "fedavg(1.0)", architecture, workers=2, steps=16, num_examples=sizes, batch_size=4
+    )
+    x, g = trained.initial, trained.gradient
+    for _ in range(2):
+        ends = [x, x]
+        for rank, num_steps in enumerate((4, 12)):
+            for _ in range(num_steps):
+                ends[rank] = ends[rank] - 0.1 * g(rank, ends[rank])
+        x = x + 0.25 * (ends[0] - x) + 0.75 * (ends[1] - x)
+    torch.testing.assert_close(model(trained), x, rtol=1e-12, atol=1e-12)
+    assert [replica.num_gradients for replica in trained.replicas] == [8, 24]
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_momentum_begins_anew_in_every_round(train, architecture) -> None:
+    trained = train(
+        "fedavg(1.0, epochs=3.0)",
+        architecture,
+        workers=2,
+        steps=7,
+        momentum=0.9,
+        num_examples=(8, 8),
+        batch_size=8,
+    )
+    x, g = trained.initial, trained.gradient
+    for num_steps in (3, 3, 1):  # the last step ends the round
+        ends = []
+        for rank in range(2):
+            y, velocity = x, torch.zeros_like(x)
+            for _ in range(num_steps):
+                velocity = 0.9 * velocity + g(rank, y)
+                y = y - 0.1 * velocity
+            ends.append(y)
+        x = (ends[0] + ends[1]) / 2
+    torch.testing.assert_close(model(trained), x, rtol=1e-12, atol=1e-12)
+
+
+def test_everyone_draws_the_same_clients() -> None:
+    rounds = [FedAvg(0.3)._clients(Key(3), 10, number) for number in range(200)]
+    assert rounds == [FedAvg(0.3)._clients(Key(3), 10, number) for number in range(200)]
+    assert all(len(set(clients)) == 3 and clients == sorted(clients) for clients in rounds)
+    counts = torch.bincount(torch.tensor(rounds).reshape(-1), minlength=10)
+    assert counts.min() > 40  # 60 each on average, with a deviation of 6.5
+    assert counts.max() < 80
+    assert len(FedAvg(0.01)._clients(Key(3), 10, 0)) == 1
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_the_clients_of_a_round_by_hand(train, architecture) -> None:
+    sizes = (8, 16, 24, 32, 40)
+    settings = {"workers": 5, "steps": 11, "num_examples": sizes, "batch_size": 8}
+    trained = train("fedavg(0.4)", architecture, **settings)
+    x, g, fedavg = trained.initial, trained.gradient, trained.plan.synchronization
+    num_gradients = [0] * 5
+    for number, places in enumerate((3, 3, 3, 2)):  # a round takes 3 steps
+        clients = fedavg._clients(trained.plan.key, 5, number)
+        walks = 0
+        for rank in clients:
+            y = x
+            num_batches = places * (rank + 1) // 3
+            num_gradients[rank] += num_batches
+            for _ in range(num_batches):
+                y = y - 0.1 * g(rank, y)
+            walks = walks + sizes[rank] * (y - x)
+        x = x + walks / sum(sizes[rank] for rank in clients)
+    torch.testing.assert_close(model(trained), x, rtol=1e-12, atol=1e-12)
+    assert [replica.num_gradients for replica in trained.replicas] == num_gradients
+
+
+def test_servers_and_all_reduce_end_in_the_same_model(train) -> None:
+    settings = {
+        "workers": 6,
+        "steps": 20,
+        "momentum": 0.5,
+        "num_examples": (8, 16, 24, 8, 8, 20),
+        "batch_size": 8,
+        "compute": "exponential(0.01)",
+        "noise": 0.1,
+    }
+    models = [model(train("fedavg(0.5, epochs=1.5)", name, **settings)) for name in ALL]
+    for other in models[1:]:
+        torch.testing.assert_close(other, models[0], rtol=1e-10, atol=1e-10)
+    for name in ALL:
+        paused = train("fedavg(0.5, epochs=1.5)", name, pause_at=(1, 5, 13), **settings)
+        whole = train("fedavg(0.5, epochs=1.5)", name, **settings)
+        assert torch.equal(model(paused), model(whole))
+        assert paused.sent_bytes == whole.sent_bytes
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_who_is_not_drawn_sends_and_receives_nothing(train, architecture) -> None:
+    trained = train("fedavg(0.4)", architecture, workers=5, steps=1)
+    clients = trained.plan.synchronization._clients(trained.plan.key, 5, 0)
+    links = trained.engine.ledger.link_bytes
+    for rank in range(5):
+        traffic = sum(links[rank]) + sum(row[rank] for row in links)
+        assert (traffic > 0) == (rank in clients)
+    if trained.servers:  # each client: a pull, a model of 64 bytes, and a walk with a payload's 16
+        num_servers = len(trained.servers)
+        assert sum(map(sum, links)) == 2 * ((32 + 32 + 32 + 16) * num_servers + 64 + 64)
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_walks_can_be_compressed(train, architecture) -> None:
+    minima = torch.arange(8.0).repeat(5, 1)
+    trained = train(
+        "fedavg(0.4, epochs=3.0)",
+        architecture,
+        "ef(topk(0.5))",
+        workers=5,
+        steps=150,
+        minima=minima,
+    )
+    torch.testing.assert_close(model(trained), trained.optimum, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_round_does_without_lost_clients(train, servers) -> None:
+    trained = train(
+        "fedavg(0.5)",
+        f"parameter_server({servers})",
+        workers=6,
+        steps=60,
+        num_examples=(8, 16, 24, 8, 8, 20),
+        batch_size=4,
+        compute="exponential(0.01)",
+        faults=["crash(1, at=0.1)", "crash(2, at=0.2, rejoin=0.5)", "arrive(0, at=0.05)"],
+        heartbeat_s=0.05,
+    )
+    assert [rank for rank, replica in enumerate(trained.replicas) if replica is None] == [1]
+    for rank in (0, 2, 3, 4, 5):
+        assert (rank, 59) in trained.after
+    num_rounds = 60 // trained.plan.synchronization._span((8, 16, 24, 8, 8, 20), 4)
+    assert all(server.memory["round"] >= num_rounds for server in trained.servers)
+
+
+def test_errors(train) -> None:
+    with pytest.raises(ValueError, match=r"fraction must be in \(0, 1\], got 0"):
+        FedAvg(0.0)
+    with pytest.raises(ValueError, match="epochs must be above 0"):
+        FedAvg(0.5, epochs=0.0)
+    with pytest.raises(ValueError, match=r"powersgd\(1\) keeps what all workers must hear"):
+        train("fedavg(0.5)", "allreduce", "powersgd(1)")
+    with pytest.raises(ValueError, match="its numbers cannot change"):
+        train("fedavg(ramp(0.1, 0.5, steps=10))", "allreduce")

@@ -1,0 +1,286 @@
+"""Servers that hold the model: what is pushed and pulled, and what it costs."""
+
+import io
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Codec, Kind
+from gradwire.core.errors import GradwireWarning, WireError
+from gradwire.core.key import Key
+from gradwire.core.node import Framed, Node
+from gradwire.core.notation import notation_name
+from gradwire.core.reducer import lift
+from gradwire.core.spec import Spec
+from gradwire.core.wire import HEADER_NBYTES, REQUEST
+from gradwire.runtime.network import Network
+from gradwire.runtime.virtual import VirtualEngine
+from gradwire.training.server import TrainingServer
+from gradwire.training.wire import PullHeader, PushHeader
+
+
+def holding(servers: int = 1, answers: str = "dense") -> str:
+    return f'parameter_server({servers}, optimizer="server", answers="{answers}")'
+
+
+def whole(trained) -> torch.Tensor:
+    return torch.cat([server.params for server in trained.servers])
+
+
+@pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
+@pytest.mark.parametrize("answers", ["dense", "compressed"])
+def test_without_compression_workers_have_the_servers_model(train, answers, scheduling) -> None:
+    settings = {"layers": (5, 1, 1, 30, 2), "momentum": 0.9, "scheduling": scheduling}
+    expected = train("bsp", "allreduce", **settings)
+    for servers in (1, 2, 3, 7):
+        trained = train("bsp", holding(servers, answers), **settings)
+        assert torch.equal(whole(trained), expected.params[0])
+        for params in trained.params:
+            assert torch.equal(params, expected.params[0])
+
+
+@pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("compression", ["topk(0.3)", "ef(sign)", "ef(topk(0.4) >> qsgd(bits=4))"])
+@pytest.mark.parametrize("synchronization", ["bsp", "asp", "ssp(2)"])
+def test_servers_follow_what_workers_know(
+    train, synchronization, compression, servers, scheduling
+) -> None:
+    trained = train(
+        synchronization,
+        holding(servers, "compressed"),
+        compression,
+        layers=(12, 3, 25),
+        scheduling=scheduling,
+        compute="exponential(0.01)",
+        workers=3,
+    )
+    for rank, params in enumerate(trained.params):
+        for server, shard in zip(trained.servers, trained.plan.shards()):
+            assert torch.equal(server._known[rank], params[shard.start : shard.stop])
+    assert not torch.equal(whole(trained), trained.params[0])
+
+
+def test_compressed_answers_lose_nothing_for_good(train) -> None:
+    # All have the same minimum, so that gradients vanish and feedback dies out.
+    minima, two = torch.arange(8.0).repeat(2, 1), {"workers": 2, "steps": 120}
+    trained = train("bsp", holding(2, "compressed"), "ef(topk(0.3))", minima=minima, **two)
+    torch.testing.assert_close(whole(trained), trained.optimum, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(trained.params[0], trained.optimum, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("answers", ["dense", "compressed"])
+@pytest.mark.parametrize("synchronization", ["bsp", "asp", "ssp(2)", "r2sp"])
+def test_the_model_and_what_feedback_owes_are_all_gradients(
+    train, synchronization, answers
+) -> None:
+    trained = train(
+        synchronization,
+        holding(2, answers),
+        "ef(topk(0.3))",
+        layers=(12, 3, 25),
+        scheduling='sequential("layer")',
+        compute="exponential(0.01)",
+        workers=3,
+    )
+    total = torch.zeros(40, dtype=torch.float64)
+    for rank, replica in enumerate(trained.replicas):
+        for step in range(10):
+            x = trained.after[rank, step - 1].params if step else trained.initial
+            total += trained.gradient(rank, x)
+        for state, unit in zip(replica.exchange, trained.plan.units()):
+            total[unit.bucket.start : unit.bucket.stop] -= state["residual"]
+    share = 1 if synchronization in ("asp", "r2sp") else 3  # of a worker in a step
+    expected = trained.initial - 0.1 / share * total
+    torch.testing.assert_close(whole(trained), expected, rtol=1e-6, atol=1e-6)
+
+
+def can_be_pushed(text: str) -> bool:
+    compression = COMPRESSION.parse(text)
+    if isinstance(compression, Codec) and (
+        compression.takes is not Kind.REAL or compression.needs_feedback
+    ):
+        return False
+    return lift(compression).one_way
+
+
+COMPRESSIONS = [text for cls in COMPRESSION for text in (cls.examples or (notation_name(cls),))]
+
+
+@pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")
+@pytest.mark.parametrize("compression", [text for text in COMPRESSIONS if can_be_pushed(text)])
+def test_every_codec_can_be_pushed_and_pulled(train, compression) -> None:
+    settings = {"layers": (80, 30, 90), "workers": 2, "steps": 2, "compute": "exponential(0.01)"}
+    trained = train("asp", holding(2), compression, **settings)
+    assert any(torch.equal(params, whole(trained)) for params in trained.params)  # the last one
+    if "share=True" in compression:
+        return  # refused, as tested below
+    trained = train("asp", holding(2, "compressed"), compression, **settings)
+    for rank, params in enumerate(trained.params):
+        for server, shard in zip(trained.servers, trained.plan.shards()):
+            assert torch.equal(server._known[rank], params[shard.start : shard.stop])
+
+
+def test_lost_messages_only_take_time(train) -> None:
+    sure = train("bsp", holding(2), workers=3)
+    unsure = train("bsp", holding(2), workers=3, faults=["loss(0.1)"])
+    assert torch.equal(whole(sure), whole(unsure))
+    assert unsure.time_s > sure.time_s
+
+
+def test_the_bytes_are_those_of_messages_and_headers(train) -> None:
+    codec = COMPRESSION.parse("fp16")
+    settings = {"compression": "fp16", "layers": (80,), "workers": 3, "steps": 5}
+    for servers in (1, 2):
+        x = torch.zeros(80 // servers, dtype=torch.float64)
+        payload, _ = codec.encode(x, codec.init(Spec.of(x)), Key(0))
+        packed = (payload.buffer.numel() + HEADER_NBYTES) * servers
+        whole = 80 * 8 + HEADER_NBYTES * servers
+        trained = train("asp", holding(servers), **settings)
+        assert trained.sent_bytes == 3 * 5 * (packed + whole)
+        trained = train("asp", holding(servers, "compressed"), **settings)
+        assert trained.sent_bytes == 3 * 5 * (packed + packed)
+
+
+def test_a_worker_that_comes_back_gets_the_whole_model_once(train) -> None:
+    trained = train(
+        "asp",
+        holding(2, "compressed"),
+        "ef(topk(0.2))",
+        workers=3,
+        steps=40,
+        faults=["crash(1, at=0.1, rejoin=0.2)"],
+        heartbeat_s=0.05,
+    )
+    params = trained.params[1]
+    for server, shard in zip(trained.servers, trained.plan.shards()):
+        assert torch.equal(server._known[1], params[shard.start : shard.stop])
+
+
+def test_a_codec_that_needs_everyone_cannot_compress_answers(train) -> None:
+    with pytest.raises(ValueError, match=r"terngrad.*one server alone.*answers=.dense"):
+        train("bsp", holding(1, "compressed"), "terngrad(share=True)")
+
+
+def test_a_codec_whose_errors_may_grow_is_warned_of(train) -> None:
+    with pytest.warns(GradwireWarning, match=r"qsgd\(1\).*answers=.dense"):
+        train("bsp", holding(1, "compressed"), "qsgd(1)", layers=(500,), steps=1)
+
+
+def test_a_compression_that_changes_with_time_answers_with_that_of_the_step(train) -> None:
+    compression = "ef(topk(ramp(0.9, 0.2, steps=6)))"
+    trained = train("asp", holding(2, "compressed"), compression, workers=2, steps=12)
+    for server, shard in zip(trained.servers, trained.plan.shards()):
+        assert torch.equal(server._known[0], trained.params[0][shard.start : shard.stop])
+
+
+@pytest.mark.parametrize("synchronization", ["asp", "ssp(1)", "bsp", "r2sp", "bsp(backup=1)"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 17])
+def test_nobody_waits_forever(train, synchronization, workers) -> None:
+    if workers == 1 and "backup" in synchronization:
+        return
+    for servers in (1, 3):
+        trained = train(
+            synchronization, holding(servers), workers=workers, steps=4, compute="exponential(0.01)"
+        )
+        assert all(torch.isfinite(params).all() for params in trained.params)
+
+
+def test_a_gradient_that_is_not_finite_counts_as_zero(train) -> None:
+    for synchronization in ("asp", "ssp(1)", "bsp", "r2sp"):
+        trained = train(
+            synchronization, holding(), workers=2, steps=3, bad=[(1, 1)], nonfinite="skip"
+        )
+        assert [replica.num_dropped for replica in trained.replicas] == [0, 1]
+        assert torch.isfinite(whole(trained)).all()
+
+
+@pytest.mark.parametrize("synchronization", ["bsp", "fedavg(0.5, epochs=4.0)"])
+@pytest.mark.parametrize("answers", ["dense", "compressed"])
+def test_a_server_goes_on_from_a_snapshot(train, answers, synchronization) -> None:
+    settings = {"steps": 7, "momentum": 0.9, "compression": "ef(topk(0.3))"}
+    plan = train(synchronization, holding(2, answers), **settings).plan
+
+    def trained(pauses: list[int]) -> torch.Tensor:
+        replicas = plan.initial_replicas()
+        saved: list[dict] = []
+        engine = VirtualEngine(Network.uniform(7), 4, evaluate=plan.task.gradients)
+        for first, last in pairwise([0, *pauses, 7]):
+            servers = [TrainingServer(plan, number) for number in range(2)]
+            for server, state in zip(servers, saved):
+                server.restore(state)
+            programs = [partial(plan.train, replica=r, first=first, last=last) for r in replicas]
+            scheduler = partial(plan.architecture.daemon, keep={})
+            replicas = engine.run(programs, [*(server.run for server in servers), scheduler])
+            file = io.BytesIO()
+            torch.save([server.snapshot() for server in servers], file)
+            file.seek(0)
+            saved = torch.load(file, weights_only=True)
+        return torch.cat([state["params"] for state in saved])
+
+    assert torch.equal(trained([]), trained([2, 3, 6]))
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        (PushHeader(1, 0, 1, 0, True), torch.zeros(4)),  # a piece of another server
+        (PushHeader(-1, 0, 1, 0, True), torch.zeros(4)),
+        (PushHeader(0, 1, 1, 0, True), torch.zeros(4)),  # a part too many
+        (PushHeader(0, -1, 1, 0, True), torch.zeros(4)),
+        (PushHeader(0, 0, 0, 0, True), torch.zeros(4)),
+        (PushHeader(0, 0, 1, -3, True), torch.zeros(4)),  # no such step
+        (PushHeader(0, 0, 1, 0, True), None),
+        (PushHeader(0, 0, 1, 0, True), torch.zeros(4, dtype=torch.uint8)),  # no payload
+        (PushHeader(0, 0, 2, 0, True), torch.zeros(4, dtype=torch.uint8)),  # the same part twice
+        (PushHeader(0, 0, 3, 0, True), torch.zeros(4, dtype=torch.uint8)),
+        (PullHeader(-7), None),
+        ("hello", None),
+        (None, torch.zeros(4)),
+    ],
+)
+def test_a_server_refuses_what_makes_no_sense(train, header, data) -> None:
+    plan = train("asp", holding(2), workers=1, steps=1).plan
+
+    async def program(node: Node) -> None:
+        for _ in range(2):
+            if header is None:
+                await node.send(1, REQUEST, data)
+            else:
+                await node.send_framed(1, REQUEST, Framed(header, data), HEADER_NBYTES)
+
+    servers = [TrainingServer(plan, number).run for number in range(2)]
+    scheduler = [lambda node: plan.architecture.daemon(node, {})]
+    with pytest.raises(WireError):
+        VirtualEngine(Network.uniform(4), 1).run([program], servers + scheduler)
+
+
+@pytest.mark.parametrize(
+    "latency", ["50us", "50us,50us,50us,50us,50us,30ms", "50us,1us,50us,50us,50us,30ms"]
+)
+@pytest.mark.parametrize("rejoin", [0.11, 0.15, 0.3])
+@pytest.mark.parametrize(
+    "synchronization", ["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "fedavg(1.0)"]
+)
+def test_a_worker_may_be_faster_than_the_news_of_it(
+    train, synchronization, rejoin, latency
+) -> None:
+    # The scheduler, the last node, is slow to say that worker 1 left and that it is back.
+    trained = train(
+        synchronization,
+        "parameter_server(2)",
+        workers=3,
+        steps=60,
+        compute="exponential(0.01)",
+        latency=latency,
+        faults=[f"crash(1, at=0.1, rejoin={rejoin})"],
+        heartbeat_s=0.1,
+    )
+    for rank in range(3):
+        assert (rank, 59) in trained.after or synchronization == "fedavg(1.0)"
+    for server in trained.servers:
+        assert server.members == {0, 1, 2}
+        assert not server._num_known[1]
