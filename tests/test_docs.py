@@ -2,14 +2,21 @@
 
 import re
 import shlex
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+from gradwire.architecture import ARCHITECTURE
+from gradwire.architecture.gossip import GOSSIP
+from gradwire.architecture.graphs import GRAPHS
 from gradwire.cli import _command
+from gradwire.cli.listing import KINDS
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
+from gradwire.synchronization import SYNCHRONIZATION
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,8 +34,8 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, page.name, "exec"), names)
 
 
-def commands() -> list[str]:
-    text = "\n".join(page.read_text() for page in PAGES)
+def commands(pages: Sequence[Path] = PAGES) -> list[str]:
+    text = "\n".join(page.read_text() for page in pages)
     text = re.sub(r"\\\n\s*", " ", text)
     return sorted(set(re.findall(r"^    (gradwire [^\n#|]*)", text, flags=re.MULTILINE)))
 
@@ -62,3 +69,55 @@ def test_pages_link_to_files_that_exist():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+ALGORITHMS = ROOT / "docs" / "algorithms.md"
+SECTIONS = {
+    "Synchronization": SYNCHRONIZATION,
+    "Architecture": ARCHITECTURE,
+    "Gossip algorithms": GOSSIP,
+    "Graphs": GRAPHS,
+}
+CALL = r"[a-z_][a-z0-9_]*\(.*\)"  # an algorithm with arguments
+
+
+def headings(section: str) -> dict[str, str]:
+    """What headings of a section of docs/algorithms.md write in backticks: name -> arguments."""
+    text = ALGORITHMS.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"^### `(\w+)(?:\((.*)\))?`$", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_algorithm_has_its_paragraph_and_parameters(section):
+    registry = SECTIONS[section]
+    found = headings(section)
+    assert sorted(found) == sorted(registry.names())
+    for name, arguments in found.items():
+        wanted = [field.name for field in fields(registry[name])]
+        assert [a.strip() for a in arguments.split(",") if a] == wanted, name
+
+
+def written() -> list[str]:
+    """Algorithms with arguments in docs/algorithms.md: in backticks, in tables and in commands."""
+    text = re.sub(r"^#.*", "", ALGORITHMS.read_text(), flags=re.MULTILINE)  # headings: signatures
+    spans = re.findall(r"`([^`\n]+)`", text)
+    for line in commands([ALGORITHMS]):
+        spans += shlex.split(line)
+    return sorted({span for span in spans if re.fullmatch(CALL, span)})
+
+
+def test_there_is_much_to_parse():
+    assert len(written()) > 30
+
+
+@pytest.mark.parametrize("text", written())
+def test_what_the_page_of_algorithms_writes_parses(text):
+    kinds = [registry for registry in KINDS.values() if text.partition("(")[0] in registry]
+    assert kinds, f"{text}: no algorithm has this name"
+    for registry in kinds:
+        try:
+            registry.parse(text)
+            return
+        except ValueError as error:
+            reason = error
+    pytest.fail(f"{text}: {reason}")

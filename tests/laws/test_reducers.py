@@ -13,7 +13,7 @@ from gradwire.core.codec import Kind
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Lifted, Outbox, Reduced, Reducer, lift
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
@@ -144,3 +144,28 @@ def test_the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec) -> None:
     errors = [float((result.mean - exact).norm()) for result in results[0]]
     # Errors that are fed back may add up for a few steps before they settle.
     assert max(errors[-5:]) <= 6 * max(*errors[:5], float(exact.norm()))
+
+
+def test_a_receiver_hears_what_a_worker_alone_said(compression) -> None:
+    """Through an outbox, in steps one after the other, and from the bytes alone."""
+    if not isinstance(compression, Reducer) and compression.takes is Kind.SYMBOLS:
+        return  # nothing without a quantiser before it
+    reducer, spec = lift(compression), Spec((60,), torch.float32)
+    if not reducer.one_way or (isinstance(reducer, Lifted) and reducer.codec.needs_feedback):
+        with pytest.raises((TypeError, ValueError)):
+            reducer.heard([], spec, Key(0))
+        return
+
+    async def program(node: Node) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GradwireWarning)
+            state = reducer.init(spec, 4)
+        for step in range(3):
+            key = Key(8).at(step).private(2)
+            outbox = Outbox(node, "x")
+            reduced = await reducer.mean(gradient(0, step, (60,), spec.dtype), state, key, outbox)
+            heard = reducer.heard(outbox.messages, spec, key)
+            assert torch.equal(heard, reduced.own())
+            state = reduced.state
+
+    VirtualEngine(Network.uniform(1)).run([program])

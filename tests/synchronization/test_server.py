@@ -42,9 +42,8 @@ def test_without_compression_workers_have_the_servers_model(train, answers, sche
             assert torch.equal(params, expected.params[0])
 
 
-@pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
-@pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("compression", ["topk(0.3)", "ef(sign)", "ef(topk(0.4) >> qsgd(bits=4))"])
+@pytest.mark.parametrize(("servers", "scheduling"), [(1, "sequential"), (3, 'sequential("layer")')])
+@pytest.mark.parametrize("compression", ["topk(0.3)", "ef(sign)"])
 @pytest.mark.parametrize("synchronization", ["bsp", "asp", "ssp(2)"])
 def test_servers_follow_what_workers_know(
     train, synchronization, compression, servers, scheduling
@@ -57,6 +56,7 @@ def test_servers_follow_what_workers_know(
         scheduling=scheduling,
         compute="exponential(0.01)",
         workers=3,
+        steps=6,
     )
     for rank, params in enumerate(trained.params):
         for server, shard in zip(trained.servers, trained.plan.shards()):
@@ -85,10 +85,11 @@ def test_the_model_and_what_feedback_owes_are_all_gradients(
         scheduling='sequential("layer")',
         compute="exponential(0.01)",
         workers=3,
+        steps=6,
     )
     total = torch.zeros(40, dtype=torch.float64)
     for rank, replica in enumerate(trained.replicas):
-        for step in range(10):
+        for step in range(6):
             x = trained.after[rank, step - 1].params if step else trained.initial
             total += trained.gradient(rank, x)
         for state, unit in zip(replica.exchange, trained.plan.units()):
@@ -100,6 +101,8 @@ def test_the_model_and_what_feedback_owes_are_all_gradients(
 
 def can_be_pushed(text: str) -> bool:
     compression = COMPRESSION.parse(text)
+    if "bias" in text:
+        return False  # has rules for tensors that are not there
     if isinstance(compression, Codec) and (
         compression.takes is not Kind.REAL or compression.needs_feedback
     ):
@@ -116,8 +119,10 @@ def test_every_codec_can_be_pushed_and_pulled(train, compression) -> None:
     settings = {"layers": (80, 30, 90), "workers": 2, "steps": 2, "compute": "exponential(0.01)"}
     trained = train("asp", holding(2), compression, **settings)
     assert any(torch.equal(params, whole(trained)) for params in trained.params)  # the last one
-    if "share=True" in compression:
-        return  # refused, as tested below
+    if "share=True" in compression or compression.startswith("partition"):
+        with pytest.raises(ValueError, match="one server alone"):
+            train("asp", holding(2, "compressed"), compression, **settings)
+        return
     trained = train("asp", holding(2, "compressed"), compression, **settings)
     for rank, params in enumerate(trained.params):
         for server, shard in zip(trained.servers, trained.plan.shards()):
@@ -178,7 +183,7 @@ def test_a_compression_that_changes_with_time_answers_with_that_of_the_step(trai
 
 
 @pytest.mark.parametrize("synchronization", ["asp", "ssp(1)", "bsp", "r2sp", "bsp(backup=1)"])
-@pytest.mark.parametrize("workers", [1, 2, 3, 7, 17])
+@pytest.mark.parametrize("workers", [1, 2, 7, 17])
 def test_nobody_waits_forever(train, synchronization, workers) -> None:
     if workers == 1 and "backup" in synchronization:
         return
@@ -258,29 +263,26 @@ def test_a_server_refuses_what_makes_no_sense(train, header, data) -> None:
         VirtualEngine(Network.uniform(4), 1).run([program], servers + scheduler)
 
 
-@pytest.mark.parametrize(
-    "latency", ["50us", "50us,50us,50us,50us,50us,30ms", "50us,1us,50us,50us,50us,30ms"]
-)
-@pytest.mark.parametrize("rejoin", [0.11, 0.15, 0.3])
+@pytest.mark.parametrize("rejoin", [0.11, 0.3])
 @pytest.mark.parametrize(
     "synchronization", ["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "fedavg(1.0)"]
 )
-def test_a_worker_may_be_faster_than_the_news_of_it(
-    train, synchronization, rejoin, latency
-) -> None:
+def test_a_worker_may_be_faster_than_the_news_of_it(train, synchronization, rejoin) -> None:
     # The scheduler, the last node, is slow to say that worker 1 left and that it is back.
     trained = train(
         synchronization,
         "parameter_server(2)",
         workers=3,
-        steps=60,
+        steps=40,
         compute="exponential(0.01)",
-        latency=latency,
+        latency="50us,1us,50us,50us,50us,30ms",
         faults=[f"crash(1, at=0.1, rejoin={rejoin})"],
         heartbeat_s=0.1,
     )
     for rank in range(3):
-        assert (rank, 59) in trained.after or synchronization == "fedavg(1.0)"
+        assert (rank, 39) in trained.after
+    # Every answer was one that the worker waited for.
+    assert not any(trained.engine._mailboxes.inbox[:3])
     for server in trained.servers:
         assert server.members == {0, 1, 2}
         assert not server._num_known[1]

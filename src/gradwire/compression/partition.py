@@ -27,6 +27,7 @@ from torch import Tensor
 from gradwire.compression import COMPRESSION
 from gradwire.compression.identity import Identity
 from gradwire.core.codec import State
+from gradwire.core.errors import WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, inside, replaced
@@ -78,6 +79,25 @@ class Partition(Reducer):
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         lives = {lift(rule).momentum_lives for rule in self.rules.values()}
         return "inside" if "inside" in lives else "before" if "before" in lives else "after"
+
+    @property
+    def one_way(self) -> bool:
+        return all(lift(rule).one_way for rule in self.rules.values())
+
+    @property
+    def num_messages(self) -> int:
+        raise TypeError("a partition leaves as many messages as the bucket has rules: see heard")
+
+    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        cut, parts, start = _cut(self, spec.layout), [], 0
+        for piece in cut.pieces:
+            stop = start + piece.reducer.num_messages
+            own_key = key.child(piece.patterns)
+            parts.append(piece.reducer.heard(messages[start:stop], piece.spec(spec), own_key))
+            start = stop
+        if start != len(messages):
+            raise WireError(f"{self!r}: {len(messages)} messages, expected {start}")
+        return _assembled(cut, spec, tuple(parts))
 
     def check_names(self, names: Sequence[str]) -> None:
         taken: dict[str, list[str]] = {patterns: [] for patterns in self.rules}

@@ -323,6 +323,11 @@ class Synchronization(Expression, ABC):
         """Whether between two steps all workers stand at the same step and nothing is under way."""
         return True
 
+    @property
+    def rounds_are_steps(self) -> bool:
+        """Whether a round among neighbours ends in the step in which it began."""
+        return True
+
     def check(self, num_workers: int, num_buckets: int) -> None:
         """Refuses what does not go with so many workers or pieces."""
 
@@ -461,12 +466,12 @@ def ability_of(synchronization: Synchronization, architecture: Architecture) -> 
 def _why(synchronization: Synchronization, offers: Sequence[Ability]) -> str:
     """Why there is no such pair (Tang et al. 2020, Table 5, marks these with a dash)."""
     needs = synchronization.needs
+    if "mix" in needs and "mix_async" in offers:
+        return " Its workers average whenever they like, not in rounds."
+    if "mix_async" in needs and "mix" in offers:
+        return " Its rounds wait for all neighbours."
     if "push_pull" in needs and "mean" in offers:
         return " A collective mean needs everyone, so nobody can be ahead or left out."
     if "push_pull" in needs and ("mix" in offers or "mix_async" in offers):
         return " Among neighbours nobody holds the model that others could be ahead of."
-    if "mix_async" in needs and "mix" in offers:
-        return " Its rounds wait for all neighbours."
-    if "mix_async" in offers:
-        return " Its workers average whenever they like, not in rounds."
     return " Neighbours agree on no common model."

@@ -136,6 +136,11 @@ class Reducer(Compression):
         """Whether one worker alone can tell one receiver, who keeps nothing: see `Outbox`."""
         return False
 
+    @property
+    def num_messages(self) -> int:
+        """How many messages it leaves in an `Outbox`, if it is `one_way`."""
+        return 1
+
     def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
         """What a worker said through an `Outbox`, if it is `one_way`; `key` is the sender's."""
         raise TypeError(f"{self!r} needs all workers at once")
@@ -234,6 +239,10 @@ class Lifted(Reducer):
             )
         return Reduced(mean, own, state, lost)
 
+    @property
+    def num_messages(self) -> int:
+        return 2 if self.codec.shares else 1  # the statistic comes first
+
     async def _push(
         self,
         codec: Codec,
@@ -253,9 +262,8 @@ class Lifted(Reducer):
 
     def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
         codec = self.codec
-        wanted = 2 if codec.shares else 1
-        if len(messages) != wanted:
-            raise WireError(f"{codec!r}: {len(messages)} messages, expected {wanted}")
+        if len(messages) != self.num_messages:
+            raise WireError(f"{codec!r}: {len(messages)} messages, expected {self.num_messages}")
         if codec.shares:
             codec = codec.agreed(messages[0])
         return _decode(codec, spec, key, messages[-1])
@@ -367,6 +375,10 @@ class Varying(Reducer):
     @property
     def one_way(self) -> bool:
         return lift(settled(self.compression)).one_way
+
+    @property
+    def num_messages(self) -> int:
+        return lift(settled(self.compression)).num_messages
 
     def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
         return self.at(key.step).heard(messages, spec, key)

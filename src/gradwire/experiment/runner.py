@@ -156,7 +156,7 @@ class _Simulation:
     def _pauses(self) -> bool:
         """Whether all stand still between two steps."""
         leave = any(isinstance(fault, Crash | Arrive) for fault in self.experiment.faults)
-        return self.plan.synchronization.pauses and not leave
+        return self.plan.pauses and not leave
 
     def _seconds(self, rank: int, request: GradientRequest) -> float:
         return self.experiment.computer.seconds(rank, request.key.step)

@@ -6,7 +6,7 @@ optimizer step:  x <- x - lr * (1/n) sum_i grad F_i(x)
 Without more all must be there: a worker that is lost ends the run. With servers that hold the
 model, two policies let a step go on without some (and with them workers may be at different steps):
 - backup=e: servers take the first n - e gradients of a step and do without the others (Chen et al.
-  2016, "Revisiting distributed synchronous SGD", Algs. 3 and 4). The run goes on while n - e are left.
+  2016, "Revisiting distributed synchronous SGD", Algs. 3 and 4). It needs n - e workers to go on.
 - timeout: from the first gradient of a step on servers wait so many seconds for the others.
 The mean is of those that are there. A gradient that comes too late does not count: its sender gets
 the current model and goes on with the current step, and its error feedback is as if it had not

@@ -47,6 +47,10 @@ class LocalSGD(Synchronization):
     def needs(self) -> tuple[Ability, ...]:
         return ("mean",) if self.momentum == "average" else ("mean", "mix")
 
+    @property
+    def rounds_are_steps(self) -> bool:
+        return self.period == 1
+
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return {"anchor": params}  # the model all workers last agreed on
 

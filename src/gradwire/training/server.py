@@ -126,38 +126,35 @@ class TrainingServer:
                         f"rank {rank} sent a message with the header {header!r} to server "
                         f"{self.number}, expected a push or a pull"
                     )
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, Joined):
+            self.members |= {event.rank}
+            self._forget(event.rank)
+        elif isinstance(event, Left):
+            self.members -= {event.rank}
+            self._forget(event.rank)
+        return event
 
     def _changed(self, rank: int, there: bool) -> None:
         """The scheduler says that a worker came or left."""
         if self._num_known[rank]:
             self._num_known[rank] -= 1
         elif there:
-            self._join(rank)
             self._expected.add(rank)
+            self._events.append(Joined(rank))
         else:
-            self._leave(rank)
+            self._expected.discard(rank)
+            self._events.append(Left(rank))
 
     def _came(self, rank: int) -> None:
         """A worker says that it came (back), perhaps before the scheduler does."""
-        if rank not in self._expected:
-            if rank in self.members:
-                self._leave(rank)
-                self._num_known[rank] += 1
-            self._join(rank)
-            self._num_known[rank] += 1
-        self._expected.discard(rank)
-
-    def _leave(self, rank: int) -> None:
-        self.members -= {rank}
-        self._forget(rank)
-        self._expected.discard(rank)
-        self._events.append(Left(rank))
-
-    def _join(self, rank: int) -> None:
-        self.members |= {rank}
-        self._forget(rank)
+        if rank in self._expected:
+            self._expected.remove(rank)
+            return
+        if rank in self.members:
+            self._events.append(Left(rank))
         self._events.append(Joined(rank))
+        self._num_known[rank] += len(self._events)
 
     def _forget(self, rank: int) -> None:
         """A worker that comes back knows nothing, and what it began to say is void."""

@@ -131,6 +131,12 @@ class Plan:
         """What the synchronization uses of the architecture."""
         return ability_of(self.synchronization, self.architecture)
 
+    @property
+    def pauses(self) -> bool:
+        """Whether between two steps all workers stand at the same step and nothing is under way."""
+        rule = self.synchronization
+        return rule.pauses and (self.ability != "mix" or rule.rounds_are_steps)
+
     def buckets(self) -> list[Bucket]:
         return self.scheduling.buckets(self._tensors())
 

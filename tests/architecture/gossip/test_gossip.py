@@ -46,7 +46,7 @@ def test_without_walks_the_average_is_kept_and_approached(algorithm, train, vect
 def test_any_number_of_workers_comes_to_an_end(graph, algorithm, train, vectors):
     gossip = ARCHITECTURE.parse(f"gossip({graph}, {algorithm}, lazy=True)")
     tried = 0
-    for num_workers in (1, 2, 3, 4, 7, 8, 17):
+    for num_workers in (2, 3, 8):
         if allowed(gossip, num_workers):
             x = vectors(num_workers, 2)
             sync = "asp" if algorithm == "adpsgd" else "bsp"
@@ -54,14 +54,17 @@ def test_any_number_of_workers_comes_to_an_end(graph, algorithm, train, vectors)
             assert result.params.shape == x.shape
             assert torch.isfinite(result.params).all()
             tried += 1
-    assert tried or gossip.graph.varies  # one worker alone is always possible
+    assert tried or gossip.graph.varies or gossip.graph.directed
 
 
-@pytest.mark.parametrize("num_workers", range(1, 18))
-def test_ring_of_any_size(num_workers, train, vectors):
-    x = vectors(num_workers, 2)
-    result = train("gossip(ring)", x, steps=3)
-    assert torch.allclose(result.params.mean(0), x.mean(0), atol=1e-13)
+@pytest.mark.parametrize("graph", GRAPH_EXAMPLES)
+def test_all_numbers_of_workers(graph, train, vectors):
+    gossip = ARCHITECTURE.parse(f"gossip({graph})")
+    for num_workers in range(1, 18):
+        if allowed(gossip, num_workers):
+            x = vectors(num_workers, 2)
+            result = train(gossip, x, steps=2)
+            assert torch.allclose(result.params.mean(0), x.mean(0), atol=1e-13)
 
 
 @pytest.mark.parametrize("algorithm", IN_ROUNDS)

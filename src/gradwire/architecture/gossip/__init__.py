@@ -3,4 +3,4 @@
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
 from gradwire.core.notation import Registry
 
-GOSSIP = Registry("gossip algorithm", GossipAlgorithm, __name__)  # type: ignore[type-abstract]
+GOSSIP = Registry("gossip algorithm", GossipAlgorithm, __name__)

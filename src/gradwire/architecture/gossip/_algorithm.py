@@ -60,11 +60,13 @@ class GossipAlgorithm(Expression, ABC):
 
     async def rejoin(self, neighbours: "Neighbours", replica: Replica) -> tuple[Replica, int]:
         """Takes a neighbour's model; nothing else is known of the time before."""
-        model, first = await neighbours.rejoin(replica.params, in_rounds=not self.asynchronous)
+        model, first = await neighbours.presence.rejoin(
+            replica.params, in_rounds=not self.asynchronous
+        )
         # What was the initial model is the current one, also for the synchronization.
         memory = {
             name: model if value is replica.params else value
             for name, value in replica.memory.items()
         }
-        memory |= self.memory_of_newcomer(model, neighbours.life)
+        memory |= self.memory_of_newcomer(model, neighbours.presence.life)
         return replica.having(params=model, memory=memory), first

@@ -19,24 +19,24 @@ class GossipMixing:
     def params(self) -> Tensor | None:
         """The model that others would get now. Without rounds it goes on changing after the last
         step, for as long as others average with it."""
-        return self.neighbours.model
+        return self.neighbours.presence.model
 
     async def attend(self, replica: Replica, step: int) -> None:
         """Training has come to this step; for steps in which no round begins."""
-        await self.neighbours.attend(replica.params, step)
+        await self.neighbours.presence.attend(replica.params, step)
 
     async def before(self, replica: Replica, step: int) -> Replica:
-        await self.neighbours.attend(replica.params, step)
+        await self.neighbours.presence.attend(replica.params, step)
         # In the memory, because the round may end in another segment of the run.
         replica = replica.remembering(round=torch.tensor(step))
         return await self.algorithm.before(self.neighbours, replica, step)
 
     async def after(self, replica: Replica, walk: Tensor, step: int) -> Replica:
-        neighbours = self.neighbours
-        await neighbours.attend(replica.params, step)
+        neighbours, presence = self.neighbours, self.neighbours.presence
+        await presence.attend(replica.params, step)
         number = int(replica.memory["round"])
         replica = await self.algorithm.after(neighbours, replica, walk, number)
-        neighbours.model, neighbours.is_new = replica.params, False
+        presence.model, presence.is_new = replica.params, False
         return replica
 
     async def miss(self, step: int) -> None:

@@ -11,6 +11,7 @@ WELCOME = ("gossip", "welcome")
 REQUEST = ("gossip", "request")
 ANSWER = ("gossip", "answer")
 
+LABEL = "model"  # in the ledger
 HEADER_NBYTES = 8  # a kind and the number of a round
 NUMBER_NBYTES = 8  # a float64 or a time that goes with it
 

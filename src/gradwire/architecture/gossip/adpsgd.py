@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
-from gradwire.architecture.gossip._neighbours import LABEL, Neighbours
+from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.architecture.gossip._posts import (
     ANSWER,
     HEADER_NBYTES,
+    LABEL,
     NUMBER_NBYTES,
     REQUEST,
     Answer,
@@ -59,7 +60,7 @@ class ADPSGD(GossipAlgorithm):
         replica = replica.having(params=read)
         partner = _drawn(neighbours, await node.members(), step)
         if partner is not None:
-            life = neighbours.life_of(partner)
+            life = neighbours.presence.life_of(partner)
             request = Framed(Request(step, life), read)
             neighbours.asked = partner
             await node.send_framed(partner, REQUEST, request, _NBYTES, LABEL)
@@ -82,21 +83,21 @@ class ADPSGD(GossipAlgorithm):
 
     async def _current(self, neighbours: Neighbours, replica: Replica, step: int) -> Tensor:
         """The model as it is now; others may have changed it since the last step."""
-        if neighbours.model is None:
-            await neighbours.attend(replica.params, step)
+        if neighbours.presence.model is None:
+            await neighbours.presence.attend(replica.params, step)
             await neighbours.node.spawn(self._respond(neighbours))
         model = _model(neighbours)
-        neighbours.next = step + 1
+        neighbours.presence.next = step + 1
         return model
 
     async def _respond(self, neighbours: Neighbours) -> None:
         node = neighbours.node
         while True:
             rank, message = await node.recv_any(REQUEST)
-            header = Answer(message.header.step, neighbours.life)
+            header = Answer(message.header.step, neighbours.presence.life)
             both_asked = neighbours.asked == rank and neighbours.rank < rank
             # It may have been meant for this worker before it was lost, and given up since.
-            if both_asked or message.header.life != neighbours.life:
+            if both_asked or message.header.life != neighbours.presence.life:
                 await node.send_framed(rank, ANSWER, Framed(header), _NBYTES, LABEL)
                 continue
             own = _model(neighbours)
@@ -114,10 +115,10 @@ class ADPSGD(GossipAlgorithm):
                 return None
             assert isinstance(message, Framed)
             if isinstance(message.header, Back):
-                if neighbours.life_of(partner) != life:
+                if neighbours.presence.life_of(partner) != life:
                     return None
             else:
-                neighbours.met(partner, message.header.life)
+                neighbours.presence.met(partner, message.header.life)
                 if message.header.step == step:
                     return message.data
 
@@ -134,13 +135,13 @@ def _drawn(neighbours: Neighbours, members: frozenset[int], step: int) -> int | 
 
 
 def _model(neighbours: Neighbours) -> Tensor:
-    assert neighbours.model is not None
-    return neighbours.model
+    assert neighbours.presence.model is not None
+    return neighbours.presence.model
 
 
 def _move(neighbours: Neighbours, change: Tensor) -> None:
     """Adds to the model as it is; no other program of this node runs in between."""
-    neighbours.model = _model(neighbours) + change
+    neighbours.presence.model = _model(neighbours) + change
 
 
 def _half_way(x: Tensor, other: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class SGP(GossipAlgorithm):
     ) -> Replica:
         node, memory = neighbours.node, replica.memory
         pushed, weight = memory["pushed"], float(memory["push_weight"])
-        if neighbours.is_new:  # it may have walked before its first round
+        if neighbours.presence.is_new:  # it may have walked before its first round
             pushed = replica.params
         own = await node.call(torch.add, pushed, walk)
         given = await neighbours.send(own, step, weight)

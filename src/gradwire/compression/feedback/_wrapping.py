@@ -46,6 +46,11 @@ class Feedback(Reducer):
         inner = self.wrapped()
         return self.is_heard_through_inner and inner is not None and inner.one_way
 
+    @property
+    def num_messages(self) -> int:
+        inner = self.wrapped()
+        return 1 if inner is None else inner.num_messages
+
     def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
         inner = self.wrapped()
         if inner is None or not self.is_heard_through_inner:

@@ -1,0 +1,197 @@
+"""Who of the neighbours is there, from which round on; and how a worker comes (back).
+
+Who comes (back) says hello to its neighbours. A porter, a program beside the training, answers at
+once with the first round that has not begun, and from that round on both sides count on each
+other: nobody waits for a message that will not come. A worker that has done its last step goes on
+answering. Of two that have just come, the one that came first answers when it has its own answers,
+and the lower rank if they came at once. Messages of a worker's earlier life are dropped: it says
+`Back` on each link before anything else.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradwire.architecture.gossip._posts import (
+    ANSWER,
+    HEADER_NBYTES,
+    HELLO,
+    INITIAL,
+    LABEL,
+    NUMBER_NBYTES,
+    ROUNDS,
+    WELCOME,
+    Back,
+    Hello,
+    Stranger,
+    Welcome,
+)
+from gradwire.core.errors import PeerLost
+from gradwire.core.node import Framed, Node
+
+
+class Presence:
+    """What one worker knows of who is there, and what the others are told of it."""
+
+    def __init__(self, node: Node, others: Sequence[int]) -> None:
+        self.node = node
+        self.others = tuple(others)  # who is a neighbour in some round
+        self.model: Tensor | None = None  # as it is given to newcomers
+        self.next = 0  # the first round that has not begun
+        self.life = INITIAL
+        self.is_new = False  # whether it has not been in a round since it came
+        self.strangers: set[int] = set()  # who must be told what changes are changes of
+        self._since: dict[int, float] = {}  # the first round with a neighbour; infinity: lost
+        self._lives: dict[int, float] = {}
+        self._stale: dict[int, float] = {}  # what comes is of no use until this life begins
+        self._has_porter = False
+        # Whom this worker said hello, and when, while it waits for answers; None if it does not.
+        self._greeted: dict[int, float] | None = None
+        self._deferred: list[tuple[int, Hello]] = []
+
+    async def attend(self, model: Tensor, step: int) -> None:
+        """Training has come to this step: rounds from the next one on can have newcomers."""
+        self.model, self.next = model, step + 1
+        if not self._has_porter:
+            self._has_porter = True
+            await self.node.spawn(self._porter())
+            # It must read the hellos that are there before a `Back` is read that belongs to one.
+            await self.node.sleep(0.0)
+
+    def has(self, rank: int, step: int) -> bool:
+        """Whether this one counts on a neighbour in a round."""
+        return self._since.get(rank, 0) <= step
+
+    def lose(self, rank: int) -> None:
+        self._since[rank] = math.inf
+
+    def is_stale(self, rank: int) -> bool:
+        """Whether what comes from a neighbour is still of its life before."""
+        return rank in self._stale
+
+    def is_back(self, rank: int, life: float) -> None:
+        """From here on what comes is of this life."""
+        if self._stale.get(rank) == life:
+            del self._stale[rank]
+
+    def life_of(self, rank: int) -> float:
+        return self._lives.get(rank, INITIAL)
+
+    def met(self, rank: int, life: float) -> None:
+        """A message says which life of its sender it is from."""
+        self._lives[rank] = max(life, self.life_of(rank))
+
+    async def _porter(self) -> None:
+        while True:
+            rank, message = await self.node.recv_any(HELLO)
+            if isinstance(message.header, Stranger):
+                self.strangers.add(rank)
+            else:
+                await self._greet(rank, message.header)
+
+    async def _greet(self, rank: int, hello: Hello) -> None:
+        if hello.sent_s < self.life:
+            return  # said to this worker in a life before
+        self.met(rank, hello.life)
+        if self._greeted is not None:  # it waits for answers itself
+            if hello.life > self._greeted.get(rank, math.inf):
+                del self._greeted[rank]  # it has come since, and what it was told is lost
+            if hello.again or (rank in self._greeted and rank < self.node.rank):
+                await self._answer(rank, Welcome(hello.life, None), None)
+            else:
+                self._deferred.append((rank, hello))
+            return
+        self._stale[rank] = hello.life
+        self._since[rank] = self.next
+        self.strangers.add(rank)
+        if hello.wants_answer:
+            model = self.model if hello.wants_model else None
+            await self._answer(rank, Welcome(hello.life, self.next), model)
+
+    async def _answer(self, rank: int, welcome: Welcome, model: Tensor | None) -> None:
+        nbytes = HEADER_NBYTES + NUMBER_NBYTES
+        await self.node.send_framed(rank, WELCOME, Framed(welcome, model), nbytes, LABEL)
+
+    async def rejoin(self, model: Tensor, *, in_rounds: bool) -> tuple[Tensor, int]:
+        """Says hello; returns a model of a worker that is there, and the step to start with.
+
+        Without rounds only the one that is asked for its model must answer. If nobody is there,
+        it starts with the model it has, from the beginning.
+        """
+        node = self.node
+        self.life = await node.now()
+        members = await node.members() - {self.node.rank}
+        near = [rank for rank in self.others if rank in members]
+        far = [rank for rank in sorted(members) if rank not in near]
+        self._since = dict.fromkeys(self.others, math.inf)
+        asked = [*near, *far][:1]
+        waits = set(near) | set(asked) if in_rounds else set(asked)
+        self._greeted = dict.fromkeys(waits, self.life)
+        self._has_porter = True
+        await node.spawn(self._porter())
+        found: Tensor | None = None
+        steps: dict[int, int] = {}
+        for rank in sorted({*near, *asked}):
+            await self._hello(rank, rank in waits, rank in asked)
+        for rank in sorted(waits):
+            found = await self._welcome(rank, steps, found)
+        for rank in [*near, *far]:  # the one that was asked is lost, or new itself
+            if found is not None:
+                break
+            is_new = any(rank == other for other, _ in self._deferred)
+            if not is_new and (rank in steps or rank not in waits):
+                self._greeted.setdefault(rank, self.life)
+                await self._hello(rank, True, True, again=True)
+                found = await self._welcome(rank, steps, found)
+        first = min((steps[rank] for rank in steps), default=0)
+        if in_rounds:
+            near_steps = {rank: step for rank, step in steps.items() if rank in self.others}
+            self._since.update(near_steps)
+        else:
+            self._since = {}
+        self.is_new = True
+        self.model, self.next = model if found is None else found, first
+        self.strangers = set(self.others)
+        self._greeted = None
+        for rank, hello in self._deferred:
+            await self._greet(rank, hello)
+        self._deferred.clear()
+        return self.model, first
+
+    async def _hello(
+        self, rank: int, wants_answer: bool, wants_model: bool, again: bool = False
+    ) -> None:
+        now = await self.node.now()
+        hello = Framed(Hello(self.life, now, wants_answer, wants_model, again))
+        back = Framed(Back(self.life))
+        nbytes = HEADER_NBYTES + NUMBER_NBYTES
+        await self.node.send_framed(rank, HELLO, hello, nbytes + NUMBER_NBYTES, LABEL)
+        # Whoever waits for a message of the life before shall not do so for ever.
+        for tag in (ROUNDS, WELCOME, ANSWER):
+            await self.node.send_framed(rank, tag, back, nbytes, LABEL)
+
+    async def _welcome(
+        self, rank: int, steps: dict[int, int], found: Tensor | None
+    ) -> Tensor | None:
+        """Waits for an answer; the model, if there is one in it."""
+        assert self._greeted is not None
+        message: Framed | None = None
+        while message is None and rank in self._greeted:
+            try:
+                answer = await self.node.recv(rank, WELCOME)
+            except PeerLost:
+                self._greeted.pop(rank, None)
+                break
+            assert isinstance(answer, Framed)
+            # Else it is for the life before, or says that it is back: then see whom it greeted.
+            if isinstance(answer.header, Welcome) and answer.header.life == self.life:
+                message = answer
+        if message is None:
+            steps.pop(rank, None)
+            return found
+        if message.header.step is None:
+            steps.pop(rank, None)
+        else:
+            steps[rank] = message.header.step
+        return found if message.data is None else message.data
