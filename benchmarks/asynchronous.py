@@ -11,9 +11,8 @@ import time
 import torch
 
 from gradwire.experiment.config import Config
-from gradwire.experiment.runner import use_threads
+from gradwire.experiment.runner import _Simulation, use_threads
 from gradwire.experiment.setup import prepare
-from gradwire.experiment.runner import _Simulation
 
 STEPS = 200
 

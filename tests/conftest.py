@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+
 from quadratics import train as train  # a fixture for all
 
 torch.set_num_threads(1)

@@ -364,7 +364,7 @@ def test_a_file_that_changed_is_read_again(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("0.5 0.5\n0.5 0.4", r"row 1 \(counted from 0\) sums to 0.9, must be 1"),
+        ("0.5 0.5\n0.5 0.4", r"column 1 \(counted from 0\) sums to 0.9, must be 1"),
         ("0.9 0.1\n0.9 0.1", r"column 0 \(counted from 0\) sums to 1.8, must be 1"),
         ("1.5 -0.5\n-0.5 1.5", "not negative, but that of row 0, column 1 is -0.5"),
         ("nan 1\n1 0", "finite and not negative, but that of row 0, column 0 is nan"),
@@ -432,10 +432,25 @@ def test_damaged_arrays_are_refused_and_nothing_else_happens(tmp_path) -> None:
 
 def test_check_doubly_stochastic() -> None:
     check_doubly_stochastic(Ring().matrix(5), "ring")
-    with pytest.raises(ValueError, match=r"mine: row 0 \(counted from 0\) sums to 2"):
+    with pytest.raises(ValueError, match=r"mine: column 0 \(counted from 0\) sums to 2"):
         check_doubly_stochastic(torch.ones(2, 2), "mine")
+    only_columns = torch.tensor([[0.5, 0.25], [0.5, 0.75]])
+    with pytest.raises(ValueError, match=r"mine: row 0 \(counted from 0\) sums to 0.75.*sgp"):
+        check_doubly_stochastic(only_columns, "mine")
     with pytest.raises(ValueError, match="mine: a mixing matrix is square"):
         check_doubly_stochastic(torch.ones(4), "mine")
+
+
+def test_a_file_may_hold_columns_of_sum_one_for_push_sum(tmp_path) -> None:
+    path = tmp_path / "weights.csv"
+    path.write_text("1/2, 0, 1/3\n1/2, 1/2, 1/3\n0, 1/2, 1/3\n")
+    graph = FromFile(str(path))
+    assert torch.allclose(graph.matrix(3).sum(dim=0), torch.ones(3, dtype=torch.float64))
+    assert graph.directed
+    assert "columns sum to one, rows do not (for sgp), directed" in describe(graph, 3)
+    ARCHITECTURE.parse(f'gossip(from_file("{path}"), sgp)').check(3)
+    with pytest.raises(ValueError, match=r"row 0 .* sums to 0.8333333, must be 1.*sgp"):
+        ARCHITECTURE.parse(f'gossip(from_file("{path}"))').check(3)
 
 
 def test_the_gap_of_what_mixes_nothing_is_zero() -> None:

@@ -404,8 +404,8 @@ class Mixing(Protocol):
         """In a step without `before`: from here on newcomers can be told where training stands."""
         ...
 
-    async def before(self, replica: Replica, step: int) -> Replica:
-        """At the start of a round, before the first gradient of it."""
+    async def before(self, replica: Replica, step: int, period: int = 1) -> Replica:
+        """At the start of a round of so many steps, before the first gradient of it."""
         ...
 
     async def after(self, replica: Replica, walk: Tensor, step: int) -> Replica:

@@ -11,7 +11,13 @@ from gradwire.core.protocols import Replica, Worker
 
 
 async def mixed_step(
-    worker: Worker, replica: Replica, step: int, *, begins: bool = True, ends: bool = True
+    worker: Worker,
+    replica: Replica,
+    step: int,
+    *,
+    begins: bool = True,
+    ends: bool = True,
+    period: int = 1,
 ) -> Replica:
     """One training step, with which a round begins or ends, or both.
 
@@ -19,7 +25,7 @@ async def mixed_step(
     """
     mixing = worker.mixing
     if begins:
-        replica = await mixing.before(replica, step)
+        replica = await mixing.before(replica, step, period)
         replica = replica.remembering(start=replica.params)
     else:
         await mixing.attend(replica, step)

@@ -40,7 +40,8 @@ class ASP(Synchronization):
 
     @property
     def needs(self) -> tuple[Ability, ...]:
-        return ("push_pull", "mix_async")
+        # Neighbours count no updates by which staleness could be told.
+        return ("push_pull",) if self.scale_by_staleness else ("push_pull", "mix_async")
 
     @property
     def pauses(self) -> bool:

@@ -86,7 +86,9 @@ class LocalSGD(Synchronization):
     async def _mix(
         self, worker: Worker, replica: Replica, step: int, begins: bool, ends: bool
     ) -> Replica:
-        replica = await mixed_step(worker, replica, step, begins=begins, ends=ends)
+        replica = await mixed_step(
+            worker, replica, step, begins=begins, ends=ends, period=self.period
+        )
         if not ends:
             return replica
         replica = replica.remembering(anchor=replica.params)

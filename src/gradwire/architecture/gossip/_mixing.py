@@ -25,7 +25,8 @@ class GossipMixing:
         """Training has come to this step; for steps in which no round begins."""
         await self.neighbours.presence.attend(replica.params, step)
 
-    async def before(self, replica: Replica, step: int) -> Replica:
+    async def before(self, replica: Replica, step: int, period: int = 1) -> Replica:
+        self.neighbours.period = period
         await self.neighbours.presence.attend(replica.params, step)
         # In the memory, because the round may end in another segment of the run.
         replica = replica.remembering(round=torch.tensor(step))

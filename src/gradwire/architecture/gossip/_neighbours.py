@@ -63,7 +63,7 @@ class Neighbours:
         self.codec = codec  # in a step
         self.key = key
         self.presence = Presence(node, others)
-        self.last_sent: int | None = None  # the last round in which it sent something
+        self.period = 1  # steps of a round
         self.asked: int | None = None  # who has not answered a request yet
         self._matrix = matrix
         self._varies = varies
@@ -87,7 +87,7 @@ class Neighbours:
 
     def _weights(self, step: int) -> tuple[dict[int, float], dict[int, float]]:
         if self._known is None or self._varies:
-            matrix, rank = self._matrix(step), self.rank
+            matrix, rank = self._matrix(step // self.period), self.rank
             # Each begins with the next rank, so that no receiver is hit by all at once.
             order = [(rank + shift) % self.size for shift in range(1, self.size)]
             row, column = matrix[rank].tolist(), matrix[:, rank].tolist()
@@ -108,7 +108,6 @@ class Neighbours:
         header_nbytes = HEADER_NBYTES + (0 if push_weight is None else NUMBER_NBYTES)
         header_nbytes += 0 if version is None else 2 * NUMBER_NBYTES
         message = Framed(Post("data", step, push_weight, version), x)
-        self.last_sent = step
         share, members = 0.0, await self.node.members()
         for rank, weight in self.targets(step).items():
             if rank in members:  # else the message would be lost

@@ -39,8 +39,6 @@ class DPSGD(GossipAlgorithm):
     async def after(
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
-        if neighbours.last_sent != step:  # the round began in another segment of the run
-            replica = await self._send(neighbours, replica, step)
         heard = await neighbours.receive(step)
         if not neighbours.is_exact(step):
             heard = await neighbours.decoded(heard, replica, step)

@@ -24,7 +24,12 @@ from gradwire.architecture.gossip._algorithm import GossipAlgorithm
 from gradwire.architecture.gossip._mixing import GossipMixing
 from gradwire.architecture.gossip._neighbours import Neighbours, is_lossless
 from gradwire.architecture.gossip.dpsgd import DPSGD
-from gradwire.architecture.graphs import GRAPHS, Graph, check_doubly_stochastic
+from gradwire.architecture.graphs import (
+    GRAPHS,
+    Graph,
+    check_column_stochastic,
+    check_doubly_stochastic,
+)
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
@@ -49,9 +54,14 @@ class Gossip(Architecture):
     registries = Table({"graph": GRAPHS, "algorithm": GOSSIP})
     examples = (
         "gossip(ring)",
-        "gossip(exponential, sgp)",
-        "gossip(ring, choco(0.3))",
+        "gossip(ring, diffusion)",
+        "gossip(ring, subgradient)",
         "gossip(ring, d2, lazy=True)",
+        "gossip(ring, gradient_tracking)",
+        "gossip(ring, choco(0.3))",
+        "gossip(ring, dcd)",
+        "gossip(ring, ecd)",
+        "gossip(exponential, sgp)",
         "gossip(ring, adpsgd)",
     )
     paper = "Lian et al. 2017, Can decentralized algorithms outperform centralized algorithms?"
@@ -79,7 +89,8 @@ class Gossip(Architecture):
         matrices = [self.matrix(num_workers, step) for step in range(period or _DRAWN)]
         for matrix in matrices:
             if algorithm.pushes:
-                _check_columns(matrix, what)
+                check_column_stochastic(matrix, what)
+                _check_keeps(matrix, what)
             else:
                 check_doubly_stochastic(matrix, what)
             if algorithm.needs_symmetric and not torch.allclose(matrix, matrix.T, atol=_TOLERANCE):
@@ -162,16 +173,8 @@ def _codec_at(compression: Reducer, step: int) -> Codec:
     return inner.codec
 
 
-def _check_columns(matrix: Tensor, what: str) -> None:
-    """Refuses a matrix with which something would be lost on the way."""
-    sums = matrix.sum(dim=0)
-    wrong = ((sums - 1).abs() > _TOLERANCE).nonzero()
-    if len(wrong):
-        k = int(wrong[0])
-        raise ValueError(
-            f"{what}: column {k} (counted from 0) sums to {sums[k].item():.7g}, must be 1: what "
-            f"rank {k} gives away must be all it has"
-        )
+def _check_keeps(matrix: Tensor, what: str) -> None:
+    """Refuses a matrix with which a worker would be left with nothing."""
     if not bool((matrix.diagonal() > 0).all()):
         k = int((matrix.diagonal() <= 0).nonzero()[0])
         raise ValueError(f"{what}: rank {k} keeps nothing for itself; push-sum needs a part > 0")

@@ -43,8 +43,6 @@ class GradientTracking(GossipAlgorithm):
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
         message = await self._message(neighbours, replica)
-        if neighbours.last_sent != step:  # the round began in another segment of the run
-            await neighbours.send(message, step)
         both = await neighbours.combined(message, await neighbours.receive(step))
         x, tracked = await neighbours.node.call(_updated, both, walk, replica.memory["walk"])
         return replica.having(params=x).remembering(tracked=tracked, walk=walk)

@@ -8,8 +8,12 @@ workers; w_i, which begins with 1 and travels with x_i (8 bytes), is that multip
 z_i; u_i is the walk from z_i, added to x_i. The sums of x (but for walks) and of w never change.
 
 If a worker is lost, what was on the way to it and what it held are lost with their weights, and
-those that are left still agree, on the average of what they have. One that comes (back) begins
-with a neighbour's z and weight 1.
+those that are left still agree, on the average of what they have. The sum of their weights is then
+less than their number, and walks count for more in the same proportion: a higher learning rate. One
+that comes (back) begins with a neighbour's z and weight 1.
+
+On graphs whose rows sum to one as well (all but those of `from_file`) weights stay 1 while
+nobody is lost, and this is `diffusion`.
 """
 
 from collections.abc import Sequence

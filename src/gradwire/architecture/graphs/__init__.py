@@ -2,6 +2,7 @@
 
 from gradwire.architecture.graphs._graph import (
     Graph,
+    check_column_stochastic,
     check_doubly_stochastic,
     describe,
     metropolis_hastings,
@@ -14,6 +15,7 @@ GRAPHS = Registry("graph", Graph, __name__)  # type: ignore[type-abstract]
 __all__ = [
     "GRAPHS",
     "Graph",
+    "check_column_stochastic",
     "check_doubly_stochastic",
     "describe",
     "metropolis_hastings",

@@ -100,6 +100,18 @@ def joined(size: int, a: Tensor, b: Tensor) -> Tensor:
 
 def check_doubly_stochastic(matrix: Tensor, what: str) -> None:
     """Refuses a matrix that would not keep the mean, naming the row or column and its sum."""
+    check_column_stochastic(matrix, what)
+    _check_sums(
+        matrix.sum(dim=1),
+        "row",
+        what,
+        "Rows and columns must all sum to one for gossip to keep the mean; sgp does without the "
+        "rows.",
+    )
+
+
+def check_column_stochastic(matrix: Tensor, what: str) -> None:
+    """Refuses a matrix with which something of what a worker gives away would be lost."""
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{what}: a mixing matrix is square, got shape {list(matrix.shape)}")
     wrong = (~(matrix.isfinite() & (matrix >= 0))).nonzero()
@@ -109,19 +121,28 @@ def check_doubly_stochastic(matrix: Tensor, what: str) -> None:
             f"{what}: weights are finite and not negative, but that of row {i}, column {j} is "
             f"{matrix[i, j].item():g} (counted from 0)"
         )
-    for name, sums in (("row", matrix.sum(dim=1)), ("column", matrix.sum(dim=0))):
-        off = ((sums - 1).abs() > _TOLERANCE).nonzero()
-        if len(off):
-            k = int(off[0])
-            raise ValueError(
-                f"{what}: {name} {k} (counted from 0) sums to {sums[k].item():.7g}, must be 1. "
-                "Rows and columns must all sum to one for gossip to keep the mean."
-            )
+    _check_sums(matrix.sum(dim=0), "column", what, "What rank k gives away must be all it has.")
+
+
+def is_doubly_stochastic(matrix: Tensor) -> bool:
+    """Of a matrix whose columns sum to one: whether its rows do."""
+    return bool(((matrix.sum(dim=1) - 1).abs() <= _TOLERANCE).all())
+
+
+def _check_sums(sums: Tensor, name: str, what: str, why: str) -> None:
+    off = ((sums - 1).abs() > _TOLERANCE).nonzero()
+    if len(off):
+        k = int(off[0])
+        raise ValueError(
+            f"{what}: {name} {k} (counted from 0) sums to {sums[k].item():.7g}, must be 1. {why}"
+        )
 
 
 def spectral_gap(matrix: Tensor) -> float:
     """1 - ||W - 11^T/n||_2 of a doubly stochastic matrix: 1 if one step is the mean, 0 if it is
-    nothing for some."""
+    nothing for some. Of others 1 - |second largest eigenvalue|, how fast push-sum forgets."""
+    if not is_doubly_stochastic(matrix):
+        return max(0.0, 1 - float(torch.linalg.eigvals(matrix).abs().sort().values[-2]))
     rho = float(torch.linalg.matrix_norm(matrix - 1 / len(matrix), ord=2))
     return 1.0 if rho < _NOTHING else max(0.0, 1 - rho)
 
@@ -129,11 +150,12 @@ def spectral_gap(matrix: Tensor) -> float:
 def describe(graph: Graph, size: int) -> str:
     """One line: `ring of 8: doubly stochastic, spectral gap 0.195, 2 neighbours`."""
     matrix = graph.matrix(size)
-    check_doubly_stochastic(matrix, f"{graph!r} of {size}")
+    check_column_stochastic(matrix, f"{graph!r} of {size}")
     heard = (matrix != 0).fill_diagonal_(False).sum(dim=1)  # by each
     fewest, most = int(heard.min()), int(heard.max())
     number = str(most) if fewest == most else f"{fewest} to {most}"
-    parts = ["doubly stochastic"]
+    balanced = is_doubly_stochastic(matrix)
+    parts = ["doubly stochastic" if balanced else "columns sum to one, rows do not (for sgp)"]
     if graph.directed:
         parts.append("directed")
     gap, period = graph.spectral_gap(size), graph.period(size)

@@ -4,7 +4,7 @@ A text file has one row per line, with numbers or fractions such as 1/3 separate
 spaces; `#` begins a comment. A `.npy` file holds a two-dimensional array of real numbers. Row i
 holds the weights with which rank i hears ranks 0 .. n - 1. Rows and columns must sum to one within
 1e-6; what is missing then, as in 0.3333333 for 1/3, is made up by scaling rows and columns
-(Sinkhorn 1964), so that the mean does not drift.
+(Sinkhorn 1964), so that the mean does not drift. For `sgp` it is enough that the columns do.
 
 A matrix whose powers do not tend to the mean (unconnected workers, or partners that only swap)
 is refused.
@@ -19,7 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, check_doubly_stochastic
+from gradwire.architecture.graphs._graph import (
+    Graph,
+    check_column_stochastic,
+    is_doubly_stochastic,
+)
 
 _MOST = 64 * 2**20  # bytes: more than any number of workers needs
 
@@ -63,20 +67,22 @@ class FromFile(Graph):
 @lru_cache(maxsize=8)
 def _read(path: Path, what: str, changed_ns: int, num_bytes: int) -> Tensor:
     weights = _array(path, what) if path.suffix == ".npy" else _text(path, what)
-    check_doubly_stochastic(weights, what)
+    check_column_stochastic(weights, what)
+    balanced = is_doubly_stochastic(weights)
     symmetric = bool(((weights - weights.T).abs() < 1e-9).all())
     for _ in range(100):
         rows, columns = weights.sum(dim=1), weights.sum(dim=0)
         if max((rows - 1).abs().max(), (columns - 1).abs().max()) < 1e-13:
             break
-        weights = weights / torch.sqrt(rows[:, None] * columns[None, :])
+        scale = torch.sqrt(rows[:, None] * columns[None, :]) if balanced else columns[None, :]
+        weights = weights / scale
     if symmetric:  # but for rounding
         weights = (weights + weights.T) / 2
-    second = torch.linalg.eigvals(weights - 1 / len(weights)).abs().max()
-    if second > 1 - 1e-9:
+    sizes = torch.linalg.eigvals(weights).abs().sort().values
+    if len(sizes) > 1 and sizes[-2] > 1 - 1e-9:
         raise ValueError(
             f"{what}: workers would never agree, the second largest eigenvalue is "
-            f"{second.item():.6g}. Connect all of them, and let some hear themselves."
+            f"{sizes[-2].item():.6g}. Connect all of them, and let some hear themselves."
         )
     return weights
 
