@@ -130,7 +130,7 @@ def test_other_single_bytes_are_refused() -> None:
     payload, _ = codec.encode(torch.ones(4), codec.init(spec), Key(0).private(0))
     nothing = torch.zeros(1, dtype=torch.uint8)
     job = MeanOfHeard(codec, spec, Key(0), (0, 1))
-    assert torch.equal(job.run((nothing, nothing), None)[0], torch.zeros(4))
+    assert torch.equal(job.run((nothing, nothing), None)[0], nothing)  # nobody spoke
     heard, _ = job.run((payload.buffer, nothing), None)
     assert torch.equal(heard, torch.full((4,), 0.5))
     for wrong in (nothing + 1, torch.zeros(0, dtype=torch.uint8), payload.buffer[:-1]):

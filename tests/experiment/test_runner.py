@@ -315,3 +315,38 @@ def test_threads_do_not_change_draws():
 def test_bad_settings_say_what_to_do(settings, message):
     with pytest.raises(ValueError, match=message):
         gradwire.simulate(**settings)
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "architecture"),
+    [
+        ("bsp", "parameter_server(2)"),
+        ("localsgd(4)", "gossip(ring)"),
+        ("localsgd(4)", "gossip(ring, gradient_tracking)"),
+        ("bsp", "gossip(ring, choco(0.3))"),
+        ("asp", "parameter_server"),
+        ("asp", "gossip(ring, adpsgd)"),
+        ("fedavg(0.5)", "parameter_server"),
+        ("diloco(4, fragments=2, delay=1)", "allreduce"),
+    ],
+)
+def test_looking_changes_nothing(synchronization, architecture) -> None:
+    """How often the model is evaluated is of no consequence for model, bytes or time."""
+    often, once = (
+        simulate(
+            workers=4,
+            steps=10,
+            batch_size=16,
+            synchronization=synchronization,
+            architecture=architecture,
+            scheduling='sequential("layer")',
+            compute="lognormal(0.01)",
+            evaluation="sequential",
+            eval_every=every,
+            threads=1,
+        )
+        for every in (1, 10)
+    )
+    assert torch.equal(often.params, once.params)
+    assert often.ledger.link_bytes == once.ledger.link_bytes
+    assert often.virtual_time_s == once.virtual_time_s

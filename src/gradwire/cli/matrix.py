@@ -71,29 +71,28 @@ class MatrixCommand:
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("architecture", overflow="fold")
-    table.add_column("synchronization", overflow="fold")
+    table.add_column("", overflow="fold", max_width=28)
     for name in (
-        "distance\nof models",
-        "messages\nper step",
-        "bytes\nper step",
+        "model\ndist.",
+        "msgs /\nstep",
+        "bytes /\nstep",
         "busiest\nnode",
-        "time\nper step",
-        "loss at\nequal time",
-        "loss at\nthe end",
+        "time /\nstep",
+        "loss at\neq.time",
+        "loss\nat end",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for number, (architecture, own) in enumerate(groupby(rows, lambda row: row["architecture"])):
         if number:
             table.add_section()
-        name, refused = architecture, []
+        table.add_row(architecture, style="bold")
+        refused = []
         for row in own:
             if "refusal" in row:
                 refused.append(row["synchronization"])
                 continue
             table.add_row(
-                name,
-                row["synchronization"],
+                f"  {row['synchronization']}",
                 _figure(row["distance"], 2),
                 f"{row['messages_per_step']:.4g}",
                 format_bytes(row["bytes_per_step"]),
@@ -102,9 +101,8 @@ def _table(rows: Sequence[Row]) -> Table:
                 _figure(row["loss_after_equal_time"], 3),
                 _figure(row["loss"], 3),
             )
-            name = ""
         if refused:
-            table.add_row(name, ", ".join(refused), *["-"] * 7, style="dim")
+            table.add_row(f"  {', '.join(refused)}", *["-"] * 7, style="dim")
     return table
 
 
@@ -115,8 +113,8 @@ def _figure(value: float | None, digits: int) -> str:
 def _legend(rows: Sequence[Row]) -> str:
     equal = next((row["equal_time_s"] for row in rows if "equal_time_s" in row), 0.0)
     return (
-        "distance: root mean square distance of the workers' models to their mean, mean over the "
-        "steps. busiest node: bytes sent and received by the node with most of them, per step. "
-        f"equal time: {format_seconds(equal)}, what the fastest pair took for all its steps. "
+        "model dist.: root mean square distance of the workers' models to their mean, mean over "
+        "the steps. busiest node: bytes sent and received by the node with most of them, per step. "
+        f"eq.time: {format_seconds(equal)}, what the fastest pair took for all its steps. "
         "-: pairs that make no sense; --refused says why."
     )

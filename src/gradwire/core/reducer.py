@@ -336,21 +336,48 @@ async def mean_of_some(
     """The mean over the group, to which those that do not speak send one byte, and add zero.
 
     `state` is that of `lift(codec)`. Payloads are gathered, whatever could be added on the way: a
-    sum needs everyone. Servers, where there are some, add up what comes and answer with the mean.
+    sum needs everyone. Servers, where there are some, add up what comes for each shard and answer
+    with the mean as it is.
     """
-    node, inner = group.node, state["codec"]
-    spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
-    message = torch.full((1,), _AS_BEFORE, dtype=torch.uint8, device=x.device)
-    own = partial(_zeros, spec, x.device)
-    if speaks:
-        payload, inner = await node.call(codec.encode, x, inner, key)
-        message, own = payload.buffer, partial(codec.decode, payload, spec, key)
-    job = MeanOfHeard(codec, spec, key.shared(), group.members)
-    if group.route == ONE_WAY:
-        mean = await group.at_owner(message, job)
+    node, served = group.node, group.owners != group.members
+    num_shards = len(group.owners) if served and not codec.layered else 1
+    if num_shards == 1:  # whole, with the layers that may lie in it
+        shards: Sequence[Tensor] = (x,)
+        keys = [key]
+        specs: tuple[Spec, ...] = (replace(Spec.of(x), tensors=state.get("tensors", ())),)
+        old: Sequence[State] = (state["codec"],)
     else:
-        mean, _ = await node.share(job.run, tuple(await group.all_gather(message)), None)
-    return Reduced(mean, own, {**state, "codec": inner})
+        shards = x.reshape(-1).tensor_split(num_shards)
+        keys = [key.child(f"shard {i}") for i in range(num_shards)]
+        specs = tuple(Spec.of(shard) for shard in shards)
+        old = (state["scatter"] or {}).get("shards") or [codec.init(spec) for spec in specs]
+    messages = [torch.full((1,), _AS_BEFORE, dtype=torch.uint8, device=x.device)] * num_shards
+    own = partial(_zeros, Spec.of(x), x.device)
+    new = tuple(old)
+    if speaks:
+        none = [None] * num_shards
+        encoded = await node.call(_encode_shards, codec, shards, none, old, keys)
+        payloads = [payload for payload, _, _ in encoded]
+        messages = [payload.buffer for payload in payloads]
+        new = tuple(inner for _, _, inner in encoded)
+        own = partial(_decode_own, codec, Spec.of(x), specs, keys, payloads)
+    jobs = [
+        MeanOfHeard(codec, spec, own_key.shared(), group.members)
+        for spec, own_key in zip(specs, keys)
+    ]
+    if num_shards > 1:
+        answers, _ = await group.at_owners(messages, jobs, None)
+    elif served:
+        answers = [await group.at_owner(messages[0], jobs[0])]
+    else:
+        answer, _ = await node.share(jobs[0].run, tuple(await group.all_gather(messages[0])), None)
+        answers = [answer]
+    mean = await node.share(_answered, specs, tuple(answers))
+    if num_shards == 1:
+        state = {**state, "codec": new[0]}
+    else:
+        state = {**state, "scatter": {"shards": new, "owned": None}}
+    return Reduced(mean.reshape(x.shape), own, state)
 
 
 @dataclass(frozen=True, repr=False)
@@ -482,9 +509,18 @@ class MeanOfHeard:
                 raise WireError(
                     f"rank {rank} sent the byte {int(message[0])}, expected {_AS_BEFORE}"
                 )
-        if not decoded:
-            return _zeros(spec, messages[0].device), None
+        if not decoded:  # the answer is as short as the question
+            return messages[0], None
         return mean_in_order(decoded, len(messages)), None
+
+
+def _answered(specs: tuple[Spec, ...], answers: tuple[Tensor, ...]) -> Tensor:
+    """The whole of what the owners of shards answered, which may be that nobody spoke."""
+    pieces = [
+        _zeros(spec, answer.device) if answer.dtype == torch.uint8 else answer
+        for spec, answer in zip(specs, answers)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _zeros(spec: Spec, device: torch.device) -> Tensor:

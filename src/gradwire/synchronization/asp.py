@@ -1,7 +1,8 @@
 """Asynchronous SGD (Dean et al. 2012, Downpour SGD with n_push = n_fetch = 1).
 
 A worker pushes its gradient to the servers and goes on with the model they answer; nobody waits for
-anybody:  x <- x - lr * G_i(x')  where x' is the model that worker i last pulled (survey, eq. 7).
+anybody:  x <- x - lr * G_i(x')  where x' is the model that worker i last pulled (survey, eq. 7,
+for one worker at a time).
 The staleness of a gradient is the number of updates between the two. Every push is a full step of
 the optimizer: n workers make n updates in the time of one round.
 

@@ -1,8 +1,8 @@
 """Federated averaging (McMahan et al. 2017, "Communication-efficient learning of deep networks from
 decentralized data", Alg. 1).
 
-In every round m = max(1, fraction * n) clients are drawn. Each gets the model x, takes E epochs of
-SGD on its own n_k examples, and sends how far it came:
+In every round m = max(1, round(fraction * n)) clients are drawn. Each gets the model x, takes E
+epochs of SGD on its own n_k examples, and sends how far it came:
 
     x <- x + sum_k (n_k / sum_j n_j) (x_k - x)        over the clients k of the round
 

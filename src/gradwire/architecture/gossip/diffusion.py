@@ -2,7 +2,7 @@
 
     x_i <- sum_j W_ij (x_j + u_j)      u_j: the walk from x_j, -lr * grad F_j(x_j) for SGD
 
-Also called local SGD on a graph. The step is averaged with the model, so workers end nearer to one
+The step is averaged with the model, so workers end nearer to one
 another, and to the optimum, than with combine-then-adapt (Tu and Sayed 2012); in return nothing
 travels while gradients are computed. If a worker is lost, its neighbours go on with its weight as
 their own.

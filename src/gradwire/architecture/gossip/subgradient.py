@@ -21,7 +21,7 @@ from gradwire.core.protocols import Replica
 class Subgradient(GossipAlgorithm):
     """Average the models, then take a step from there: combine, then adapt."""
 
-    paper = "Nedic and Ozdaglar 2009, Distributed subgradient methods for multi-agent optimization"
+    paper = "Chen and Sayed 2012, Diffusion adaptation strategies for distributed optimization"
     examples = ("subgradient",)
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:

@@ -4,7 +4,7 @@ From a regular graph, two random edges a-b, c-d are replaced by a-c, b-d whereve
 simple. These switches reach every simple regular graph, and all are equally likely in the limit
 (Taylor 1981, Constrained switchings in graphs); ten tries per edge are made, and more until the
 graph is connected. Random regular graphs of degree 3 or more are nearly the best expanders there
-are (Friedman 2008): their gap hardly falls with n.
+are (Friedman 2008): their gap falls with n, but to a value above zero.
 
 The key is shared, so all ranks draw the same graph; `seed` gives another one.
 """
