@@ -333,7 +333,7 @@ def test_bad_settings_say_what_to_do(settings, message):
 def test_looking_changes_nothing(synchronization, architecture) -> None:
     """How often the model is evaluated is of no consequence for model, bytes or time."""
     often, once = (
-        simulate(
+        gradwire.simulate(
             workers=4,
             steps=10,
             batch_size=16,
