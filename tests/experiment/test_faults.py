@@ -66,6 +66,7 @@ def test_who_needs_all_workers_stops_with_a_report(synchronization, architecture
     assert f"on {architecture} stopped in step" in text
     assert "of 24" in text
     assert "bsp(backup=1)" in text
+    assert "Worker 2 crashed at 0.1 s and owed nothing" in text
 
 
 @pytest.mark.parametrize(("synchronization", "architecture"), SURVIVE)

@@ -10,6 +10,7 @@ from gradwire.architecture.gossip.gossip import Gossip
 from gradwire.architecture.graphs import describe
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.experiment.config import Config
+from gradwire.experiment.losses import told
 from gradwire.experiment.record import Row
 from gradwire.experiment.report import format_bytes, format_seconds, network_names
 from gradwire.experiment.runner import Run, resume, simulate
@@ -81,6 +82,14 @@ def _run_table(run: Run) -> Table:
     return table
 
 
+_WHAT = {
+    "staleness": " updates between the model of a gradient and its own",
+    "ahead": " steps ahead of the slowest",
+    "gradients": " in a step",
+    "uploads": " per worker",
+}
+
+
 def _observed(config: Config, summary: Row) -> dict[str, str]:
     """What only some methods have: a graph, models that differ, staleness, workers that crashed."""
     lines = {}
@@ -89,11 +98,9 @@ def _observed(config: Config, summary: Row) -> dict[str, str]:
         lines["graph"] = describe(architecture.graph, config.workers)
     if summary["distance"]:
         lines["distance of models"] = f"{summary['distance']:.3g} (root mean square, to their mean)"
-    if staleness := summary["noted"].get("staleness"):
-        lines["staleness"] = f"{staleness['mean']:.3g} updates, at most {staleness['max']:.0f}"
+    for name, figures in summary["noted"].items():
+        most = figures["max"]
+        lines[name] = f"{figures['mean']:.3g} on average, at most {most:.0f}{_WHAT.get(name, '')}"
     for lost in summary["lost"]:
-        lines[f"worker {lost['rank']} crashed"] = (
-            f"at {format_seconds(lost['time_s'])}; lost with it: what its feedback still owed, of "
-            f"norm {lost['residual_norm']:.3g}"
-        )
+        lines[f"worker {lost['rank']} lost"] = told(lost)
     return lines

@@ -35,5 +35,9 @@ class StoppedError(RuntimeError):
     """A run that could not go on, with how far it came."""
 
 
+class WhatIfError(ValueError):
+    """A run that is another one on another network, asked for its time there."""
+
+
 class DataError(RuntimeError):
     """A data set that is missing or damaged, with what to put where."""

@@ -39,6 +39,7 @@ class Group:
         self.members = tuple(range(node.size)) if members is None else tuple(members)
         self.size = len(self.members)
         self.rank = node.rank if members is None else self.members.index(node.rank)
+        self.is_everyone = self.size == node.size
         self.exact = False  # whether means must be those of what was sent, better than 16 bits
         self._round = 0
 

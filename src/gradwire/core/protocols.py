@@ -25,6 +25,7 @@ from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.notation import Expression
 from gradwire.core.reducer import Reducer
+from gradwire.core.spec import Spec
 
 T = TypeVar("T")
 Ability = Literal["mean", "push_pull", "mix", "mix_async"]
@@ -377,6 +378,9 @@ class Architecture(Expression, ABC):
     def check(self, num_workers: int) -> None:
         """Refuses a number of workers that it cannot connect."""
 
+    def check_compression(self, compression: Reducer, spec: Spec) -> None:
+        """Refuses what neighbours cannot exchange a model of this spec with, where it mixes."""
+
     @abstractmethod
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
         """The collectives of this architecture, for one tensor; among some of the workers."""
@@ -385,8 +389,15 @@ class Architecture(Expression, ABC):
         """What it keeps with each replica."""
         return {}
 
+    def owed(self, replica: Replica) -> Tensor | None:
+        """What of its model a worker has not told anyone yet, [d]; None if nothing is kept back."""
+        return None
+
     def mixing(self, node: Node, compression: Reducer, key: Key) -> "Mixing":
-        """One worker among its neighbours, where it offers to mix."""
+        """One worker among its neighbours, where it offers to mix.
+
+        The compression is one that `check_compression` let pass.
+        """
         raise NotImplementedError(f"{self!r} has no neighbours")
 
     def daemon(self, node: Node, keep: dict[Any, Any]) -> Coroutine[Any, Any, None]:
@@ -470,6 +481,8 @@ def _why(synchronization: Synchronization, offers: Sequence[Ability]) -> str:
         return " Its workers average whenever they like, not in rounds."
     if "mix_async" in needs and "mix" in offers:
         return " Its rounds wait for all neighbours."
+    if "mean" in needs and offers == ("push_pull",):
+        return ' Its servers hold the model: leave out optimizer="server".'
     if "push_pull" in needs and "mean" in offers:
         return " A collective mean needs everyone, so nobody can be ahead or left out."
     if "push_pull" in needs and ("mix" in offers or "mix_async" in offers):

@@ -219,7 +219,11 @@ class Lifted(Reducer):
         if isinstance(group, Outbox):
             return await self._push(codec, x, state, key, group, residual)
         opaque = codec.algebra is Algebra.OPAQUE
-        if opaque and not codec.layered and scatters(group.route, group.size, x.numel()):
+        # Among some workers a rank owns another shard each time, and would feed back to it what it
+        # owes to the last one; servers always own the same.
+        settled_owners = group.is_everyone or group.owners != group.members
+        may_scatter = opaque and not codec.layered and settled_owners
+        if may_scatter and scatters(group.route, group.size, x.numel()):
             return await self._scatter(codec, x, state, key, group, residual)
         node, spec = group.node, replace(Spec.of(x), tensors=state.get("tensors", ()))
         payload, lost, inner = await node.call(_encode, codec, x, residual, state["codec"], key)
@@ -370,7 +374,8 @@ async def mean_of_some(
     elif served:
         answers = [await group.at_owner(messages[0], jobs[0])]
     else:
-        answer, _ = await node.share(jobs[0].run, tuple(await group.all_gather(messages[0])), None)
+        gathered = tuple(await group.all_gather(messages[0]))
+        answer = await node.share(_mean_of_heard, jobs[0], gathered)
         answers = [answer]
     mean = await node.share(_answered, specs, tuple(answers))
     if num_shards == 1:
@@ -514,6 +519,10 @@ class MeanOfHeard:
         return mean_in_order(decoded, len(messages)), None
 
 
+def _mean_of_heard(job: MeanOfHeard, messages: tuple[Tensor, ...]) -> Tensor:
+    return job.run(messages, None)[0]
+
+
 def _answered(specs: tuple[Spec, ...], answers: tuple[Tensor, ...]) -> Tensor:
     """The whole of what the owners of shards answered, which may be that nobody spoke."""
     pieces = [
@@ -572,7 +581,7 @@ def _encode_shards(codec: Codec, *shards: Sequence[Any]) -> list[tuple[Payload, 
 def _decode_own(
     codec: Codec, spec: Spec, specs: Sequence[Spec], keys: list[Key], payloads: list[Payload]
 ) -> Tensor:
-    pieces = [codec.decode(*shard) for shard in zip(payloads, specs, keys)]
+    pieces = [codec.decode(*shard).reshape(-1) for shard in zip(payloads, specs, keys)]
     return torch.cat(pieces).reshape(spec.shape)
 
 

@@ -43,7 +43,7 @@ class Config:
     """Where momentum of sgd(...) acts: after the mean, before compression, or where it trains."""
     clip_norm: float = 0.0
     """Clip the averaged gradient to this norm, or if momentum acts before it each one to
-    sqrt(workers) times that; 0: never."""
+    sqrt(workers) times that, or where servers hold the model each one to it; 0: never."""
     partition: str = "iid"
     """How examples are dealt to workers: iid, dirichlet(0.5), by_label(2), by_role."""
     augment: bool = True
@@ -61,9 +61,10 @@ class Config:
     """When each part travels, such as sequential, sequential("layer")."""
 
     bandwidth: str = "1Gbit"
-    """Of each node's network card; one value, or one per worker (and server) after commas."""
+    """Of each node's network card; one value, or one per worker or per node (workers, servers,
+    scheduler) separated by commas."""
     latency: str = "50us"
-    """Of a message; one value, or one per worker (and server) separated by commas."""
+    """Of a message; one value, or one per worker or per node separated by commas."""
     what_if: tuple[str, ...] = ()
     """Other bandwidths to tell the virtual time for, from the same run."""
     compute: str = "measured"

@@ -23,3 +23,13 @@ def lost_with(plan: Plan, replica: Replica) -> Row:
                 squares += float(torch.dot(vector, vector))
                 total += float(vector.sum())
     return {"residual_norm": squares**0.5, "residual_sum": total}
+
+
+def told(lost: Row) -> str:
+    """One loss in words."""
+    owed = (
+        f"with what it had still to send, of norm {lost['residual_norm']:.3g}"
+        if lost["residual_norm"]
+        else "and owed nothing"
+    )
+    return f"Worker {lost['rank']} crashed at {lost['time_s']:.6g} s {owed}"

@@ -40,11 +40,18 @@ def place(
     compression: Compression,
     synchronization: Synchronization,
     where: MomentumAt,
+    mixes: bool = False,
 ) -> Placed:
-    """Moves the momentum to where `where` says, or the compression needs it to train."""
+    """Moves the momentum to where `where` says, or the compression needs it to train.
+
+    `mixes`: workers average models with neighbours, so steps are taken before anything is sent.
+    """
+    exchanges = "walks" if mixes else synchronization.exchanges
     lives = lift(compression).momentum_lives
     if where == "before" and not (
-        isinstance(optimizer, SGD) and synchronization.exchanges == "gradients"
+        isinstance(optimizer, SGD)
+        and exchanges == "gradients"
+        and not synchronization.sends_changes
     ):
         raise ValueError(
             f'momentum_at="before": only the momentum of sgd can act before compression, on '
@@ -55,7 +62,7 @@ def place(
             f'momentum_at="after": the momentum is inside {compression!r}. Write "auto", or '
             "another compression."
         )
-    if synchronization.exchanges != "gradients":
+    if exchanges != "gradients":
         if lives == "inside":
             raise ValueError(
                 f"{compression!r} makes a step out of gradients, but what {synchronization!r} "

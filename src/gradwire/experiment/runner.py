@@ -24,15 +24,15 @@ from torch import Tensor
 
 import gradwire
 from gradwire import kernels
-from gradwire.core.errors import PeerLost, StoppedError
+from gradwire.core.errors import PeerLost, StoppedError, WhatIfError
 from gradwire.core.node import Node
 from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.config import Config
-from gradwire.experiment.losses import lost_with
+from gradwire.experiment.losses import lost_with, told
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.setup import Experiment, prepare
-from gradwire.runtime.faults import Arrive, Crash
+from gradwire.runtime.faults import Arrive, Crash, Loss
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.virtual import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
@@ -132,7 +132,12 @@ class _Simulation:
         )
         # The same run on other networks: clocks only, played from the trace of each segment.
         self.others = {
-            name: VirtualEngine(network, self.config.workers)
+            name: VirtualEngine(
+                network,
+                self.config.workers,
+                faults=[fault for fault in experiment.faults if isinstance(fault, Loss)],
+                key=self.plan.key.child("faults"),
+            )
             for name, network in experiment.what_if.items()
         }
         self.step = 0
@@ -148,7 +153,7 @@ class _Simulation:
         # What nodes that are neither workers nor such servers keep.
         self.kept: list[dict[Any, Any]] = [{} for _ in range(architecture.num_others)]
         self.lost: list[Row] = []  # what went with workers that crashed
-        self.num_done = 0  # steps of all workers
+        self.progress = [0] * self.config.workers  # steps that each worker has behind it
         self.num_gradients = 0  # of workers before they crashed and came back
         self.wall_start = 0.0
 
@@ -174,7 +179,9 @@ class _Simulation:
             else:
                 self._whole(progress)
         except PeerLost as error:
-            raise self._stopped(error) from error
+            raise self._stopped(str(error)) from error
+        if not self.engine.alive:
+            raise self._stopped("all workers crashed")
         summary = self._summary()
         if self.record is not None:
             self.record.finish(summary)
@@ -198,27 +205,28 @@ class _Simulation:
             return self.plan.train(node, self.replicas[node.rank], self.step, last)
 
         self.replicas = self.engine.run([program] * self.config.workers, self._daemons())
-        self.step = last
+        self.step, self.progress = last, [last] * self.config.workers
         for engine in self.others.values():
             trace = self.engine.trace
             assert trace is not None
             if not trace.replayable:
-                raise ValueError(self._no_what_if())
+                raise WhatIfError(self._no_what_if())
             daemons = [trace.replay] * self.plan.architecture.num_others
             engine.run([trace.replay] * self.config.workers, daemons)
 
     def _whole(self, progress: Progress | None) -> None:
         """The run in one piece; evaluations when as many steps are done as in so many rounds."""
         if self.others:
-            raise ValueError(self._no_what_if())
+            raise WhatIfError(self._no_what_if())
         workers, every = self.config.workers, self.config.eval_every
 
         def observe(rank: int, step: int, replica: Replica, now: float) -> None:
             self.replicas[rank] = replica
-            self.num_done += 1
-            self.step = max(self.step, step + 1)
-            if self.num_done % (every * workers) == 0:
-                self._note(self._measure(now, self.num_done // workers), progress)
+            self.progress[rank] = max(self.progress[rank], step + 1)
+            done = self._done()
+            if done // every > self.step // every and done < self.plan.num_steps:
+                self.step = done
+                self._note(self._measure(now), progress)
 
         def program(node: Node) -> Coroutine[Any, Any, Replica]:
             replica, last = self.replicas[node.rank], self.plan.num_steps
@@ -231,9 +239,17 @@ class _Simulation:
         for rank, replica in enumerate(results):
             if replica is not None:
                 self.replicas[rank] = replica
-        self.step = self.plan.num_steps
-        if not self.metrics or self.metrics[-1]["virtual_time_s"] < self.engine.now:
-            self._note(self._measure(self.engine.now), progress)
+        self.step = self._done()
+        # Servers may have finished the last round after the last worker did its part.
+        self._note(self._measure(self.engine.now), progress)
+
+    def _done(self) -> int:
+        """The steps that the workers that are there have behind them: all of them, or on average.
+
+        Where all wait for one another those that idle may run ahead.
+        """
+        steps = [self.progress[rank] for rank in self._present()] or self.progress
+        return min(steps) if self.plan.pauses else sum(steps) // len(steps)
 
     def _daemons(self) -> list[Program[Any]]:
         """The programs of the nodes that are no workers."""
@@ -260,13 +276,20 @@ class _Simulation:
     def _returned(self, rank: int, now: float) -> None:
         self.num_gradients += self.replicas[rank].num_gradients
 
-    def _stopped(self, error: PeerLost) -> StoppedError:
-        config = self.config
-        return StoppedError(
-            f"{config.synchronization} on {config.architecture} stopped in step {self.step} of "
-            f"{self.plan.num_steps}: {error}, and it needs all workers. Allow for it with "
-            "bsp(backup=1) or bsp(timeout=1.0) on parameter_server, or take ssp, asp or gossip."
+    def _stopped(self, why: str) -> StoppedError:
+        """The end of a run that cannot go on; the record says so too."""
+        config, lost = self.config, ", ".join(map(told, self.lost))
+        advice = (
+            f"Allow for such losses with bsp(backup={len(self.lost)}) or bsp(timeout=1.0) on "
+            "parameter_server, or take ssp, asp or gossip."
         )
+        message = (
+            f"{config.synchronization} on {config.architecture} stopped in step "
+            f"{max(self.progress)} of {self.plan.num_steps}: {why}, and it cannot go on. {lost}. "
+        ) + (advice if self.engine.alive else "Nobody is left to train.")
+        if self.record is not None:
+            self.record.finish({"config": asdict(config), "stopped": message, "lost": self.lost})
+        return StoppedError(message)
 
     def _present(self) -> list[int]:
         """The workers that are there."""
@@ -281,14 +304,13 @@ class _Simulation:
         newest = self.plan.synchronization.newest(present)
         return self.plan.synchronization.agreed(newest), newest.buffers
 
-    def _measure(self, now: float, step: int | None = None) -> Row:
+    def _measure(self, now: float) -> Row:
         test = self.plan.task.evaluate(*self._model(), self.experiment.test_batches())
         present = [self.replicas[rank] for rank in self._present()]
         losses = [float(r.loss) for r in present if r.loss is not None]
-        step = self.step if step is None else step
         return {
-            "step": step,
-            "epoch": step / self.experiment.steps_per_epoch,
+            "step": self.step,
+            "epoch": self.step / self.experiment.steps_per_epoch,
             "virtual_time_s": now,
             "virtual_times_s": {name: engine.now for name, engine in self.others.items()},
             "bytes_sent": self.engine.ledger.total_bytes,
@@ -307,6 +329,7 @@ class _Simulation:
         return {
             "config": asdict(self.config),
             "steps": self.plan.num_steps,
+            "steps_done": last["step"],
             "gradients": num_gradients,
             "parameters": self.replicas[0].params.numel(),
             "test_accuracy": last["test_accuracy"],
@@ -322,7 +345,7 @@ class _Simulation:
             "bytes_by_tensor": dict(ledger.tensor_bytes),
             "dropped_steps": last["dropped_steps"],
             "lost": self.lost,
-            "noted": _notes(self.servers),
+            "noted": {**_notes(self.servers), **_counted(self.replicas)},
             "wall_time_s": self.wall_s,
             "call_time_s": dict(self.engine.call_s),
             "kernels": kernels.backend(),
@@ -394,6 +417,15 @@ def _notes(servers: list[TrainingServer]) -> Row:
         name: {"mean": sum(values) / len(values), "max": max(values)}
         for name, values in noted.items()
     }
+
+
+def _counted(replicas: list[Replica]) -> Row:
+    """What algorithms count with each worker, such as how often it had something to say."""
+    uploads = [replica.memory.get("num_uploads") for replica in replicas]
+    if any(count is None for count in uploads):
+        return {}
+    counts = [float(count) for count in uploads if count is not None]
+    return {"uploads": {"mean": sum(counts) / len(counts), "max": max(counts)}}
 
 
 def _to_dict(replica: Replica) -> dict[str, Any]:

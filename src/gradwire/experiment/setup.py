@@ -1,7 +1,7 @@
 """From a configuration to a plan: every name is looked up, every choice checked, before a step."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
 from gradwire.core.notation import Registry
+from gradwire.core.protocols import Ability, ability_of
 from gradwire.core.reducer import lift
 from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Partition
@@ -20,7 +21,7 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.momentum import place
 from gradwire.models.base import Model, build_seeded
 from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer, Fixed, Measured
-from gradwire.runtime.faults import Fault, parse_faults
+from gradwire.runtime.faults import Arrive, Crash, Fault, parse_faults
 from gradwire.runtime.network import Network, parse_duration, per_node
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
@@ -109,7 +110,10 @@ def prepare(config: Config) -> Experiment:
     sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
     steps = config.steps or max(1, round(config.epochs * sampler.steps_per_epoch))
     steps_per_epoch = float(sampler.steps_per_epoch)
-    placed = place(optimizer, compression, synchronization, config.momentum_at)
+    ability = ability_of(synchronization, architecture)
+    _check_comings(config.faults, ability, config)
+    mixes = ability in ("mix", "mix_async")
+    placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
     plan = Plan(
         task=task,
         batch=_batches(config, dataset, sampler, device, key.child("augment")),
@@ -162,6 +166,18 @@ def prepare(config: Config) -> Experiment:
         faults,
         parse_duration(config.heartbeat),
     )
+
+
+def _check_comings(faults: Sequence[str], ability: Ability, config: Config) -> None:
+    """Refuses workers that come (back) where all are needed from beginning to end."""
+    for fault in parse_faults(faults, config.workers):
+        comes = isinstance(fault, Arrive) or (isinstance(fault, Crash) and fault.rejoin is not None)
+        if comes and ability == "mean":
+            raise ValueError(
+                f"{fault!r}: {config.synchronization} on {config.architecture} needs all workers "
+                "from beginning to end, so none can come (back). Take ssp, asp or bsp(backup=1) on "
+                "parameter_server, or gossip."
+            )
 
 
 def _device(name: str) -> torch.device:

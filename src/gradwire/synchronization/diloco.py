@@ -102,10 +102,14 @@ class DiLoCo(Synchronization):
 
     def check(self, num_workers: int, num_buckets: int) -> None:
         if self.fragments > num_buckets:
+            remedy = (
+                "Write scheduling='sequential(\"layer\")'."
+                if num_buckets == 1
+                else f"Take at most {num_buckets} fragments."
+            )
             raise ValueError(
                 f"{self!r} deals the model to {self.fragments} fragments, but it is exchanged in "
-                f"{num_buckets} piece(s). Write scheduling='sequential(\"layer\")', or fewer "
-                "fragments."
+                f"{num_buckets} piece(s). {remedy}"
             )
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
@@ -180,7 +184,9 @@ class DiLoCo(Synchronization):
         """One step of the outer optimizer, and its result in the worker's own model."""
         node = worker.node
         spans = _spans([worker.buckets[i] for i in self._of(fragment, worker)])
-        if mean is not None:  # or the walk led nowhere: all go back
+        if mean is None:  # the walk led nowhere: all go back
+            mixing = 0.0
+        else:
             memory = replica.memory
             anchor, velocity = await node.share(
                 _nesterov,

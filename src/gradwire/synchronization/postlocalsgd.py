@@ -5,7 +5,8 @@ t < start, H_t = period from then on. The paper switches when the learning rate 
 by then the noise of local steps helps to generalise and does no harm.
 
 What travels are steps in both phases, -lr * gradient in the first, so that what error feedback
-holds back is of one kind before and after the switch.
+holds back is of one kind before and after the switch. In a step with a learning rate of zero, as at
+the start of a warm-up, nothing travels and nothing moves, momentum neither.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ class PostLocalSGD(Synchronization):
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         if step >= self.start:
             return await self._later.step_of_round(worker, replica, step, begin=self.start)
-        scale = -worker.lr(step) or 1.0
+        scale = -worker.lr(step)
+        if not scale:  # a warm-up from zero: no step, so nothing to agree on
+            _, replica = await worker.gradient(replica, step)
+            return replica
         mean, replica = await worker.mean_gradient(replica, step, scale=scale)
         if mean is None:
             return replica

@@ -79,6 +79,11 @@ class Plan:
     def __post_init__(self) -> None:
         self.reducer.check_names([tensor.name for tensor in self.task.layout.tensors])
         self.architecture.check(self.num_workers)
+        if self.architecture.num_servers > self._tensors()[-1].stop:
+            raise ValueError(
+                f"{self.architecture!r}: the model has only {self._tensors()[-1].stop} parameters, "
+                "so some servers would hold none. Take fewer servers."
+            )
         self.synchronization.check(self.num_workers, len(self.buckets()))
         if self.synchronization.sends_changes:
             self._check_changes()
@@ -93,6 +98,10 @@ class Plan:
                 f"{self.synchronization!r}: servers serve workers that are at different steps, so "
                 "its numbers cannot change from step to step. Write constants."
             )
+        if self.ability in ("mix", "mix_async"):
+            (unit,) = self.units()
+            spec = self.spec(unit.bucket, self.task.initial_params().dtype)
+            self.architecture.check_compression(self.reducer, spec)
         if self.squeezes_answers:
             check_answers(
                 self.reducer, [self.spec(shard, torch.float32) for shard in self.shards()]

@@ -23,6 +23,8 @@ class GossipAlgorithm(Expression, ABC):
     # What it does with a codec that loses something: nothing ("refuses"), the obvious that does not
     # converge ("naively"), or what its paper proves ("by rule").
     compresses: ClassVar[Literal["refuses", "naively", "by rule"]] = "refuses"
+    # What the codec must be for that rule to converge.
+    needs_codec: ClassVar[Literal["unbiased", "contraction", ""]] = ""
     # Why the graph must not vary, and why weights must be symmetric; empty if they may be anything.
     needs_constant: ClassVar[str] = ""
     needs_symmetric: ClassVar[str] = ""
@@ -41,6 +43,10 @@ class GossipAlgorithm(Expression, ABC):
     def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
         """What one keeps that comes (back) at the time `life` and has got this model."""
         return self.memory(params)
+
+    def owed(self, replica: Replica) -> Tensor | None:
+        """What of the model the neighbours were not told yet, where changes travel."""
+        return None
 
     async def before(self, neighbours: "Neighbours", replica: Replica, step: int) -> Replica:
         """At the start of the round number `step`, before its first gradient."""

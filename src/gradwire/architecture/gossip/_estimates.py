@@ -25,6 +25,11 @@ def initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
     return {"heard": params, "version": _stamp((life, 0))}
 
 
+def untold(replica: Replica) -> Tensor:
+    """What nobody holds of this worker's model: it is lost if the worker is."""
+    return replica.params - replica.memory["heard"]
+
+
 async def introduced(neighbours: Neighbours, replica: Replica, step: int) -> Replica:
     """Before the first gradient of a round."""
     life, count = version = _version(replica.memory["version"])

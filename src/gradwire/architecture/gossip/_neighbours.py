@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gradwire.architecture.gossip._posts import (
@@ -197,9 +196,9 @@ class Neighbours:
 
     # Payloads.
 
-    def is_exact(self, step: int) -> bool:
+    def is_exact(self, replica: Replica, step: int) -> bool:
         """Whether nothing is lost in compression: then vectors are sent as they are."""
-        return is_lossless(self.codec(step))
+        return is_lossless(self.codec(step), _spec(replica))
 
     async def encoded(
         self, x: Tensor, exchange: tuple[State, ...], step: int
@@ -217,10 +216,8 @@ class Neighbours:
 
     async def decode(self, rank: int, buffer: Tensor, replica: Replica, step: int) -> Tensor:
         """What everyone hears who gets this payload, a vector like the parameters."""
-        (state,) = replica.exchange
-        spec = replace(Spec.of(replica.params), tensors=state.get("tensors", ()))
         key = self._key_of(rank, step)
-        return await self.node.share(_decode, self.codec(step), spec, key, buffer)
+        return await self.node.share(_decode, self.codec(step), _spec(replica), key, buffer)
 
     def _key_of(self, rank: int, step: int) -> Key:
         return self.key.at(step).private(rank).child("gossip")
@@ -235,8 +232,13 @@ def weighted_sum(own: Tensor, others: Sequence[Tensor], weights: Sequence[float]
     return total.to(own.dtype)
 
 
-def is_lossless(codec: Codec) -> bool:
-    return codec.guarantee(Spec((1 << 10,), torch.float32)).delta == 1.0
+def is_lossless(codec: Codec, spec: Spec) -> bool:
+    return codec.guarantee(spec).delta == 1.0
+
+
+def _spec(replica: Replica) -> Spec:
+    (state,) = replica.exchange
+    return replace(Spec.of(replica.params), tensors=state.get("tensors", ()))
 
 
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
-from gradwire.architecture.gossip._estimates import exchanged, initial, introduced
+from gradwire.architecture.gossip._estimates import exchanged, initial, introduced, untold
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
@@ -31,6 +31,7 @@ class Choco(GossipAlgorithm):
     gamma: float
 
     compresses = "by rule"
+    needs_codec = "contraction"
     needs_constant = "choco adds up what it heard of its neighbours, so they must be the same"
     needs_symmetric = "choco converges for symmetric weights"
     paper = (
@@ -48,6 +49,9 @@ class Choco(GossipAlgorithm):
 
     def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
         return initial(params, life)
+
+    def owed(self, replica: Replica) -> Tensor:
+        return untold(replica)
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
         return await introduced(neighbours, replica, step)

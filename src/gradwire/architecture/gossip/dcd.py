@@ -21,6 +21,7 @@ from gradwire.architecture.gossip._estimates import (
     exchanged,
     initial,
     introduced,
+    untold,
 )
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
@@ -31,6 +32,7 @@ class DCD(GossipAlgorithm):
     """Send the compressed change of the model, and make only that change."""
 
     compresses = "by rule"
+    needs_codec = "unbiased"
     needs_constant = "dcd adds up the changes of its neighbours, so they must be the same"
     needs_symmetric = "dcd converges for symmetric weights"
     paper = "Tang et al. 2018, Communication compression for decentralized training"
@@ -41,6 +43,9 @@ class DCD(GossipAlgorithm):
 
     def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
         return initial(params, life)
+
+    def owed(self, replica: Replica) -> Tensor:
+        return untold(replica)
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
         return await introduced(neighbours, replica, step)

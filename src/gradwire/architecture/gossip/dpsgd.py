@@ -40,14 +40,14 @@ class DPSGD(GossipAlgorithm):
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
         heard = await neighbours.receive(step)
-        if not neighbours.is_exact(step):
+        if not neighbours.is_exact(replica, step):
             heard = await neighbours.decoded(heard, replica, step)
         combined = await neighbours.combined(replica.params, heard)
         return replica.having(params=await neighbours.node.call(torch.add, combined, walk))
 
     async def _send(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
         message = replica.params
-        if not neighbours.is_exact(step):
+        if not neighbours.is_exact(replica, step):
             message, exchange = await neighbours.encoded(message, replica.exchange, step)
             replica = replica.having(exchange=exchange)
         await neighbours.send(message, step)

@@ -23,6 +23,7 @@ from gradwire.architecture.gossip._estimates import (
     exchanged,
     initial,
     introduced,
+    untold,
 )
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
@@ -33,6 +34,7 @@ class ECD(GossipAlgorithm):
     """Send a compressed extrapolation of the model, from which others estimate it."""
 
     compresses = "by rule"
+    needs_codec = "unbiased"
     needs_constant = "ecd adds up what it heard of its neighbours, so they must be the same"
     needs_symmetric = "ecd converges for symmetric weights"
     paper = "Tang et al. 2018, Communication compression for decentralized training"
@@ -43,6 +45,9 @@ class ECD(GossipAlgorithm):
 
     def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
         return initial(params, life)
+
+    def owed(self, replica: Replica) -> Tensor:
+        return untold(replica)
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
         return await introduced(neighbours, replica, step)
