@@ -16,9 +16,9 @@ from torch import Tensor
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture, Replica, Synchronization
-from gradwire.core.reducer import lift
 from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -14,9 +14,10 @@ from gradwire.core.codec import Codec, Kind
 from gradwire.core.errors import GradwireWarning, PeerLost, WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Framed, Node
 from gradwire.core.notation import notation_name
-from gradwire.core.reducer import Reduced, lift
+from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 from gradwire.core.wire import HEADER_NBYTES, REQUEST
 from gradwire.runtime.network import Network

@@ -7,7 +7,7 @@ from gradwire.compression.quantization.fp16 import FP16
 from gradwire.compression.sparsification.adacomp import AdaComp
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.key import Key
-from gradwire.core.reducer import lift
+from gradwire.core.lifted import lift
 from gradwire.core.spec import Spec
 
 KEY = Key(0)

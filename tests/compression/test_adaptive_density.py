@@ -21,8 +21,8 @@ from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import Codec, Guarantee
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.experiment.gradients import saved_facts, saved_gradients
 

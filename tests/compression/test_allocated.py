@@ -14,8 +14,8 @@ from gradwire.compression.allocated import Allocated, allocation, along_hulls, h
 from gradwire.core.codec import Codec, Guarantee
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 
 TENSORS = (

@@ -10,8 +10,8 @@ from gradwire.compression.lowrank.atomo import Atomo, _decomposed, _probabilitie
 from gradwire.core.codec import Guarantee
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 
 TENSORS = (

@@ -8,8 +8,8 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import NonFiniteError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.ramp import at
-from gradwire.core.reducer import lift
 from gradwire.training.optimizer import SGD
 
 # Whole numbers and a momentum of 1/2: in float64 nothing is rounded, in whatever order.

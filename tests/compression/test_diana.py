@@ -8,8 +8,8 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -6,7 +6,7 @@ import torch
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
-from gradwire.core.reducer import lift
+from gradwire.core.lifted import lift
 
 INPUTS = [
     [Key(4).at(step).private(rank).normal(60).double() for step in range(8)] for rank in range(3)

@@ -10,8 +10,9 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import Reduced, lift
+from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

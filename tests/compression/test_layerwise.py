@@ -13,8 +13,8 @@ from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import Algebra, Codec, Kind
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 
 TENSORS = (

@@ -13,8 +13,8 @@ from gradwire.compression.quantization.fp16 import FP16
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import NotationError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.protocols import Bucket
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.experiment.config import Config
 from gradwire.experiment.setup import prepare

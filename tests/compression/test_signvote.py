@@ -15,8 +15,8 @@ from gradwire.compression.quantization.signvote import SignVote
 from gradwire.core.codec import Codec
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

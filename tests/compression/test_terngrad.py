@@ -15,8 +15,9 @@ from gradwire.compression.quantization.terngrad import TernGrad
 from gradwire.core.codec import Codec, Kind, Parts, State
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import Reduced, lift
+from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

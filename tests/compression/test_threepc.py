@@ -7,10 +7,10 @@ from torch import Tensor
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
+from gradwire.core.coded import MeanOfHeard
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.core.reducer import MeanOfHeard
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -8,7 +8,7 @@ import torch
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.compression.sparsification.variance import Variance
 from gradwire.core.key import Key
-from gradwire.core.reducer import lift
+from gradwire.core.lifted import lift
 from gradwire.core.spec import Spec
 
 KEY = Key(0)

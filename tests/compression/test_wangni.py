@@ -13,7 +13,7 @@ from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification.wangni import Wangni, _sorted_scale
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
-from gradwire.core.reducer import lift
+from gradwire.core.lifted import lift
 from gradwire.core.spec import Spec
 
 

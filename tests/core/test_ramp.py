@@ -9,8 +9,8 @@ from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import NotationError
+from gradwire.core.lifted import Varying, lift
 from gradwire.core.ramp import Ramp, at, ramps, settled
-from gradwire.core.reducer import Varying, lift
 from gradwire.core.spec import Spec
 
 

@@ -11,9 +11,10 @@ from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Algebra, Codec, Kind, Parts, State, expect
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift, scatters
 from gradwire.core.node import Node
 from gradwire.core.payload import Payload
-from gradwire.core.reducer import Reduced, lift, scatters
+from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -8,7 +8,7 @@ import torch
 from gradwire import resume, simulate
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
-from gradwire.core.reducer import lift
+from gradwire.core.lifted import lift
 from gradwire.experiment.momentum import place
 from gradwire.synchronization.bsp import BSP
 from gradwire.synchronization.localsgd import LocalSGD

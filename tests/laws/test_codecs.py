@@ -13,8 +13,8 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.chain import Chain
 from gradwire.core.codec import Algebra, Codec, Guarantee
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -12,8 +12,9 @@ from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.codec import Kind
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
+from gradwire.core.lifted import Lifted, lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import Lifted, Outbox, Reduced, Reducer, lift
+from gradwire.core.reducer import Outbox, Reduced, Reducer
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -11,9 +11,9 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec, Kind
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Framed, Node
 from gradwire.core.notation import notation_name
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.core.wire import HEADER_NBYTES, REQUEST
 from gradwire.runtime.network import Network

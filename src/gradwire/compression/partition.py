@@ -30,9 +30,10 @@ from gradwire.core.codec import State
 from gradwire.core.errors import WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.memory import Memories, Memory, inside, replaced
 from gradwire.core.notation import Table
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Placed, Spec, runs
 
 _REST = "*"

@@ -1,18 +1,27 @@
-"""Several methods on one task, side by side, with the baselines fp32 and fp16 always among them."""
+"""Several methods on one task, side by side, with the baselines fp32 and fp16 always among them.
+
+What makes no sense, diverges or stops is a row with its reason. What concerns all methods alike,
+such as a data set that is not there, is an error before anything has trained.
+"""
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gradwire.core.errors import NonFiniteError
+from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.config import Config
 from gradwire.experiment.record import Row
 from gradwire.experiment.runner import Progress, Run, simulate, use_threads
 from gradwire.experiment.setup import DIMENSIONS, prepare
+from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed, Measured
 
 FP32, FP16 = "identity", "fp16"
+_EVERYWHERE = {"synchronization": "bsp", "architecture": "allreduce"}  # any compression goes there
+Started = Callable[[str], Progress | None]
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,9 @@ class Outcome:
     label: str
     config: Config
     run: Run | None
-    failure: str = ""
+    failure: str = ""  # begins with a word: refused, diverged, stopped
+    times: Mapping[str, float] = field(default_factory=dict)  # virtual seconds by bandwidth
+    remarks: tuple[str, ...] = ()  # bandwidths at which it did not finish
 
 
 def label(config: Config) -> str:
@@ -42,37 +53,117 @@ def combinations(base: Config, **choices: Sequence[str]) -> list[Config]:
     ]
 
 
-def with_baselines(configs: Sequence[Config]) -> list[Config]:
-    """The same, preceded by fp32 and fp16 in every step if they are missing."""
-    first = configs[0]
-    baselines = [replace(first, compression=name, synchronization="bsp") for name in (FP32, FP16)]
-    return list(dict.fromkeys([*baselines, *configs]))
+def with_baselines(configs: Sequence[Config]) -> dict[Config, str]:
+    """The same, preceded by fp32 and fp16 in every step if they are missing, and their labels.
+
+    Where the first architecture has no place for them they are on allreduce, and say so.
+    """
+    own = [replace(configs[0], compression=c, synchronization="bsp") for c in (FP32, FP16)]
+    labels = {config: label(config) for config in (*own, *configs)}
+    try:
+        for config in own:
+            check(config)
+        return labels
+    except ValueError:
+        elsewhere = [replace(config, **dict[str, Any](_EVERYWHERE)) for config in own]
+    for config in elsewhere:
+        check(config)  # what is refused here concerns everything
+    words = {config: ", ".join((config.compression, *_EVERYWHERE.values())) for config in elsewhere}
+    return words | {config: words.get(config, label(config)) for config in configs}
+
+
+def check(config: Config) -> None:
+    """Raises what a run would raise before its first step."""
+    compute = config.compute
+    if isinstance(COMPUTE_TIME.parse(compute), Measured):
+        compute = repr(Fixed(1.0))  # to measure takes time
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run will say it
+        prepare(replace(config, compute=compute))
 
 
 def compare(
     configs: Sequence[Config],
     out: Path | None = None,
-    started: Callable[[str], Progress | None] = lambda label: None,
+    started: Started = lambda label: None,
 ) -> list[Outcome]:
     """Runs all of them. A method that diverges is a result, not an error.
 
     `started` is told each method before it runs and returns its progress callback.
     """
-    configs = with_baselines([_canonical(config) for config in configs])
-    # One measured gradient time serves all: the methods differ in communication, not in this.
-    with use_threads(configs[0].threads):
-        compute = prepare(configs[0]).config.compute
+    given = [_canonical(config) for config in configs]
+    with use_threads(given[0].threads):
+        labels = with_baselines(given)
+        refusals = _refusals(given)
+        # One measured gradient time serves all: the methods differ in communication, not in this.
+        compute = prepare(next(iter(labels))).config.compute
+    folders = {config: out / folder_name(name) if out else None for config, name in labels.items()}
+    for folder in folders.values():
+        if folder is not None and folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} already holds a run. Choose another folder.")
     outcomes = []
-    for config in configs:
-        name = label(config)
-        progress = started(name)
-        folder = out / folder_name(name) if out is not None else None
-        try:
-            run = simulate(replace(config, compute=compute), out=folder, progress=progress)
-            outcomes.append(Outcome(name, run.config, run))
-        except NonFiniteError as error:
-            outcomes.append(Outcome(name, config, None, f"diverged: {error}"))
+    for config, name in labels.items():
+        if config in refusals:
+            outcomes.append(Outcome(name, config, None, f"refused: {refusals[config]}"))
+            continue
+        outcomes.append(_outcome(name, replace(config, compute=compute), folders[config], started))
     return outcomes
+
+
+def _refusals(configs: Sequence[Config]) -> dict[Config, str]:
+    """Why some make no sense; an error if none of them does."""
+    refusals = {}
+    for config in configs:
+        try:
+            check(config)
+        except ValueError as error:
+            refusals[config] = str(error)
+    if all(config in refusals for config in configs):
+        raise ValueError("\n".join(dict.fromkeys(refusals.values())))
+    return refusals
+
+
+def _outcome(name: str, config: Config, folder: Path | None, started: Started) -> Outcome:
+    try:
+        try:
+            run = simulate(config, out=folder, progress=started(name))
+        except WhatIfError:
+            return _once_per_bandwidth(name, config, folder, started)
+    except (NonFiniteError, StoppedError, ValueError) as error:
+        return Outcome(name, config, None, _failure(error))
+    return Outcome(name, run.config, run, times=run.summary["virtual_times_s"])
+
+
+def _once_per_bandwidth(
+    name: str, config: Config, folder: Path | None, started: Started
+) -> Outcome:
+    """A method that does something else on another network: a run for each of them."""
+    if folder is not None:
+        shutil.rmtree(folder)  # the run that could not be played on the other networks
+    alone = replace(config, what_if=())
+    run = simulate(alone, out=folder, progress=started(name))
+    times, remarks = {}, []
+    for bandwidth in config.what_if:
+        if bandwidth == config.bandwidth:
+            continue
+        where = f"at {bandwidth}"
+        try:
+            other = simulate(
+                replace(alone, bandwidth=bandwidth),
+                out=folder / folder_name(where) if folder is not None else None,
+                progress=started(f"{name} {where}"),
+            )
+        except (NonFiniteError, StoppedError) as error:
+            remarks.append(f"{where} {_failure(error)}")
+            continue
+        times[bandwidth] = other.virtual_time_s
+    return Outcome(name, run.config, run, times=times, remarks=tuple(remarks))
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, NonFiniteError):
+        return f"diverged: {error}"
+    return f"{'stopped' if isinstance(error, StoppedError) else 'refused'}: {error}"
 
 
 def folder_name(name: str) -> str:
@@ -89,9 +180,13 @@ def _canonical(config: Config) -> Config:
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """The table: bytes off the wire, ratios of measured bytes, virtual times by bandwidth."""
-    sent = {o.config.compression: o.run for o in outcomes if o.config.synchronization == "bsp"}
-    fp32, fp16 = sent.get(FP32), sent.get(FP16)
+    fp32, fp16 = (_baseline(outcomes, compression) for compression in (FP32, FP16))
     return [_row(outcome, fp32, fp16) for outcome in outcomes]
+
+
+def _baseline(outcomes: Sequence[Outcome], compression: str) -> Run | None:
+    """The first with this compression: `compare` puts the baselines before all others."""
+    return next((o.run for o in outcomes if o.config.compression == compression), None)
 
 
 def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
@@ -104,12 +199,10 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
         "bytes_per_worker_step": run.summary["bytes_per_worker_step"],
         "ratio_fp32": _ratio(fp32, run),
         "ratio_fp16": _ratio(fp16, run),
-        "virtual_times_s": {
-            run.config.bandwidth: run.virtual_time_s,
-            **run.summary["virtual_times_s"],
-        },
+        "virtual_times_s": {run.config.bandwidth: run.virtual_time_s, **outcome.times},
         "dropped_steps": run.summary["dropped_steps"],
         "wall_time_s": run.summary["wall_time_s"],
+        **({"remarks": list(outcome.remarks)} if outcome.remarks else {}),
     }
 
 

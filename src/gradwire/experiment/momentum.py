@@ -8,8 +8,9 @@ from gradwire.compression.feedback.gmc import GMC
 from gradwire.compression.feedback.velocity import Velocity
 from gradwire.core.codec import Codec, Compression
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.lifted import lift
 from gradwire.core.protocols import Synchronization
-from gradwire.core.reducer import Reducer, lift
+from gradwire.core.reducer import Reducer
 from gradwire.experiment.config import MomentumAt
 from gradwire.training.optimizer import SGD, Optimizer
 

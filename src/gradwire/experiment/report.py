@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from gradwire.experiment.compare import Outcome
@@ -30,22 +31,28 @@ def comparison_table(rows: Sequence[Row]) -> Table:
     table.add_column("method", overflow="fold", min_width=16)
     for column in ("test\nacc.", "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
         table.add_column(column, justify="right", no_wrap=True)
-    bandwidths = next((list(row["virtual_times_s"]) for row in rows if "failure" not in row), [])
+    bandwidths = _bandwidths(rows)
     for name in network_names(bandwidths):
         table.add_column(f"time at\n{name}", justify="right", no_wrap=True)
     for row in rows:
         if "failure" in row:
-            table.add_row(row["method"], "diverged")
+            table.add_row(escape(row["method"]), row["failure"].partition(":")[0])
             continue
+        times = row["virtual_times_s"]
         table.add_row(
-            row["method"],
+            escape(row["method"]),
             f"{100 * row['test_accuracy']:.1f}%",
             format_bytes(row["bytes_per_worker_step"]),
             _times(row["ratio_fp32"]),
             _times(row["ratio_fp16"]),
-            *(format_seconds(seconds) for seconds in row["virtual_times_s"].values()),
+            *(format_seconds(times[name]) if name in times else "-" for name in bandwidths),
         )
     return table
+
+
+def _bandwidths(rows: Sequence[Row]) -> list[str]:
+    """Those of all rows, in order: a method may not have finished at some of them."""
+    return max((list(row.get("virtual_times_s", ())) for row in rows), key=len, default=[])
 
 
 def network_names(bandwidths: Sequence[str]) -> list[str]:
@@ -59,7 +66,7 @@ def network_names(bandwidths: Sequence[str]) -> list[str]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the table cannot say: networks with a number, steps dropped, methods that failed."""
     done = [row for row in rows if "failure" not in row]
-    bandwidths = list(done[0]["virtual_times_s"]) if done else []
+    bandwidths = _bandwidths(rows)
     return [
         *(
             f"{name}: {bandwidth}"
@@ -71,6 +78,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
             for row in done
             if row["dropped_steps"]
         ),
+        *(f"{row['method']} {remark}" for row in done for remark in row.get("remarks", ())),
         *(f"{row['method']} {row['failure']}" for row in rows if "failure" in row),
     ]
 

@@ -11,9 +11,9 @@ from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.notation import Registry
 from gradwire.core.protocols import Ability, ability_of
-from gradwire.core.reducer import lift
 from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Partition
 from gradwire.data.sampler import Sampler

@@ -9,7 +9,8 @@ from torch import Tensor
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
-from gradwire.core.reducer import Lifted, Reducer, Varying
+from gradwire.core.lifted import Lifted, Varying
+from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
 JOINING = -1  # the step of a pull by a worker that comes (back)

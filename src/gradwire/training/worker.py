@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Codec, State, is_finite
+from gradwire.core.coded import mean_of_some
 from gradwire.core.errors import GradwireWarning, NonFiniteError
 from gradwire.core.group import concatenate
 from gradwire.core.key import Key
+from gradwire.core.lifted import Lifted, Varying
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import (
     Ability,
@@ -31,7 +33,7 @@ from gradwire.core.protocols import (
     ability_of,
 )
 from gradwire.core.ramp import at, ramps
-from gradwire.core.reducer import Lifted, Outbox, Reducer, Varying, mean_of_some
+from gradwire.core.reducer import Outbox, Reducer
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST
 from gradwire.training.gradient import Batch, GradientRequest, GradientResult

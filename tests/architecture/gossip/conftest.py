@@ -13,9 +13,9 @@ from gradwire.architecture.gossip.gossip import Gossip
 from gradwire.architecture.graphs import Graph
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.protocols import Replica, Synchronization
-from gradwire.core.reducer import lift
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine

@@ -13,8 +13,8 @@ from gradwire.architecture.graphs.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import lift
 
 IN_ROUNDS = [
     example for algorithm in GOSSIP if not algorithm.asynchronous for example in algorithm.examples

@@ -14,7 +14,7 @@ the network: what is computed must not depend on the bandwidth. Both ways add in
 ranks and give the same bits.
 
 When to use it: whenever every worker reaches every other at full speed. Compressed payloads take
-the cheapest route that their algebra allows: see `core/reducer.py`.
+the cheapest route that their algebra allows: see `core/lifted.py`.
 """
 
 from collections.abc import Sequence

@@ -64,6 +64,7 @@ class Neighbours:
         self.presence = Presence(node, others)
         self.period = 1  # steps of a round
         self.asked: int | None = None  # who has not answered a request yet
+        self.num_moves = 0  # of the model, by averages and steps, where there are no rounds
         self._matrix = matrix
         self._varies = varies
         self._known: tuple[dict[int, float], dict[int, float]] | None = None

@@ -16,6 +16,10 @@ other with nothing.
 Responders go on after the last step of their worker, until the run ends; the model of a replica is
 the one after its own last step, `GossipMixing.params` the one at the end. If the neighbour that was
 asked is lost, the step goes on without it.
+
+The staleness of a gradient is how often the model was moved between the reading and the applying,
+by averages that others asked for and the one that the worker asked for itself: "staleness_sum",
+"staleness_max" and "staleness_count" (of gradients) in the memory of a replica.
 """
 
 from dataclasses import dataclass
@@ -40,6 +44,7 @@ from gradwire.core.node import Framed
 from gradwire.core.protocols import Replica, Worker
 
 _NBYTES = HEADER_NBYTES + NUMBER_NBYTES
+_STALENESS = ("staleness_sum", "staleness_max", "staleness_count")
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,12 +57,15 @@ class ADPSGD(GossipAlgorithm):
     paper = "Lian et al. 2018, Asynchronous decentralized parallel stochastic gradient descent"
     examples = ("adpsgd",)
 
+    def memory(self, params: Tensor) -> dict[str, Tensor]:
+        return dict.fromkeys(_STALENESS, torch.tensor(0))
+
     async def step(
         self, neighbours: Neighbours, worker: Worker, replica: Replica, step: int
     ) -> Replica:
         node = neighbours.node
         read = await self._current(neighbours, replica, step)
-        replica = replica.having(params=read)
+        replica, num_moves = replica.having(params=read), neighbours.num_moves
         partner = _drawn(neighbours, await node.members(), step)
         if partner is not None:
             life = neighbours.presence.life_of(partner)
@@ -73,7 +81,9 @@ class ADPSGD(GossipAlgorithm):
             if other is not None:
                 _move(neighbours, await node.call(_half_way, read, other))
         if gradient is not None:
-            _move(neighbours, await node.call(torch.sub, replica.params, read))
+            walk = await node.call(torch.sub, replica.params, read)
+            replica = _noting(replica, neighbours.num_moves - num_moves)
+            _move(neighbours, walk)
         return replica.having(params=_model(neighbours))
 
     async def rejoin(self, neighbours: Neighbours, replica: Replica) -> tuple[Replica, int]:
@@ -142,6 +152,14 @@ def _model(neighbours: Neighbours) -> Tensor:
 def _move(neighbours: Neighbours, change: Tensor) -> None:
     """Adds to the model as it is; no other program of this node runs in between."""
     neighbours.presence.model = _model(neighbours) + change
+    neighbours.num_moves += 1
+
+
+def _noting(replica: Replica, staleness: int) -> Replica:
+    """After one more gradient, of this staleness."""
+    total, most, count = (int(replica.memory[name]) for name in _STALENESS)
+    noted = (total + staleness, max(most, staleness), count + 1)
+    return replica.remembering(**dict(zip(_STALENESS, map(torch.tensor, noted))))
 
 
 def _half_way(x: Tensor, other: Tensor) -> Tensor:

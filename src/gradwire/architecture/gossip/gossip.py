@@ -30,14 +30,18 @@ from gradwire.architecture.graphs import (
     check_column_stochastic,
     check_doubly_stochastic,
 )
-from gradwire.core.codec import Codec
+from gradwire.core.chain import Chain
+from gradwire.core.codec import Algebra, Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import Lifted, Varying, lift
 from gradwire.core.node import Node
 from gradwire.core.notation import Table
-from gradwire.core.protocols import Ability, Architecture
-from gradwire.core.reducer import Lifted, Reducer, Varying
+from gradwire.core.protocols import Ability, Architecture, Replica
+from gradwire.core.ramp import begun, settled
+from gradwire.core.reducer import Reducer
+from gradwire.core.spec import Spec
 
 _TOLERANCE = 1e-6  # of sums, as for graphs
 _DRAWN = 64  # matrices of a graph that is drawn anew in each step, to see who ever meets
@@ -110,8 +114,10 @@ class Gossip(Architecture):
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return self.algorithm.memory(params)
 
+    def owed(self, replica: Replica) -> Tensor | None:
+        return self.algorithm.owed(replica)
+
     def mixing(self, node: Node, compression: Reducer, key: Key) -> GossipMixing:
-        self._check_compression(compression, warn=node.rank == 0)
         neighbours = Neighbours(
             node,
             partial(self.matrix, node.size),
@@ -132,39 +138,98 @@ class Gossip(Architecture):
         assert isinstance(total, Tensor)
         return [other for other in others if total[rank, other] or total[other, rank]]
 
-    def _check_compression(self, compression: Reducer, warn: bool) -> None:
-        """Refuses what the algorithm has no rule for."""
-        what, name = f"{compression!r} with {self!r}", repr(self.algorithm)
-        inner = compression.at(0) if isinstance(compression, Varying) else compression
-        if not isinstance(inner, Lifted):
-            raise ValueError(
-                f"{what}: {inner!r} is a way of averaging over all workers, or keeps a memory of "
-                "what it owes to them; neighbours exchange payloads, and algorithms such as choco "
-                "keep a memory of their own. Write a plain codec, such as topk(0.01)."
-            )
-        codec = inner.codec
-        if codec.shares or codec.needs_feedback:
-            why = (
-                "all workers must agree on a statistic first, for which neighbours have no means"
-                if codec.shares
-                else "it selects from what error feedback accumulates"
-            )
-            raise ValueError(f"{what}: {codec!r} cannot be used, since {why}. Try topk or qsgd.")
-        if self.algorithm.compresses == "by rule" or is_lossless(codec):
+    def check_compression(self, compression: Reducer, spec: Spec) -> None:
+        """Refuses what the algorithm has no rule for, and warns of what its rule fails with."""
+        what = f"{compression!r} with {self!r}"
+        codecs = [_codec(own, what) for own in _ends(compression)]
+        for codec in codecs:
+            _check_alone(codec, what)
+        lossy = [codec for codec in codecs if not is_lossless(codec, spec)]
+        if not lossy:
             return
         if self.algorithm.compresses == "refuses":
             raise ValueError(
-                f"{what}: {name} has no rule for a codec that loses something. Write identity as "
-                f"compression, or gossip({self.graph!r}, choco(0.3)), dcd or ecd."
+                f"{what}: {self.algorithm!r} has no rule for a codec that loses something. Write "
+                f"identity as compression, or gossip({self.graph!r}, choco(0.3)), dcd or ecd."
             )
-        if warn:
-            warnings.warn(
-                f"{what}: {name} sends the compressed model itself, and what is lost never "
-                f"comes back: workers do not agree in the end. Try gossip({self.graph!r}, "
-                "choco(0.3)).",
-                GradwireWarning,
-                stacklevel=2,
+        for codec in lossy:
+            why = self._trouble(codec, spec)
+            if why:
+                warnings.warn(f"{what}: {why}", GradwireWarning, stacklevel=2)
+                return
+
+    def _trouble(self, codec: Codec, spec: Spec) -> str:
+        """Why the algorithm is not known to converge with a codec; empty if it is."""
+        algorithm, guarantee = self.algorithm, codec.guarantee(spec)
+        choco = f"gossip({self.graph!r}, choco(0.3))"
+        if algorithm.compresses == "naively":
+            return (
+                f"{algorithm!r} sends the compressed model itself, and what is lost never comes "
+                f"back: workers do not agree in the end. Try {choco}."
             )
+        if algorithm.needs_codec == "contraction" and not guarantee.contracts:
+            return (
+                f"{codec!r} may lose more than there is, and {algorithm!r} sends again what was "
+                "lost: the error can grow without bound. Take more levels, smaller buckets or a "
+                "contraction such as sign or topk(0.01)."
+            )
+        if algorithm.needs_codec != "unbiased":
+            return ""
+        omega = guarantee.omega
+        if omega is None:
+            is_biased = guarantee.delta is not None or guarantee.grows
+            return (
+                f"{algorithm!r} converges with unbiased codecs of bounded variance, and {codec!r} "
+                f"is {'not one' if is_biased else 'not known to be one'}: workers may end "
+                f"elsewhere. Write qsgd(bits=8), or {choco}."
+            )
+        if omega >= 1:
+            return (
+                f"{algorithm!r} makes the errors of the codec, and those of {codec!r} may be "
+                f"larger than what is sent (variance up to {omega:.3g} times its square): the "
+                f"models can diverge. Take more levels or smaller buckets, or {choco} with a "
+                "contraction such as topk(0.01)."
+            )
+        return ""
+
+
+def _ends(compression: Reducer) -> list[Reducer]:
+    """What it is in the first step, and when all its ramps are over."""
+    if not isinstance(compression, Varying):
+        return [compression]
+    return [lift(begun(compression.compression)), lift(settled(compression.compression))]
+
+
+def _codec(reducer: Reducer, what: str) -> Codec:
+    if isinstance(reducer, Lifted):
+        return reducer.codec
+    if reducer.wrapped() is not None:
+        why = (
+            "this compression keeps a memory of what it told all workers or owes to them; "
+            "algorithms such as choco keep one of their own for neighbours"
+        )
+    elif not reducer.one_way:
+        why = "this compression averages over all workers at once; neighbours hear one another only"
+    else:
+        why = (
+            "this compression has several parts, each of which averages on its own; neighbours "
+            "exchange payloads of one codec for the whole model"
+        )
+    raise ValueError(f"{what}: {why}. Write a plain codec, such as topk(0.01).")
+
+
+def _check_alone(codec: Codec, what: str) -> None:
+    """Refuses a codec one payload of which says nothing to one neighbour."""
+    why = ""
+    stages = codec.stages if isinstance(codec, Chain) else (codec,)
+    if codec.shares:
+        why = "all workers must agree on a statistic first, for which neighbours have no means"
+    elif codec.needs_feedback:
+        why = "it selects from what error feedback accumulates"
+    elif any(stage.algebra is Algebra.MERGE for stage in stages):
+        why = "its payloads are votes that count when they are merged, and a single one is no model"
+    if why:
+        raise ValueError(f"{what}: {codec!r} cannot be used, since {why}. Try topk or qsgd.")
 
 
 def _codec_at(compression: Reducer, step: int) -> Codec:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradwire.core.errors import PeerLost, WireError
 from gradwire.core.group import Group, Job, concatenate, maximum, mean_in_order
+from gradwire.core.lifted import ONE_WAY
 from gradwire.core.node import Framed, Membership, Node
-from gradwire.core.reducer import ONE_WAY
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
 
 

@@ -29,9 +29,9 @@ from typing import Any, Literal
 from gradwire.architecture.parameter_server._collective import ServerGroup, serve_collectives
 from gradwire.architecture.parameter_server._scheduler import schedule
 from gradwire.core.group import Group
+from gradwire.core.lifted import ONE_WAY
 from gradwire.core.node import Node
 from gradwire.core.protocols import Ability, Architecture
-from gradwire.core.reducer import ONE_WAY
 
 
 @dataclass(frozen=True, repr=False)

@@ -25,8 +25,9 @@ from gradwire.core.codec import (
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.notation import notation_name
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 

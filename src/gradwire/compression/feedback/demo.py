@@ -45,8 +45,9 @@ from gradwire.compression.feedback._wrapping import (
 from gradwire.core.codec import Codec, State, check_input, scale_dtype
 from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 

@@ -52,9 +52,10 @@ from gradwire.core.chain import Chain
 from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
 from gradwire.core.ramp import Ramp
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 _FIRST_DENSITY = 0.25  # of the warm-up

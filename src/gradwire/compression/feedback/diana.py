@@ -44,8 +44,9 @@ from gradwire.compression.feedback._wrapping import (
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.memory import MeanOf, Role, Roles
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 

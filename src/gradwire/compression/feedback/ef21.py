@@ -66,10 +66,12 @@ from gradwire.compression.feedback._wrapping import (
     warn_unless_settles,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
+from gradwire.core.coded import mean_of_some
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.memory import MeanOf, Memory, Role, Roles, replaced
-from gradwire.core.reducer import Reduced, Reducer, lift, mean_of_some
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 

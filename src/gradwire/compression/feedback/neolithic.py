@@ -31,7 +31,8 @@ from gradwire.compression.feedback._wrapping import check_inner, check_left, war
 from gradwire.core.codec import Codec, State, corrected
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.reducer import Reduced, Reducer, lift
+from gradwire.core.lifted import lift
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 

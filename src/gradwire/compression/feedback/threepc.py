@@ -44,10 +44,12 @@ from gradwire.compression.feedback._wrapping import (
     warn_unless_settles,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
+from gradwire.core.coded import mean_of_some
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.memory import MeanOf, Role, Roles
-from gradwire.core.reducer import Reduced, lift, mean_of_some
+from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 
 
