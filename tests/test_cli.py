@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from gradwire.cli import main
 from gradwire.cli.listing import KINDS
@@ -94,9 +95,45 @@ def test_list_names_every_algorithm_once(capsys):
     assert "topk(0.01)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [80, 130])
+def test_a_list_can_be_read_in_terminals_of_usual_width(columns, capsys, monkeypatch):
+    monkeypatch.setattr("gradwire.cli.listing.out", Console(width=columns))
+    main(["list"])
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "Send every element as it is." in printed  # on one line
+    assert ("Micikevicius" in printed) == (columns >= 100)
+    assert ("papers: " in printed) == (columns < 100)
+
+
+def test_a_matrix_without_any_pair_has_no_equal_time(capsys):
+    main(["matrix", "--synchronization", "asp", "--architecture", "allreduce", "--refused"])
+    printed = capsys.readouterr().out
+    assert "eq.time:" not in printed
+    assert "needs everyone" in printed
+
+
+def test_a_matrix_has_a_row_per_pair(capsys):
+    pairs = ["--synchronization", "bsp", "asp", "--architecture", "allreduce"]
+    main(["matrix", "--workers", "2", "--steps", "2", *pairs])
+    assert "eq.time: " in capsys.readouterr().out
+    main(["matrix", "--workers", "2", "--steps", "2", "--json", *pairs])
+    bsp, asp = json.loads(capsys.readouterr().out)
+    assert bsp["survey"]["convergence"] == "easy"
+    assert "refusal" in asp
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["matrix", "--compression", "bogus"], "bogus"),
+        (["matrix", "--compression", "topk(5)"], "topk"),
+        (["matrix", "--bandwidth", "abc"], "not understood"),
+        (["matrix", "--bandwidth", "1,2"], "2 values for"),
+        (["matrix", "--steps", "0"], "steps must be at least 1"),
+        (["matrix", "--workers", "0"], "workers must be at least 1"),
+        (["compare", "--data", "nope"], "nope"),
+        (["compare", "--bandwidth", "abc"], "not understood"),
         (["run", "--compression", "topkk(0.1)"], "Did you mean topk"),
         (["run", "--resume", "nowhere"], "holds no run"),
         (["run", "--config"], "--config needs a file"),

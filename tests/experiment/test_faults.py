@@ -184,3 +184,61 @@ def test_a_run_on_servers_tells_its_time_on_other_networks(compression) -> None:
 def test_what_depends_on_the_network_cannot_be_told_for_others() -> None:
     with pytest.raises(ValueError, match="run it once for each bandwidth"):
         run("asp", "parameter_server", what_if=("100Mbit",))
+
+
+def test_what_choco_had_not_told_is_reported_as_lost() -> None:
+    settings = {**COMMON, "architecture": "gossip(ring, choco(0.3))"}
+    result = simulate(compression="topk(0.01)", faults=(CRASH,), **settings)
+    (lost,) = result.summary["lost"]
+    replica = result.replicas[2]
+    untold = (replica.params - replica.memory["heard"]).double()
+    assert lost["residual_norm"] == pytest.approx(float(untold.norm()))
+    assert lost["residual_norm"] > 0.01
+
+
+def test_all_workers_may_crash() -> None:
+    crashes = [f"crash({rank}, at=0.1)" for rank in range(4)]
+    with pytest.raises(StoppedError, match=r"all workers crashed.*Nobody is left"):
+        run("asp", "parameter_server", *crashes)
+
+
+def test_a_run_that_stops_says_so_in_its_record(tmp_path) -> None:
+    with pytest.raises(StoppedError):
+        simulate(compression="ef(topk(0.01))", faults=(CRASH,), out=tmp_path / "run", **COMMON)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "Worker 2 crashed at 0.1 s with what it had still to send, of norm" in summary["stopped"]
+    assert summary["lost"][0]["residual_norm"] > 0
+
+
+def test_what_fedavg_ends_with_is_measured_after_its_last_round() -> None:
+    well = run("fedavg(0.5)", "parameter_server")
+    watched = run("fedavg(0.5)", "parameter_server", "crash(0, at=500)")
+    assert torch.equal(well.params, watched.params)
+    assert well.accuracy == watched.accuracy
+    steps = [row["step"] for row in watched.metrics]
+    assert steps == sorted(steps)
+    assert steps[-1] == 24
+
+
+def test_time_on_other_networks_knows_of_lost_messages() -> None:
+    result = run("bsp", "allreduce", "loss(0.05)", what_if=("1Gbit", "100Mbit"))
+    times = result.summary["virtual_times_s"]
+    assert times["1Gbit"] == pytest.approx(result.virtual_time_s)
+    assert times["100Mbit"] > times["1Gbit"]
+
+
+@pytest.mark.parametrize("fault", ["arrive(1, at=0.1)", BACK])
+def test_who_needs_all_refuses_comings_before_the_run(tmp_path, fault) -> None:
+    with pytest.raises(ValueError, match="needs all workers from beginning to end"):
+        simulate(faults=(fault,), out=tmp_path / "run", **COMMON)
+    assert not (tmp_path / "run").exists()
+
+
+def test_staleness_is_measured_among_neighbours_too() -> None:
+    staleness = run("asp", "gossip(ring, adpsgd)").summary["noted"]["staleness"]
+    assert 0 < staleness["mean"] <= staleness["max"]
+
+
+def test_uploads_are_counted() -> None:
+    uploads = run("lag(0.5)", "parameter_server").summary["noted"]["uploads"]
+    assert 0 < uploads["mean"] <= uploads["max"] <= 24

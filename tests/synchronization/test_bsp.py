@@ -144,7 +144,7 @@ def test_policies_go_on_without_lost_workers(train, servers):
 def test_errors(train):
     with pytest.raises(ValueError, match="backup must be at least 0, got -1"):
         BSP(-1)
-    with pytest.raises(ValueError, match=r"timeout must be a number of seconds, got -0\.5"):
+    with pytest.raises(ValueError, match=r"timeout must be at least 0 seconds, got -0\.5"):
         BSP(timeout=-0.5)
     with pytest.raises(ValueError, match=r"does without 3 of 3 workers"):
         train("bsp(backup=3)", "parameter_server", workers=3)

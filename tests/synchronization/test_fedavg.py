@@ -7,7 +7,7 @@ from gradwire.core.key import Key
 from gradwire.synchronization.fedavg import FedAvg
 
 SERVERS = ["parameter_server", "parameter_server(3)"]
-ALL = [*SERVERS, "allreduce", 'parameter_server(2, optimizer="worker")']
+ALL = [*SERVERS, "allreduce"]
 
 
 def model(trained):

@@ -1,9 +1,11 @@
 """`gradwire list`: what can be written."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from gradwire import data, kernels
@@ -27,11 +29,13 @@ KINDS: dict[str, Registry[Any]] = {
     "stragglers": STRAGGLERS,
     "fault": FAULTS,
 }
+_WIDE = 100  # columns with room for papers
+_EXAMPLE = 32  # columns; longer ones are folded
 
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Every algorithm by dimension, with one line and its paper."""
+    """Every algorithm by dimension, with one line and, where there is room, its paper."""
 
     json: bool = False
     """Print JSON."""
@@ -51,15 +55,26 @@ class ListCommand:
         if self.json:
             print(json.dumps({"algorithms": entries, "data": data.names()}))
             return
+        has_papers = out.width >= _WIDE
         for kind in KINDS:
-            table = Table(title=kind, title_justify="left", box=None, header_style="dim")
-            table.add_column("write", no_wrap=True, style="bold")
-            table.add_column("what it does")
-            table.add_column("paper", style="dim")
-            for entry in entries:
-                if entry["dimension"] == kind:
-                    table.add_row(entry["example"], entry["summary"], entry["paper"])
-            out.print(table)
+            own = [entry for entry in entries if entry["dimension"] == kind]
+            out.print(_table(kind, own, has_papers))
             out.print()
+        if not has_papers:
+            out.print(f"papers: where there are {_WIDE} columns, or with --json")
         out.print(f"data: {', '.join(data.names())}")
         out.print(f"kernels: {kernels.backend()}")
+
+
+def _table(kind: str, entries: Sequence[Mapping[str, str]], has_papers: bool) -> Table:
+    table = Table(title=kind, title_justify="left", box=None, header_style="dim")
+    longest = max((len(entry["example"]) for entry in entries), default=0)
+    width = min(longest, _EXAMPLE)
+    table.add_column("write", overflow="fold", style="bold", min_width=width, max_width=width)
+    table.add_column("what it does", overflow="fold", ratio=3)
+    if has_papers:
+        table.add_column("paper", overflow="fold", style="dim", ratio=2)
+    for entry in entries:
+        cells = [entry["example"], entry["summary"], entry["paper"]]
+        table.add_row(*map(escape, cells[: len(table.columns)]))
+    return table

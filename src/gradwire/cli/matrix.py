@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from gradwire.cli.console import out, show_progress
@@ -63,10 +64,13 @@ class MatrixCommand:
         )
         out.print(_table(rows))
         out.print(_legend(rows), soft_wrap=True)
+        for row in rows:
+            if "failure" in row:
+                pair = f"{row['synchronization']} on {row['architecture']}"
+                out.print(f"{pair} {row['failure']}", markup=False, soft_wrap=True)
         if self.refused:
-            for row in rows:
-                if "refusal" in row:
-                    out.print(row["refusal"], markup=False, soft_wrap=True)
+            for reason in dict.fromkeys(row["refusal"] for row in rows if "refusal" in row):
+                out.print(reason, markup=False, soft_wrap=True)
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -85,14 +89,18 @@ def _table(rows: Sequence[Row]) -> Table:
     for number, (architecture, own) in enumerate(groupby(rows, lambda row: row["architecture"])):
         if number:
             table.add_section()
-        table.add_row(architecture, style="bold")
+        table.add_row(escape(architecture), style="bold")
         refused = []
         for row in own:
             if "refusal" in row:
                 refused.append(row["synchronization"])
                 continue
+            if "failure" in row:
+                word = row["failure"].partition(":")[0]
+                table.add_row(f"  {escape(row['synchronization'])}", word)
+                continue
             table.add_row(
-                f"  {row['synchronization']}",
+                f"  {escape(row['synchronization'])}",
                 _figure(row["distance"], 2),
                 f"{row['messages_per_step']:.4g}",
                 format_bytes(row["bytes_per_step"]),
@@ -102,7 +110,7 @@ def _table(rows: Sequence[Row]) -> Table:
                 _figure(row["loss"], 3),
             )
         if refused:
-            table.add_row(f"  {', '.join(refused)}", *["-"] * 7, style="dim")
+            table.add_row(f"  {escape(', '.join(refused))}", *["-"] * 7, style="dim")
     return table
 
 
@@ -111,10 +119,12 @@ def _figure(value: float | None, digits: int) -> str:
 
 
 def _legend(rows: Sequence[Row]) -> str:
-    equal = next((row["equal_time_s"] for row in rows if "equal_time_s" in row), 0.0)
+    refused = "-: pairs that make no sense; --refused says why."
+    equal = next((row["equal_time_s"] for row in rows if "equal_time_s" in row), None)
+    if equal is None:
+        return refused
     return (
         "model dist.: root mean square distance of the workers' models to their mean, mean over "
         "the steps. busiest node: bytes sent and received by the node with most of them, per step. "
-        f"eq.time: {format_seconds(equal)}, what the fastest pair took for all its steps. "
-        "-: pairs that make no sense; --refused says why."
+        f"eq.time: {format_seconds(equal)}, what the fastest pair took for all its steps. {refused}"
     )

@@ -79,6 +79,7 @@ class Pulled(NamedTuple):
     replica: Replica  # with the pulled parameters, and what compression keeps
     clock: int  # the step at which the servers stand
     accepted: bool  # whether what was pushed counted (it did not if it came too late)
+    latest: int  # the step at which the one of them stands that is furthest
 
 
 class Worker(Protocol):
@@ -192,7 +193,11 @@ class Worker(Protocol):
         ...
 
     async def push_pull_gradient(self, replica: Replica, step: int) -> Pulled | None:
-        """The same with the gradient, each part as soon as it is there; None if it is dropped."""
+        """The same with the gradient, each part as soon as it is there; None if it is dropped.
+
+        On servers nonfinite="skip" drops no step: a gradient that is not finite is pushed as zero,
+        since the servers wait for it and nobody else knows. So it is with `push_pull` and `push`.
+        """
         ...
 
     async def push(self, x: Tensor, replica: Replica, step: int) -> Replica:
@@ -348,6 +353,10 @@ class Synchronization(Expression, ABC):
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         """One training step of one worker."""
 
+    async def resume(self, worker: Worker, pulled: Pulled) -> tuple[Replica, int]:
+        """How a worker that came (back) to servers goes on after its first pull, and its step."""
+        return pulled.replica, pulled.clock
+
     async def serve(self, server: Server) -> None:
         """The program of a server, for algorithms that use push_pull; it never ends."""
         raise NotImplementedError(f"{self!r} has no server")
@@ -463,8 +472,10 @@ class Scheduling(Expression, ABC):
 def ability_of(synchronization: Synchronization, architecture: Architecture) -> Ability:
     """What the algorithm uses of the architecture; refuses a pair that makes no sense."""
     offers = architecture.offers
+    # Servers that only form means would leave it to workers to hand the model on to each other.
+    would_hold = synchronization.needs[0] == "push_pull" and architecture.num_servers > 0
     for need in synchronization.needs:
-        if need in offers:
+        if need in offers and not (need == "mean" and would_hold):
             return need
     needs = " or ".join(synchronization.needs)
     others = ", ".join(_WHO[need] for need in synchronization.needs)
@@ -477,6 +488,8 @@ def ability_of(synchronization: Synchronization, architecture: Architecture) -> 
 def _why(synchronization: Synchronization, offers: Sequence[Ability]) -> str:
     """Why there is no such pair (Tang et al. 2020, Table 5, marks these with a dash)."""
     needs = synchronization.needs
+    if "push_pull" in needs and "mean" in needs and "mean" in offers:
+        return ' Where there are servers they hold its model: leave out optimizer="worker".'
     if "mix" in needs and "mix_async" in offers:
         return " Its workers average whenever they like, not in rounds."
     if "mix_async" in needs and "mix" in offers:

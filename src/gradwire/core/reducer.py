@@ -1,4 +1,4 @@
-"""Reducers: how n workers come to the mean of their tensors. `core/lifted.py` has those of codecs."""
+"""Reducers: how workers come to the mean of their tensors; `core/lifted.py` has those of codecs."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

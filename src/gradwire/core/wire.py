@@ -5,7 +5,8 @@ from gradwire.core.node import Node
 
 REQUEST, ANSWER = "request", "answer"  # tags
 
-# Magic, version, kind, tensor, part, worker, step and length of the payload, in 4 bytes each.
+# Magic and version, kind, tensor, part, worker, since when it is there (in milliseconds), step and
+# length of the payload, in 4 bytes each.
 HEADER_NBYTES = 32
 
 _NOTHING = "nothing"  # a tag that nobody sends

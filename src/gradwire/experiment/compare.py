@@ -31,9 +31,9 @@ class Outcome:
     label: str
     config: Config
     run: Run | None
-    failure: str = ""  # begins with a word: refused, diverged, stopped
-    times: Mapping[str, float] = field(default_factory=dict)  # virtual seconds by bandwidth
-    remarks: tuple[str, ...] = ()  # bandwidths at which it did not finish
+    failure: str = ""  # begins with a word: refused, diverged, stopped, failed
+    times: Mapping[str, float | None] = field(default_factory=dict)  # virtual, by what-if bandwidth
+    remarks: tuple[str, ...] = ()  # why there is none at some of them
 
 
 def label(config: Config) -> str:
@@ -101,13 +101,12 @@ def compare(
     for folder in folders.values():
         if folder is not None and folder.is_dir() and any(folder.iterdir()):
             raise ValueError(f"{folder} already holds a run. Choose another folder.")
-    outcomes = []
-    for config, name in labels.items():
-        if config in refusals:
-            outcomes.append(Outcome(name, config, None, f"refused: {refusals[config]}"))
-            continue
-        outcomes.append(_outcome(name, replace(config, compute=compute), folders[config], started))
-    return outcomes
+    return [
+        Outcome(name, config, None, f"refused: {refusals[config]}")
+        if config in refusals
+        else _outcome(name, replace(config, compute=compute), folders[config], started)
+        for config, name in labels.items()
+    ]
 
 
 def _refusals(configs: Sequence[Config]) -> dict[Config, str]:
@@ -129,8 +128,8 @@ def _outcome(name: str, config: Config, folder: Path | None, started: Started) -
             run = simulate(config, out=folder, progress=started(name))
         except WhatIfError:
             return _once_per_bandwidth(name, config, folder, started)
-    except (NonFiniteError, StoppedError, ValueError) as error:
-        return Outcome(name, config, None, _failure(error))
+    except (StoppedError, ValueError) as error:
+        return Outcome(name, config, None, failure(error))
     return Outcome(name, run.config, run, times=run.summary["virtual_times_s"])
 
 
@@ -142,7 +141,8 @@ def _once_per_bandwidth(
         shutil.rmtree(folder)  # the run that could not be played on the other networks
     alone = replace(config, what_if=())
     run = simulate(alone, out=folder, progress=started(name))
-    times, remarks = {}, []
+    times: dict[str, float | None] = {}
+    remarks = []
     for bandwidth in config.what_if:
         if bandwidth == config.bandwidth:
             continue
@@ -153,17 +153,19 @@ def _once_per_bandwidth(
                 out=folder / folder_name(where) if folder is not None else None,
                 progress=started(f"{name} {where}"),
             )
-        except (NonFiniteError, StoppedError) as error:
-            remarks.append(f"{where} {_failure(error)}")
-            continue
-        times[bandwidth] = other.virtual_time_s
+        except (StoppedError, ValueError) as error:
+            remarks.append(f"{where} {failure(error)}")
+            times[bandwidth] = None
+        else:
+            times[bandwidth] = other.virtual_time_s
     return Outcome(name, run.config, run, times=times, remarks=tuple(remarks))
 
 
-def _failure(error: Exception) -> str:
-    if isinstance(error, NonFiniteError):
-        return f"diverged: {error}"
-    return f"{'stopped' if isinstance(error, StoppedError) else 'refused'}: {error}"
+def failure(error: StoppedError | ValueError) -> str:
+    """How a run ended that has no result, in a word, and why."""
+    if isinstance(error, StoppedError):
+        return f"stopped: {error}"
+    return f"{'diverged' if isinstance(error, NonFiniteError) else 'failed'}: {error}"
 
 
 def folder_name(name: str) -> str:

@@ -22,6 +22,9 @@ def lost_with(plan: Plan, replica: Replica) -> Row:
                 vector = memory.vectors[0].double()
                 squares += float(torch.dot(vector, vector))
                 total += float(vector.sum())
+    if (owed := plan.architecture.owed(replica)) is not None:
+        squares += float(owed.double().square().sum())
+        total += float(owed.double().sum())
     return {"residual_norm": squares**0.5, "residual_sum": total}
 
 

@@ -3,6 +3,8 @@
 Tang et al. 2020 (arXiv 2003.06307, Table 5) grade the pairs by model consistency, communication
 frequency, communication congestion and convergence. Here each pair that makes sense trains for a
 few steps, and each grade is a figure read off the run.
+
+What a pair refuses is its row. What concerns all pairs alike is an error before the first run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +13,11 @@ from typing import Any
 
 from gradwire.architecture import ARCHITECTURE
 from gradwire.architecture.gossip.gossip import Gossip
-from gradwire.core.errors import NonFiniteError
+from gradwire.architecture.parameter_server.parameter_server import ParameterServer
+from gradwire.core.errors import StoppedError
 from gradwire.core.notation import Registry, notation_name
 from gradwire.core.protocols import ability_of
+from gradwire.experiment.compare import check, failure
 from gradwire.experiment.config import Config
 from gradwire.experiment.record import Row
 from gradwire.experiment.runner import Run, simulate, use_threads
@@ -31,6 +35,27 @@ BASE = Config(
     eval_every=1,
     threads=1,
 )
+
+# The grades of the survey, by architecture and synchronization: how alike the models are, how often
+# they are exchanged, how crowded the busiest node is, how training goes.
+_GRADES = ("consistency", "frequency", "congestion", "convergence")
+_SURVEY: dict[str, dict[str, tuple[str, ...]]] = {
+    "parameter_server": {
+        "bsp": ("high", "high", "high", "stable"),
+        "ssp": ("normal", "high", "normal", "normal"),
+        "asp": ("low", "high", "low", "unstable"),
+        "localsgd": ("normal", "low", "high", "unstable"),
+    },
+    "allreduce": {
+        "bsp": ("high", "high", "low", "easy"),
+        "localsgd": ("normal", "low", "low", "stable"),
+    },
+    "gossip": {
+        "bsp": ("low", "high", "low", "stable"),
+        "asp": ("low", "high", "low", "unstable"),
+        "localsgd": ("low", "low", "low", "stable"),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -80,41 +105,84 @@ def _refusal(synchronization: Any, architecture: Any) -> str:
     return ""
 
 
+def survey(pair: Pair) -> dict[str, str] | None:
+    """The survey's grades of a pair; None if it is not in its table."""
+    architecture = ARCHITECTURE.parse(pair.architecture)
+    family = "allreduce"  # all that form means without a server
+    if isinstance(architecture, Gossip | ParameterServer):
+        family = notation_name(type(architecture))
+    rule = SYNCHRONIZATION.parse(pair.synchronization)
+    name = notation_name(type(rule))
+    if name == "bsp" and repr(rule) != "bsp":  # goes on without some workers
+        return None
+    grades = _SURVEY[family].get(name)
+    return dict(zip(_GRADES, grades)) if grades else None
+
+
 def measure(
     chosen: Sequence[Pair],
     base: Config = BASE,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Row]:
     """One row per pair. Losses are those after the time that the fastest pair took."""
+    if base.steps < 1:
+        raise ValueError(f"steps must be at least 1, got {base.steps}")
+    chosen = _checked(chosen, base)
     valid = [pair for pair in chosen if not pair.refusal]
     runs: dict[Pair, Run | str] = {}
     for number, pair in enumerate(valid):
         progress(f"{pair.synchronization} on {pair.architecture}", number, len(valid))
-        config = replace(base, synchronization=pair.synchronization, architecture=pair.architecture)
         try:
-            runs[pair] = simulate(config)
-        except NonFiniteError as error:
-            runs[pair] = f"diverged: {error}"
-        except ValueError as error:  # not with so many workers or pieces
-            runs[pair] = str(error)
+            runs[pair] = simulate(_config(pair, base))
+        except (StoppedError, ValueError) as error:
+            runs[pair] = failure(error)
     finished = [run for run in runs.values() if isinstance(run, Run)]
     equal_time = min((run.virtual_time_s for run in finished), default=0.0)
-    initial = _initial_loss(base) if finished else None
-    return [_row(pair, runs.get(pair, pair.refusal), equal_time, initial) for pair in chosen]
+    initial = _initial_loss(finished[0].config) if finished else None
+    return [_row(pair, runs.get(pair), equal_time, initial) for pair in chosen]
 
 
-def _initial_loss(base: Config) -> float:
-    with use_threads(base.threads):
-        experiment = prepare(base)
+def _config(pair: Pair, base: Config) -> Config:
+    return replace(base, synchronization=pair.synchronization, architecture=pair.architecture)
+
+
+def _checked(chosen: Sequence[Pair], base: Config) -> list[Pair]:
+    """The pairs, with what each refuses of the base, such as its number of workers."""
+    shared = _refused(base)
+    checked = [
+        pair if pair.refusal else replace(pair, refusal=_refused(_config(pair, base)))
+        for pair in chosen
+    ]
+    if shared and all(pair.refusal for pair in checked):
+        raise ValueError(shared)
+    return checked
+
+
+def _refused(config: Config) -> str:
+    """Why there can be no such run; empty if there can."""
+    try:
+        check(config)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _initial_loss(config: Config) -> float:
+    with use_threads(config.threads):
+        experiment = prepare(config)
         first = experiment.plan.initial_replicas()[0]
         test = experiment.plan.task.evaluate(first.params, first.buffers, experiment.test_batches())
     return test.loss
 
 
-def _row(pair: Pair, run: Run | str, equal_time: float, initial: float | None) -> Row:
+def _row(pair: Pair, run: Run | str | None, equal_time: float, initial: float | None) -> Row:
     names = {"architecture": pair.architecture, "synchronization": pair.synchronization}
+    if run is None:
+        return {**names, "refusal": pair.refusal}
+    grades = survey(pair)
+    graded = {"survey": grades} if grades else {}
     if isinstance(run, str):
-        return {**names, "refusal": run}
+        return {**names, "failure": run, **graded}
     summary = run.summary
     steps = summary["gradients"] / run.config.workers  # those that were taken
     before = [row for row in run.metrics if row["virtual_time_s"] <= equal_time]
@@ -129,6 +197,7 @@ def _row(pair: Pair, run: Run | str, equal_time: float, initial: float | None) -
         "loss_after_equal_time": before[-1]["test_loss"] if before else initial,
         "loss": summary["test_loss"],
         "accuracy": summary["test_accuracy"],
+        **graded,
     }
 
 

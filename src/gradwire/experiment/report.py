@@ -31,28 +31,25 @@ def comparison_table(rows: Sequence[Row]) -> Table:
     table.add_column("method", overflow="fold", min_width=16)
     for column in ("test\nacc.", "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
         table.add_column(column, justify="right", no_wrap=True)
-    bandwidths = _bandwidths(rows)
-    for name in network_names(bandwidths):
+    for name in network_names(_bandwidths(rows)):
         table.add_column(f"time at\n{name}", justify="right", no_wrap=True)
     for row in rows:
         if "failure" in row:
             table.add_row(escape(row["method"]), row["failure"].partition(":")[0])
             continue
-        times = row["virtual_times_s"]
         table.add_row(
             escape(row["method"]),
             f"{100 * row['test_accuracy']:.1f}%",
             format_bytes(row["bytes_per_worker_step"]),
             _times(row["ratio_fp32"]),
             _times(row["ratio_fp16"]),
-            *(format_seconds(times[name]) if name in times else "-" for name in bandwidths),
+            *("-" if s is None else format_seconds(s) for s in row["virtual_times_s"].values()),
         )
     return table
 
 
 def _bandwidths(rows: Sequence[Row]) -> list[str]:
-    """Those of all rows, in order: a method may not have finished at some of them."""
-    return max((list(row.get("virtual_times_s", ())) for row in rows), key=len, default=[])
+    return next((list(row["virtual_times_s"]) for row in rows if "failure" not in row), [])
 
 
 def network_names(bandwidths: Sequence[str]) -> list[str]:

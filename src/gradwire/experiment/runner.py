@@ -420,12 +420,19 @@ def _notes(servers: list[TrainingServer]) -> Row:
 
 
 def _counted(replicas: list[Replica]) -> Row:
-    """What algorithms count with each worker, such as how often it had something to say."""
-    uploads = [replica.memory.get("num_uploads") for replica in replicas]
-    if any(count is None for count in uploads):
-        return {}
-    counts = [float(count) for count in uploads if count is not None]
-    return {"uploads": {"mean": sum(counts) / len(counts), "max": max(counts)}}
+    """What algorithms count with each worker: how often it had something to say, staleness."""
+    memories, counted = [replica.memory for replica in replicas], {}
+    if "num_uploads" in memories[0]:
+        uploads = [float(memory["num_uploads"]) for memory in memories]
+        counted["uploads"] = {"mean": sum(uploads) / len(uploads), "max": max(uploads)}
+    if "staleness_sum" in memories[0]:
+        total, count = (
+            sum(int(memory[f"staleness_{name}"]) for memory in memories)
+            for name in ("sum", "count")
+        )
+        most = max(int(memory["staleness_max"]) for memory in memories)
+        counted["staleness"] = {"mean": total / max(1, count), "max": most}
+    return counted
 
 
 def _to_dict(replica: Replica) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class ASP(Synchronization):
 
     @property
     def needs(self) -> tuple[Ability, ...]:
-        # Neighbours count no updates by which staleness could be told.
+        # Among neighbours there is no such rule.
         return ("push_pull",) if self.scale_by_staleness else ("push_pull", "mix_async")
 
     @property

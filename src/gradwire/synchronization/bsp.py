@@ -10,7 +10,8 @@ model, two policies let a step go on without some (and with them workers may be 
 - timeout: from the first gradient of a step on servers wait so many seconds for the others.
 The mean is of those that are there. A gradient that comes too late does not count: its sender gets
 the current model and goes on with the current step, and its error feedback is as if it had not
-pushed. Each server decides by itself.
+pushed. Each server decides by itself. What a worker that is lost has pushed to a step that is not
+complete does not count.
 
 Use it first: it is the reference that all others are compared with. Take backup=1 or 2 where now
 and then a step is slow; the work of these workers is lost, so prefer ssp where many are slow.
@@ -22,6 +23,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from gradwire.core.errors import WireError
 from gradwire.core.protocols import (
     Ability,
     Joined,
@@ -51,7 +53,7 @@ class BSP(Synchronization):
         if self.backup < 0:
             raise ValueError(f"bsp: backup must be at least 0, got {self.backup}")
         if self.timeout is not None and not 0 <= self.timeout < inf:
-            raise ValueError(f"bsp: timeout must be a number of seconds, got {self.timeout}")
+            raise ValueError(f"bsp: timeout must be at least 0 seconds, got {self.timeout}")
 
     @property
     def _waits_for_all(self) -> bool:
@@ -111,6 +113,11 @@ class BSP(Synchronization):
                     if step < memory["clock"]:
                         await server.answer(rank, memory["clock"], accepted=False)
                         continue
+                    if step > memory["clock"] or rank in pushes:
+                        raise WireError(
+                            f"rank {rank} pushed step {step}, but step {memory['clock']} is "
+                            f"collected, with pushes of ranks {sorted(pushes)}"
+                        )
                     pushes[rank] = x
                     if self.timeout is not None and deadline is None:
                         deadline = await server.now() + self.timeout
@@ -118,6 +125,9 @@ class BSP(Synchronization):
                     await server.answer(rank, memory["clock"])
                 case Left(rank=rank):
                     await self._do_without(server, rank)
+                    pushes.pop(rank, None)  # it may come back and push this step again
+                    if not pushes:
+                        deadline = None
                 case Joined():
                     pass
                 case TimedOut():
@@ -131,7 +141,7 @@ class BSP(Synchronization):
                 mean = await server.mean([pushes[rank] for rank in sorted(pushes)])
                 await server.update(mean, memory["clock"])
                 memory["clock"] += 1
-                waiting = [rank for rank in pushes if rank in server.members]
+                waiting = list(pushes)
                 pushes.clear()
                 for rank in waiting:
                     await server.answer(rank, memory["clock"])

@@ -14,8 +14,10 @@ K_k mini-batches of client k are spread evenly over them. The last step of a run
 
 With servers (`parameter_server`) they hold the model: clients pull it and push their walks. What a
 client that is lost has not pushed is left out, and the weights are those of the others; one that
-comes back takes part from the next round on. With a collective mean (`allreduce`) the clients of a
-round average among themselves, and who was not there the last time gets the model from one who was.
+comes back takes part from the next round on, with the mini-batches that would be its turn had it
+never left. A walk that is not finite ends a run, or with nonfinite="skip" counts as one that led
+nowhere. With a collective mean (`allreduce`) the clients of a round average among themselves, and
+who was not there the last time gets the model from one who was; there "skip" drops everyone's walk.
 
 Use it where clients have much data of their own and a slow way to the server: `fedavg(0.1)`.
 Clients with unlike data drift apart in long rounds; take fewer epochs there.
@@ -27,12 +29,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.protocols import (
     Ability,
     Joined,
     Left,
     Pull,
+    Pulled,
     Push,
     Replica,
     Server,
@@ -113,7 +117,8 @@ class FedAvg(Synchronization):
     async def _begin(self, worker: Worker, replica: Replica, step: int) -> Replica:
         """At the beginning of a round: the newest model, and no momentum."""
         if worker.ability == "push_pull":
-            replica = (await worker.pull(replica, step)).replica
+            if worker.scratch.pop("pulled for", None) != step:
+                replica = (await worker.pull(replica, step)).replica
             replica = replica.remembering(anchor=replica.params)
         fresh = {name: torch.zeros_like(value) for name, value in replica.optimizer.items()}
         return replica.having(params=replica.memory["anchor"], optimizer=fresh)
@@ -143,6 +148,21 @@ class FedAvg(Synchronization):
             return replica
         return replica.remembering(anchor=anchor, round=torch.tensor(number - 1))
 
+    async def resume(self, worker: Worker, pulled: Pulled) -> tuple[Replica, int]:
+        # Servers may be in different rounds. Each waits for this client from the next on; those
+        # that are behind hear by this pull that it will be later.
+        first = pulled.latest
+        replica = (await worker.pull(pulled.replica, first)).replica
+        worker.scratch["pulled for"] = first
+        span = self._span(worker.num_examples, worker.batch_size)
+        num_rounds = sum(
+            worker.rank in self._clients(worker.key, worker.size, number)
+            for number in range(first // span)
+        )
+        num_batches = self._num_batches(worker.num_examples[worker.rank], worker.batch_size)
+        batches = torch.tensor(num_rounds * num_batches)
+        return replica.remembering(anchor=replica.params, batches=batches), first
+
     async def serve(self, server: Server) -> None:
         memory = server.memory
         memory.setdefault("round", 0)
@@ -153,12 +173,19 @@ class FedAvg(Synchronization):
         while True:
             match await server.event():
                 case Push(rank=rank, step=step, x=x):
-                    if step // span == memory["round"]:
-                        pushes[rank] = x
+                    clients = self._clients(server.key, server.num_workers, memory["round"])
+                    if step // span != memory["round"] or rank not in clients or rank in pushes:
+                        raise WireError(
+                            f"rank {rank} pushed its walk of round {step // span}, but round "
+                            f"{memory['round']} is collected, of the clients {clients}, with "
+                            f"walks of {sorted(pushes)}"
+                        )
+                    pushes[rank] = x
                 case Pull(rank=rank, step=step) if step < 0:  # it comes (back)
                     begins[rank] = memory["round"] + 1
                     await server.answer(rank, begins[rank] * span)
                 case Pull(rank=rank, step=step):
+                    begins[rank] = max(begins.get(rank, 0), step // span)
                     waiting[rank] = step
                 case Joined(rank=rank):
                     begins[rank] = memory["round"] + 1
@@ -167,8 +194,8 @@ class FedAvg(Synchronization):
             while server.members:
                 clients = self._clients(server.key, server.num_workers, memory["round"])
                 there = [r for r in clients if r in server.members]
-                missing = [r for r in there if begins.get(r, 0) <= memory["round"]]
-                if any(rank not in pushes for rank in missing):
+                due = [r for r in there if begins.get(r, 0) <= memory["round"]]
+                if any(rank not in pushes for rank in due):
                     break
                 await self._finish_round(server, pushes)
                 memory["round"] += 1

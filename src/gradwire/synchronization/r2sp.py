@@ -20,6 +20,7 @@ Use it where servers are the bottleneck and workers equally fast: one slow worke
 
 from dataclasses import dataclass
 
+from gradwire.core.errors import WireError
 from gradwire.core.protocols import (
     Ability,
     Joined,
@@ -63,7 +64,7 @@ class R2SP(Synchronization):
                     # It came back, and other servers had not got as far as this one.
                     await order.take(push)
                 case Push() as push:
-                    order.waiting[push.rank] = push
+                    order.wait(push)
                 case Pull(rank=rank):  # it comes (back)
                     order.saw(rank)
                     await server.answer(rank, order.due(rank))
@@ -93,6 +94,13 @@ class _Order:
 
     def saw(self, rank: int) -> None:
         self.seen[rank] = self.memory["updates"]
+
+    def wait(self, push: Push) -> None:
+        if push.step != self.due(push.rank) or push.rank in self.waiting:
+            raise WireError(
+                f"rank {push.rank} pushed step {push.step}, but is due for {self.due(push.rank)}"
+            )
+        self.waiting[push.rank] = push
 
     async def take(self, push: Push) -> None:
         server, rank = self.server, push.rank

@@ -31,6 +31,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradwire.core.errors import WireError
 from gradwire.core.protocols import (
     Ability,
     Joined,
@@ -50,7 +51,7 @@ class SSP(Synchronization):
 
     staleness: int
 
-    examples = ("ssp(0)", "ssp(3)")
+    examples = ("ssp(3)", "ssp(0)")
     paper = (
         "Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter "
         "server"
@@ -119,14 +120,14 @@ class _Window:
             clock = self.memory["num_complete"]
             await server.answer(rank, clock, accepted=False, params=self.shown)
             return
+        if step != self.clocks[rank]:
+            raise WireError(f"rank {rank} pushed step {step}, but is at {self.clocks[rank]}")
         pushes = self.pushes.setdefault(step, {})
         # A worker that was lost and came back may push a step twice: both count.
         pushes[rank, sum(other == rank for other, _ in pushes)] = x
         total = self.sums.get(step)
         self.sums[step] = x if total is None else await server.call(_added, total, x, 1.0)
-        if rank in self.clocks:
-            self.clocks[rank] = step + 1
-            self.waiting[rank] = step + 1
+        self.clocks[rank] = self.waiting[rank] = step + 1
         if self.slowest <= self.memory["num_complete"]:  # else it is about to change anyway
             self._show(await server.call(_added, self.shown, x, self._share(step)))
 

@@ -8,6 +8,7 @@ the next.
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, TypeVar
 
 import torch
@@ -54,6 +55,8 @@ class TrainingServer:
         self._specs = {i: plan.spec(piece, self.params.dtype) for i, piece in pieces}
         self._events: deque[Event] = deque()  # that nobody has asked for
         self._expected: set[int] = set()  # workers that came, and will pull
+        self._lives: dict[int, float] = {}  # of those that came (back)
+        self._owed: set[int] = set()  # workers that wait for an answer
         # What the scheduler will say of a worker that said so itself: so many changes.
         self._num_known: Counter[int] = Counter()
         # What is there of a push: (rank, step) -> {piece -> (number of parts, {part -> message})}
@@ -101,11 +104,13 @@ class TrainingServer:
         return await why_lost(self.node, rank)
 
     async def event(self, timeout_s: float | None = None) -> Event:
+        deadline = None if timeout_s is None else await self.now() + timeout_s
         while not self._events:
-            if timeout_s is None:
+            if deadline is None:
                 rank, message = await self.node.recv_any(REQUEST)
             else:
-                got = await self.node.recv_within(REQUEST, timeout_s)
+                left = max(0.0, deadline - await self.now())
+                got = await self.node.recv_within(REQUEST, left)
                 if got is None:
                     return TimedOut()
                 rank, message = got
@@ -113,14 +118,17 @@ class TrainingServer:
             match header:
                 case Membership(rank=who, there=there):
                     self._changed(who, there)
-                case PullHeader(step=step) if step >= JOINING:
-                    if step == JOINING:
-                        self._came(rank)
+                case PullHeader(step=step, life=life) if step == JOINING:
+                    self._came(rank, life)
                     self._events.append(Pull(rank, step))
-                case PushHeader():
-                    push = await self._collected(rank, header, message.data)
-                    if push is not None:
-                        self._events.append(push)
+                case PullHeader(step=step, life=life) if step > JOINING:
+                    if self._is_there(rank, life):
+                        self._events.append(Pull(rank, step))
+                case PushHeader(life=life):
+                    if self._is_there(rank, life):
+                        push = await self._collected(rank, header, message.data)
+                        if push is not None:
+                            self._events.append(push)
                 case _:
                     raise WireError(
                         f"rank {rank} sent a message with the header {header!r} to server "
@@ -133,6 +141,8 @@ class TrainingServer:
         elif isinstance(event, Left):
             self.members -= {event.rank}
             self._forget(event.rank)
+        elif isinstance(event, Pull) or (isinstance(event, Push) and event.wants_answer):
+            self._owed.add(event.rank)
         return event
 
     def _changed(self, rank: int, there: bool) -> None:
@@ -146,8 +156,31 @@ class TrainingServer:
             self._expected.discard(rank)
             self._events.append(Left(rank))
 
-    def _came(self, rank: int) -> None:
+    def _is_there(self, rank: int, life: float) -> bool:
+        """Whether what a worker says counts: not if it is lost, or says so before it came back."""
+        now = self._lives.get(rank, 0.0)
+        if not 0.0 <= life <= now:
+            raise WireError(
+                f"rank {rank} speaks to server {self.number} as of {life} s, but did not say that "
+                "it came back then"
+            )
+        if life < now or rank not in self.members or rank in self._expected:
+            return False
+        if rank in self._owed:
+            raise WireError(
+                f"rank {rank} asks server {self.number} for something while it waits for an answer"
+            )
+        return True
+
+    def _came(self, rank: int, life: float) -> None:
         """A worker says that it came (back), perhaps before the scheduler does."""
+        before = self._lives.get(rank)
+        if not (0.0 <= life < inf and (before is None or before < life)):
+            raise WireError(
+                f"rank {rank} says to server {self.number} that it came at {life} s; before it had "
+                f"come at {before} s"
+            )
+        self._lives[rank] = life
         if rank in self._expected:
             self._expected.remove(rank)
             return
@@ -160,11 +193,17 @@ class TrainingServer:
         """A worker that comes back knows nothing, and what it began to say is void."""
         for key in [key for key in self._begun if key[0] == rank]:
             del self._begun[key]
+        self._owed.discard(rank)
         self._known.pop(rank, None)
         self._codec_states.pop(rank, None)
 
     async def _collected(self, rank: int, header: PushHeader, data: Tensor | None) -> Push | None:
         """Puts a part of a push to the others; the push, if it is complete now."""
+        if any(key[0] == rank and key[1] != header.step for key in self._begun):
+            raise WireError(
+                f"rank {rank} pushed {header} to server {self.number}, which waits for the rest of "
+                "another push of it"
+            )
         begun = self._begun.setdefault((rank, header.step), {})
         num_parts, parts = begun.setdefault(header.unit, (header.num_parts, {}))
         if (
@@ -214,6 +253,8 @@ class TrainingServer:
     async def answer(
         self, rank: int, clock: int, *, accepted: bool = True, params: Tensor | None = None
     ) -> None:
+        assert rank in self._owed, f"rank {rank} waits for no answer"
+        self._owed.remove(rank)
         params = self.params if params is None else params
         number = self._answers.get(rank, 0)
         self._answers[rank] = number + 1
@@ -232,7 +273,7 @@ class TrainingServer:
                 )
                 is_whole = False
             self._known[rank] = params if is_whole or known is None else known
-        header = AnswerHeader(clock, accepted, number, is_whole)
+        header = AnswerHeader(clock, accepted, number, is_whole, self._lives.get(rank, 0.0))
         message = Framed(header, data)
         await self.node.send_framed(rank, ANSWER, message, HEADER_NBYTES, "answer")
 
@@ -249,6 +290,7 @@ class TrainingServer:
             "answers": self._answers,
             "known": self._known,
             "codec_states": self._codec_states,
+            "lives": self._lives,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -259,6 +301,7 @@ class TrainingServer:
         self._answers = saved["answers"]
         self._known = saved["known"]
         self._codec_states = saved["codec_states"]
+        self._lives = saved["lives"]
 
 
 def _told(

@@ -23,11 +23,13 @@ class PushHeader:
     num_parts: int
     step: int
     wants_answer: bool
+    life: float = 0.0  # of the worker: when it came (back); 0 if it was there from the start
 
 
 @dataclass(frozen=True, slots=True)
 class PullHeader:
     step: int
+    life: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class AnswerHeader:
     accepted: bool  # whether the push counted
     number: int  # of the answers to this worker so far
     is_whole: bool  # whether the shard comes as it is, not as a compressed change
+    life: float = 0.0  # of the worker that asked: what comes too late for it is not for the next
 
 
 def answer_key(key: Key, number: int, rank: int, server: int) -> Key:

@@ -43,6 +43,7 @@ from gradwire.training.shards import Unit, cut_at_shards, cut_into_shards
 from gradwire.training.task import Task
 from gradwire.training.wire import (
     JOINING,
+    AnswerHeader,
     PullHeader,
     PushHeader,
     answer_codec,
@@ -73,6 +74,8 @@ class Plan:
     clip_norm: float | None = None
     local_clip: bool = False  # clip each worker's gradient to sqrt(n) times it, not the mean
     local_decay: float = 0.0  # weight decay, added to each worker's gradient
+    # What to do with NaN and infinity. "skip": all workers drop the step together; where they push
+    # to servers, each on its own, such a push is zero, and the step goes on with the others'.
     nonfinite: NonFinite = "error"
     steps_per_epoch: float | None = None  # for hyper-parameters that change with time
     num_examples: tuple[int, ...] = ()  # of each worker; empty: equally many
@@ -219,7 +222,8 @@ class Plan:
         observe: Observe | None = None,
     ) -> Replica:
         """The program of one rank for steps first .. last - 1."""
-        return await self._steps(TrainingWorker(self, node), replica, first, last, observe)
+        life = float(replica.memory.get("life", 0.0))
+        return await self._steps(TrainingWorker(self, node, life), replica, first, last, observe)
 
     async def _steps(
         self,
@@ -240,10 +244,11 @@ class Plan:
     async def rejoin(self, node: Node, last: int, observe: Observe | None = None) -> Replica:
         """The program of a rank that comes (back): it gets the current model, then trains."""
         replica = self.initial_replicas()[node.rank]
-        worker = TrainingWorker(self, node)
+        worker = TrainingWorker(self, node, await node.now())
         if self.ability == "push_pull":
-            pulled = await worker.pull(replica, JOINING)
-            replica, first = pulled.replica, pulled.clock
+            life = torch.tensor(worker.life, dtype=torch.float64)
+            pulled = await worker.pull(replica.remembering(life=life), JOINING)
+            replica, first = await self.synchronization.resume(worker, pulled)
         elif self.ability == "mean":
             raise ValueError(
                 f"rank {node.rank} cannot come back: {self.synchronization!r} on "
@@ -262,9 +267,10 @@ class _Dropped(Exception):
 class TrainingWorker:
     """One rank's abilities, as `core.protocols.Worker` has them."""
 
-    def __init__(self, plan: Plan, node: Node) -> None:
+    def __init__(self, plan: Plan, node: Node, life: float = 0.0) -> None:
         self.plan = plan
         self.node = node
+        self.life = life  # when it came (back)
         self.scratch: dict[str, Any] = {}
         self._buckets = plan.buckets()
         self._shards = plan.shards() if plan.ability == "push_pull" else []
@@ -413,7 +419,10 @@ class TrainingWorker:
         backward = _Gradient(self, replica, step)
         pushed = await self._push(backward, replica, step, wants_answer=True)
         assert backward.result is not None
-        pushed = _evaluated(pushed, backward.result)
+        if backward.was_dropped:  # its statistics and its loss are not finite either
+            pushed = pushed.having(num_gradients=pushed.num_gradients + 1)
+        else:
+            pushed = _evaluated(pushed, backward.result)
         return await self._pulled(pushed, replica.exchange)
 
     async def push(self, x: Tensor, replica: Replica, step: int) -> Replica:
@@ -421,7 +430,7 @@ class TrainingWorker:
 
     async def pull(self, replica: Replica, step: int) -> Pulled:
         for server in range(len(self._shards)):
-            header = PullHeader(step)
+            header = PullHeader(step, self.life)
             await self.node.send_framed(
                 self._server(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
             )
@@ -452,7 +461,7 @@ class TrainingWorker:
                 states[i] = reduced.state
                 num_parts = len(outbox.messages)
                 for part, message in enumerate(outbox.messages):
-                    header = PushHeader(i, part, num_parts, step, wants_answer)
+                    header = PushHeader(i, part, num_parts, step, wants_answer, self.life)
                     await self.node.send_framed(
                         self._server(unit.server),
                         REQUEST,
@@ -462,7 +471,7 @@ class TrainingWorker:
                     )
 
         await plan.scheduling.exchange(backward, self._buckets, reduce)
-        if isinstance(backward, _Gradient) and backward.was_dropped:
+        if backward.was_dropped:
             replica = _dropping(replica)
         return replica.having(exchange=tuple(states))
 
@@ -475,17 +484,14 @@ class TrainingWorker:
         plan, pieces, clocks = self.plan, [], []
         states, accepted = list(replica.exchange), True
         for server, shard in enumerate(self._shards):
-            message = await self.node.recv(self._server(server), ANSWER)
-            assert isinstance(message, Framed)
-            assert message.data is not None
-            header = message.header
+            header, message = await self._answer(self._server(server))
             clocks.append(header.clock)
             if not header.accepted:
                 accepted = False
                 for i, unit in enumerate(self._units):
                     if unit.server == server:
                         states[i] = before[i]
-            piece = message.data
+            piece = message
             if not header.is_whole:
                 known = replica.memory["pulled"][shard.start : shard.stop]
                 spec = plan.spec(shard, known.dtype)
@@ -499,7 +505,17 @@ class TrainingWorker:
         replica = replica.having(params=whole, exchange=tuple(states))
         if plan.squeezes_answers:
             replica = replica.remembering(pulled=whole)
-        return Pulled(replica, min(clocks), accepted)
+        return Pulled(replica, min(clocks), accepted, max(clocks))
+
+    async def _answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
+        """The next answer of a server that is not for who this worker was before it came back."""
+        while True:
+            message = await self.node.recv(server, ANSWER)
+            assert isinstance(message, Framed)
+            assert isinstance(message.header, AnswerHeader)
+            assert message.data is not None
+            if message.header.life == self.life:
+                return message.header, message.data
 
     async def update(
         self, replica: Replica, gradient: Tensor, step: int, *, shared: bool
@@ -617,11 +633,14 @@ class _Vector:
         self.x = x
         self.step = step
         self.members = members
+        self.was_dropped = False
 
     async def whole(self) -> Tensor:
         worker = self.worker
-        if worker.ability == "push_pull":  # nobody to agree with
-            return self.x
+        if worker.ability == "push_pull" and worker.plan.nonfinite == "skip":
+            # As with gradients: nothing is what it says.
+            self.was_dropped = not is_finite(self.x)
+            return torch.zeros_like(self.x) if self.was_dropped else self.x
         return await worker.checked(self.x, "update", self.step, self.members)
 
 

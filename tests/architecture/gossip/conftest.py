@@ -82,6 +82,7 @@ class _World:
         self.gossip = parsed
         self.gossip.check(self.num_workers)
         self.reducer = lift(COMPRESSION.parse(compression))
+        self.gossip.check_compression(self.reducer, Spec.of(starts[0]))
         self.synchronization: Synchronization = SYNCHRONIZATION.parse(synchronization)
         self.starts, self.num_steps, self.kicks = starts, steps, kicks
         self.lr = lr if kicks is None else 1.0

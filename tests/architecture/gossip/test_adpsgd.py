@@ -43,6 +43,27 @@ def test_a_stale_gradient_by_hand(train):
     assert torch.allclose(stale.history[1, 0], torch.tensor([0.0]).double())
 
 
+def staleness(replica):
+    names = ("staleness_sum", "staleness_max", "staleness_count")
+    return [int(replica.memory[name]) for name in names]
+
+
+def test_staleness_by_hand(train):
+    x = torch.tensor([[0.0], [8.0]], dtype=torch.float64)
+    settings = {"synchronization": "asp", "seconds": lambda rank, step: 0.01 + rank}
+    result = train("gossip(ring, adpsgd)", x, b=x, steps=3, lr=0.1, **settings)
+    # Rank 0 is done before rank 1 has its first gradient. In its first step both ask at once, and
+    # its own request counts: one move each step. The model of rank 1 is moved by these three.
+    assert staleness(result.replicas[0]) == [3, 1, 3]
+    # Later rank 1 asks, and is moved by that alone.
+    assert staleness(result.replicas[1]) == [3 + 1 + 1, 3, 3]
+
+
+def test_alone_nothing_is_stale(train, vectors):
+    result = train("gossip(ring, adpsgd)", b=vectors(1), steps=4, lr=0.1, synchronization="asp")
+    assert staleness(result.replicas[0]) == [0, 0, 4]
+
+
 def test_nobody_waits_for_a_slow_worker(train, vectors):
     x = vectors(4)
 

@@ -23,6 +23,15 @@ def test_a_step_by_hand(train, path):
     assert torch.equal(result.replicas[0].memory["heard 1"], heard[1])
 
 
+def test_what_a_worker_owes_is_what_nobody_heard(train, path):
+    kicks = torch.tensor([[3.0, 1.0], [0.0, 6.0], [0.0, 0.0]], dtype=torch.float64)
+    gossip = Gossip(path, Choco(0.5))
+    result = train(gossip, kicks=kicks, steps=1, compression="topk(0.5)")
+    # Rank 0 told (3, 0) of (3, 1), then went half of W xhat - xhat = (-1, 2).
+    owed = gossip.owed(result.replicas[0])
+    assert torch.allclose(owed, torch.tensor([-0.5, 2.0], dtype=torch.float64))
+
+
 def test_gossip_reaches_the_exact_average_where_naive_compression_does_not(train, vectors):
     x = vectors(5, 20)
     away = (x - x.mean(0)).abs().max()

@@ -1,9 +1,11 @@
+import pytest
 import torch
 
 from gradwire.architecture.gossip.ecd import ECD
 from gradwire.architecture.gossip.gossip import Gossip
 
 
+@pytest.mark.filterwarnings("ignore:.*unbiased codecs")
 def test_two_steps_by_hand(train, path):
     kicks = torch.tensor([[3.0, 1.0], [0.0, 6.0], [0.0, 0.0]], dtype=torch.float64)
     result = train(Gossip(path, ECD()), kicks=kicks, steps=2, compression="topk(0.5)")
@@ -15,6 +17,9 @@ def test_two_steps_by_hand(train, path):
     assert torch.allclose(result.params, expected)
     kept = torch.tensor([2.0, 0.0], dtype=torch.float64)  # the first of two that are equal
     assert torch.allclose(result.replicas[0].memory["heard"].abs().amax(), kept.amax())
+    # Of (2, 2) one 2 is heard, the other is owed.
+    owed = Gossip(path, ECD()).owed(result.replicas[0])
+    assert torch.allclose(owed.abs().sort().values, torch.tensor([0.0, 2.0]).double())
 
 
 def test_without_loss_it_is_dpsgd(train, vectors):

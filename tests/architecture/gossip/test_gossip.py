@@ -1,5 +1,7 @@
 """What holds for every gossip algorithm."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -12,9 +14,10 @@ from gradwire.architecture.graphs import GRAPHS
 from gradwire.architecture.graphs.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
-from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Node
+from gradwire.core.protocols import Replica
+from gradwire.core.spec import Spec
 
 IN_ROUNDS = [
     example for algorithm in GOSSIP if not algorithm.asynchronous for example in algorithm.examples
@@ -155,18 +158,99 @@ def test_matrices_that_are_refused(given):
     ARCHITECTURE.parse("gossip(ring, d2)").check(3)
 
 
-def test_compression_that_is_refused():
-    def mixing(gossip, compression):
-        parsed = ARCHITECTURE.parse(gossip)
-        return parsed.mixing(Node(0, 4), lift(COMPRESSION.parse(compression)), Key(0))
+def check(algorithm, compression, numel=10_000):
+    spec = Spec((numel,), torch.float32, tensors=(("weight", 0, numel, (numel,)),))
+    gossip = ARCHITECTURE.parse(f"gossip(ring, {algorithm})")
+    gossip.check_compression(lift(COMPRESSION.parse(compression), steps_per_epoch=10.0), spec)
 
-    with pytest.raises(ValueError, match="memory of their own"):
-        mixing("gossip(ring, choco(0.5))", "ef(topk(0.1))")
-    with pytest.raises(ValueError, match=r"no rule for a codec that loses.*choco"):
-        mixing("gossip(ring, d2)", "topk(0.1)")
+
+@pytest.mark.parametrize(
+    ("algorithm", "compression", "why"),
+    [
+        ("choco(0.5)", "ef(topk(0.1))", "keeps a memory for exchanges among all"),
+        ("choco(0.5)", "ef21(topk(0.1))", "keeps a memory for exchanges among all"),
+        ("choco(0.5)", "powersgd(2)", "averages over all workers at once"),
+        ("choco(0.5)", 'partition({"*": "topk(0.1)"})', "has several parts"),
+        ("d2", "topk(0.1)", r"no rule for a codec that loses.*choco"),
+        ("adpsgd", "qsgd(4)", "no rule"),
+        ("d2", "topk(ramp(1.0, 0.1, epochs=4))", "no rule"),
+        ("choco(0.5)", "terngrad(share=True)", "no means"),
+        ("choco(0.5)", "adacomp", "error feedback accumulates"),
+        ("choco(0.5)", "signvote", "a single one is no model"),
+        ("dpsgd", "signvote", "a single one is no model"),
+        ("dcd", "topk(0.1) >> signvote", "a single one is no model"),
+    ],
+)
+def test_compression_that_is_refused(algorithm, compression, why):
+    with pytest.raises(ValueError, match=why):
+        check(algorithm, compression)
+
+
+def test_refusals_show_the_compression_as_it_was_written():
+    written = "ef(topk(ramp(0.25, 0.01, epochs=4.0)))"
+    with pytest.raises(ValueError, match="plain codec") as refusal:
+        check("choco(0.5)", written)
+    assert str(refusal.value).startswith(f"{written} with gossip(ring, algorithm=choco(0.5)): ")
+    assert "topk(0.25)" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compression", "why"),
+    [
+        ("dpsgd", "topk(0.1)", "what is lost never comes back.*choco"),
+        ("dpsgd", "topk(ramp(1.0, 0.1, steps=9))", "what is lost never comes back"),
+        ("dcd", "topk(0.1)", r"unbiased .* not one.*qsgd\(bits=8\), or gossip\(ring, choco"),
+        ("ecd", "sign", "unbiased .* not one"),
+        ("dcd", "terngrad", "unbiased .* not one"),  # it clips
+        ("dcd", "threshold(0.1)", "not known to be one"),
+        ("dcd", "randomk(0.01, unbiased=True)", r"up to 99 times.*diverge.*choco"),
+        ("ecd", "qsgd(ramp(100, 1, steps=9))", "diverge"),
+        ("choco(0.5)", "terngrad", r"without bound.*topk\(0\.01\)"),
+        ("choco(0.5)", "terngrad(0.0)", "without bound"),
+    ],
+)
+def test_compression_that_is_warned_of(algorithm, compression, why):
+    with pytest.warns(GradwireWarning, match=why):
+        check(algorithm, compression)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compression"),
+    [
+        ("choco(0.5)", "topk(0.1)"),
+        ("choco(0.5)", "topk(ramp(0.25, 0.01, epochs=4))"),
+        ("choco(0.5)", "sign"),
+        ("choco(0.5)", "qsgd(bits=8)"),
+        ("choco(0.5)", "layerwise(topk(0.1))"),
+        ("dcd", "qsgd(bits=8)"),
+        ("dcd", "identity"),
+        ("ecd", "lowprec(8)"),
+        ("dpsgd", "identity"),
+        ("d2", "topk(1.0)"),  # loses nothing
+    ],
+)
+def test_compression_that_is_welcome(algorithm, compression):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(algorithm, compression)
+
+
+def test_what_is_lossless_depends_on_the_size_of_the_model():
+    # Of 1000 elements all are kept, of 100000 all but 10.
+    check("d2", "topk(0.9999)", numel=1000)
     with pytest.raises(ValueError, match="no rule"):
-        mixing("gossip(ring, adpsgd)", "qsgd(4)")
-    with pytest.warns(GradwireWarning, match="choco"):
-        mixing("gossip(ring)", "topk(0.1)")
-    mixing("gossip(ring, choco(0.5))", "topk(0.1)")
-    mixing("gossip(ring, dcd)", "qsgd(4)")
+        check("d2", "topk(0.9999)", numel=100_000)
+
+
+def test_only_changes_are_owed():
+    start = torch.zeros(3)
+    for algorithm in GOSSIP:
+        gossip = Gossip(Ring(), GOSSIP.parse(algorithm.examples[0]))
+        replica = Replica(start, {}, {}, (), gossip.memory(start))
+        moved = replica.having(params=torch.tensor([1.0, 0.0, -2.0]))
+        owed = gossip.owed(moved)
+        if algorithm.compresses == "by rule":
+            assert torch.equal(owed, moved.params)
+            assert not gossip.owed(replica).any()
+        else:
+            assert owed is None

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.core.errors import GradwireWarning
 
 
 def run(**settings):
@@ -46,6 +47,28 @@ def test_a_worker_crashes_and_comes_back(algorithm):
     )
     assert all(replica is not None for replica in result.replicas)
     assert torch.isfinite(result.params).all()
+
+
+def test_compression_is_refused_before_anything_runs(tmp_path):
+    compression, out = "ef(topk(ramp(0.25, 0.01, steps=5)))", tmp_path / "run"
+    with pytest.raises(ValueError, match="plain codec") as refusal:
+        run(architecture="gossip(ring, choco(0.4))", compression=compression, out=out)
+    assert str(refusal.value).startswith(compression)
+    assert "virtual time" not in str(refusal.value)
+    assert not out.exists()
+
+
+def test_a_warning_comes_with_the_plan():
+    with pytest.warns(GradwireWarning, match="unbiased") as noted:
+        run(architecture="gossip(ring, dcd)", compression="topk(0.1)", steps=1)
+    assert len([one for one in noted if one.category is GradwireWarning]) == 1
+
+
+def test_staleness_is_counted_per_gradient():
+    result = run(architecture="gossip(ring, adpsgd)", synchronization="asp")
+    for replica in result.replicas:
+        assert int(replica.memory["staleness_count"]) == replica.num_gradients == 12
+        assert int(replica.memory["staleness_sum"]) >= int(replica.memory["staleness_max"]) >= 1
 
 
 def test_pairs_that_make_no_sense_are_refused():

@@ -16,6 +16,7 @@ When to use it: for long vectors on many ranks, and on machines that are wired a
 
 Without `rows` and `cols` the torus is as square as the number of workers allows, with no more rows
 than columns; a prime number gives one row, which is the ring. With one of them the other follows.
+So it is in exchanges among some of the workers, whatever `rows` and `cols` say.
 
 Messages that are gathered and payloads that merge go around rows and columns, too. `all_to_all`
 stays direct.
@@ -57,7 +58,9 @@ class Torus2d(Architecture):
 
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
         size = node.size if members is None else len(members)
-        return Torus2dGroup(node, label, "gather", members, self.shape(size)[1])
+        # Some of the workers have no shape that could be told before: it is chosen.
+        shape = self.shape(size) if size == node.size else Torus2d().shape(size)
+        return Torus2dGroup(node, label, "gather", members, shape[1])
 
     def shape(self, size: int) -> tuple[int, int]:
         """Rows and columns for so many workers."""

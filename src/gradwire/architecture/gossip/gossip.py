@@ -205,8 +205,8 @@ def _codec(reducer: Reducer, what: str) -> Codec:
         return reducer.codec
     if reducer.wrapped() is not None:
         why = (
-            "this compression keeps a memory of what it told all workers or owes to them; "
-            "algorithms such as choco keep one of their own for neighbours"
+            "this compression keeps a memory for exchanges among all workers; algorithms such as "
+            "choco keep one of their own for neighbours"
         )
     elif not reducer.one_way:
         why = "this compression averages over all workers at once; neighbours hear one another only"

@@ -33,6 +33,8 @@ from gradwire.core.lifted import ONE_WAY
 from gradwire.core.node import Node
 from gradwire.core.protocols import Ability, Architecture
 
+MAX_SERVERS = 1024
+
 
 @dataclass(frozen=True, repr=False)
 class ParameterServer(Architecture):
@@ -53,6 +55,10 @@ class ParameterServer(Architecture):
     def __post_init__(self) -> None:
         if self.servers < 1:
             raise ValueError(f"parameter_server: servers must be at least 1, got {self.servers}")
+        if self.servers > MAX_SERVERS:
+            raise ValueError(
+                f"parameter_server: servers must be at most {MAX_SERVERS}, got {self.servers}"
+            )
 
     @property
     def offers(self) -> tuple[Ability, ...]:
