@@ -1,7 +1,8 @@
 """Quadratics to train on, one per worker, with everything else as in a real run.
 
 Worker i minimises f_i(x) = a_i/2 |x - b_i|^2, so its gradient is a_i (x - b_i), in float64. The
-minimum of the mean is at sum_i a_i b_i / sum_i a_i.
+minimum of the mean is at sum_i a_i b_i / sum_i a_i. With a drift the minimum moves from batch to
+batch: in number k it is b_i + k drift.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -52,7 +53,7 @@ class Quadratics:
         return self.start.clone()
 
     def initial_buffers(self) -> dict[str, Tensor]:
-        return {}
+        return {"running": torch.zeros((), dtype=torch.float64)}
 
     def gradients(self, requests: Sequence[GradientRequest]) -> list[GradientResult]:
         return [self._gradient(request) for request in requests]
@@ -64,7 +65,9 @@ class Quadratics:
             gradient = gradient + self.noise * key.child("noise").normal(x.numel()).double()
         if (key.rank, key.step) in self.bad:
             gradient = torch.full_like(gradient, torch.nan)
-        return GradientResult((a / 2 * (x - b).square().sum()).reshape(()), gradient, {})
+        running = 0.9 * request.buffers["running"] + 0.1 * gradient.mean()
+        loss = (a / 2 * (x - b).square().sum()).reshape(())
+        return GradientResult(loss, gradient, {"running": running})
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Trained:
     times: dict[tuple[int, int], float]  # (rank, step) -> when it was done, in virtual seconds
     curvatures: Tensor  # a, [n]
     minima: Tensor  # b, [n, d]
+    drift: float
 
     @property
     def params(self) -> list[Tensor]:
@@ -106,9 +110,9 @@ class Trained:
     def sent_bytes(self) -> int:
         return self.engine.ledger.total_bytes
 
-    def gradient(self, rank: int, x: Tensor) -> Tensor:
+    def gradient(self, rank: int, x: Tensor, batch: int = 0) -> Tensor:
         """Of f_i, without noise."""
-        return self.curvatures[rank] * (x - self.minima[rank])
+        return self.curvatures[rank] * (x - self.minima[rank] - batch * self.drift)
 
 
 Train = Callable[..., Trained]
@@ -140,6 +144,7 @@ def _train(
     curvatures: Sequence[float] | None = None,  # a_i; 1, 1.5, 2, ... unless told
     minima: Tensor | None = None,  # b_i, [n, d]; drawn unless told
     start: Tensor | None = None,  # [d]; drawn unless told
+    drift: float = 0.0,  # of each entry of the minima, from batch to batch
     noise: float = 0.0,  # deviation of each entry of a gradient
     bad: Collection[tuple[int, int]] = (),  # (rank, step) at which a gradient is NaN
     pause_at: Sequence[int] = (),  # steps before which the run ends and goes on
@@ -155,7 +160,7 @@ def _train(
     x = key.child("start").normal(numel).double() if start is None else start.double()
 
     def batch(rank: int, step: int) -> Batch:
-        return a[rank], b[rank]
+        return a[rank], b[rank] + step * drift
 
     plan = Plan(
         task=Quadratics(layers, x, noise, frozenset(bad)),  # type: ignore[arg-type]
@@ -217,4 +222,4 @@ def _train(
 
     for first, last in pairwise((0, *pause_at, steps)):
         replicas = segment(first, last)
-    return Trained(plan, replicas, servers, engine, after, times, a, b)
+    return Trained(plan, replicas, servers, engine, after, times, a, b, drift)

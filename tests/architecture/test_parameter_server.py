@@ -316,6 +316,8 @@ def test_a_server_refuses_vectors_that_cannot_be_added() -> None:
 def test_errors_and_notation() -> None:
     with pytest.raises(ValueError, match="servers must be at least 1, got 0"):
         ARCHITECTURE.parse("parameter_server(0)")
+    with pytest.raises(ValueError, match="servers must be at most 1024, got 1025"):
+        ARCHITECTURE.parse("parameter_server(1025)")
     with pytest.raises(ValueError, match="optimizer"):
         ARCHITECTURE.parse('parameter_server(optimizer="nobody")')
     with pytest.raises(ValueError, match="answers"):

@@ -82,6 +82,37 @@ def test_a_timeout_counts_from_the_first_gradient_of_a_step(train):
     assert trained.servers[0].notes["gradients"] == [3]
 
 
+@pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
+def test_a_timeout_ends_while_a_gradient_comes_in_pieces(train, scheduling):
+    # Worker 1 needs a second for its 30 layers, of which one comes every 32 ms.
+    slow = {"bandwidth": "10Gbit,4Mbit,10Gbit,10Gbit", "layers": (2000,) * 30}
+    trained = train(
+        "bsp(timeout=0.05)", "parameter_server", workers=2, steps=2, scheduling=scheduling, **slow
+    )
+    assert trained.servers[0].notes["gradients"] == [1, 1]
+    assert trained.times[0, 0] == pytest.approx(0.061, rel=0.02)
+
+
+def test_what_a_lost_worker_pushed_is_not_answered_when_it_is_back(train):
+    # Worker 1 pushes at 10 ms, is lost and comes back before worker 0 pushes at 100 ms.
+    trained = train(
+        "bsp(backup=1)",
+        "parameter_server",
+        workers=3,
+        steps=2,
+        compute="per_node((fixed(0.1), fixed(0.01), fixed(0.5)))",
+        faults=["crash(1, at=0.02, rejoin=0.095)"],
+        heartbeat_s=0.01,
+    )
+    x, g = trained.initial, trained.gradient
+    for _ in range(2):
+        x = x - 0.1 * (g(0, x) + g(1, x)) / 2
+    torch.testing.assert_close(trained.params[1], x, rtol=1e-12, atol=1e-12)
+    assert trained.servers[0].notes["gradients"] == [2, 2]
+    assert trained.replicas[1].num_gradients == 2
+    assert not any(trained.engine._mailboxes.inbox[:3])
+
+
 def test_what_came_too_late_stays_in_the_feedback(train):
     trained = train("bsp(backup=1)", "parameter_server(2)", "ef(topk(0.3))", **SLOW)
     for state in trained.replicas[2].exchange:
@@ -144,8 +175,10 @@ def test_policies_go_on_without_lost_workers(train, servers):
 def test_errors(train):
     with pytest.raises(ValueError, match="backup must be at least 0, got -1"):
         BSP(-1)
-    with pytest.raises(ValueError, match=r"timeout must be at least 0 seconds, got -0\.5"):
+    with pytest.raises(ValueError, match=r"timeout must be at least 0 and finite, got -0\.5"):
         BSP(timeout=-0.5)
+    with pytest.raises(ValueError, match=r"timeout must be at least 0 and finite, got inf"):
+        BSP(timeout=float("inf"))
     with pytest.raises(ValueError, match=r"does without 3 of 3 workers"):
         train("bsp(backup=3)", "parameter_server", workers=3)
     with pytest.raises(ValueError, match=r"bsp\(1\) needs.*push_pull; allreduce offers mean"):

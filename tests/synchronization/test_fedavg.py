@@ -1,10 +1,16 @@
 """Federated averaging: rounds, clients and weights by hand."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 import torch
 
+from gradwire.core.errors import NonFiniteError
 from gradwire.core.key import Key
+from gradwire.core.protocols import Pulled, Push
 from gradwire.synchronization.fedavg import FedAvg
+from gradwire.training.schedule import Step
 
 SERVERS = ["parameter_server", "parameter_server(3)"]
 ALL = [*SERVERS, "allreduce"]
@@ -64,6 +70,35 @@ def test_momentum_begins_anew_in_every_round(train, architecture) -> None:
                 y = y - 0.1 * velocity
             ends.append(y)
         x = (ends[0] + ends[1]) / 2
+    torch.testing.assert_close(model(trained), x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_batches_go_on_and_rates_are_those_of_the_step(train, architecture) -> None:
+    clip, sizes = 0.5, (8, 24)  # of 16 on average: one mini-batch in a round of 2 steps, and 3
+    trained = train(
+        "fedavg(1.0)",
+        architecture,
+        workers=2,
+        steps=4,
+        num_examples=sizes,
+        batch_size=8,
+        drift=0.3,
+        clip_norm=clip,
+        schedule=Step((1, 2, 3), 0.5),
+    )
+    x, batches = trained.initial, [0, 0]
+    for number in range(2):
+        ends = [x, x]
+        for rank, places in enumerate(((1,), (0, 1, 1))):  # in which step of the round
+            for place in places:
+                gradient = trained.gradient(rank, ends[rank], batches[rank])
+                assert gradient.norm() > clip
+                rate = 0.1 * 0.5 ** (2 * number + place)
+                ends[rank] = ends[rank] - rate * gradient * clip / gradient.norm()
+                batches[rank] += 1
+        x = x + 0.25 * (ends[0] - x) + 0.75 * (ends[1] - x)
+    assert batches == [2, 6]
     torch.testing.assert_close(model(trained), x, rtol=1e-12, atol=1e-12)
 
 
@@ -146,6 +181,94 @@ def test_walks_can_be_compressed(train, architecture) -> None:
     torch.testing.assert_close(model(trained), trained.optimum, rtol=1e-3, atol=1e-3)
 
 
+def test_among_some_nothing_is_scattered(train) -> None:
+    settings = {"compression": "ef(topk(0.5))", "workers": 5, "steps": 12, "layers": (50, 30)}
+    scatter = train("fedavg(0.4)", 'allreduce("scatter")', **settings)
+    gather = train("fedavg(0.4)", 'allreduce("gather")', **settings)
+    assert torch.equal(model(scatter), model(gather))
+
+
+def test_clients_of_a_torus_are_a_torus_of_their_own(train) -> None:
+    settings = {"workers": 6, "steps": 6, "num_examples": (8, 16, 24, 8, 8, 20), "batch_size": 8}
+    for fraction in (0.3, 0.5, 0.7, 1.0):
+        torus = train(f"fedavg({fraction})", "torus2d(2, 3)", **settings)
+        direct = train(f"fedavg({fraction})", "allreduce", **settings)
+        torch.testing.assert_close(model(torus), model(direct), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", SERVERS)
+def test_a_walk_that_is_not_finite_leads_nowhere(train, architecture) -> None:
+    # Worker 1 comes to 1e200 in a step and to -inf in the next; its gradient is finite.
+    settings = {
+        "workers": 2,
+        "steps": 3,
+        "lr": 1e200,
+        "curvatures": [1e-200, 1e-200],
+        "minima": torch.tensor([[1.0], [1e200]]).repeat(1, 8).double() * 1e100,
+        "batch_size": 2,
+        "num_examples": (2, 2),
+    }
+    settings["minima"][1] *= 1e8
+    with pytest.raises(NonFiniteError, match=r"inf in the update of layer 0 on rank 1 in step 0"):
+        train("fedavg(1.0)", architecture, **settings)
+    trained = train("fedavg(1.0)", architecture, nonfinite="skip", **settings)
+    assert torch.isfinite(model(trained)).all()
+    assert [replica.num_dropped for replica in trained.replicas] == [0, 3]
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_who_comes_back_goes_on_with_its_batches(train, fraction) -> None:
+    settings = {"workers": 4, "steps": 30, "num_examples": (4, 4, 12, 4), "batch_size": 2}
+    whole = train(f"fedavg({fraction})", "parameter_server(2)", **settings)
+    faults = ["crash(2, at=0.055, rejoin=0.1)", "arrive(0, at=0.07)"]
+    trained = train(f"fedavg({fraction})", "parameter_server(2)", faults=faults, **settings)
+    for own, expected in zip(trained.replicas, whole.replicas):
+        assert own.memory["batches"] == expected.memory["batches"]
+    assert trained.replicas[2].num_gradients < whole.replicas[2].num_gradients
+
+
+@dataclass(frozen=True, repr=False)
+class Recorded(FedAvg):
+    joins: list[Any] = field(default_factory=list, compare=False)  # what was pulled
+    counted: list[bool] = field(default_factory=list, compare=False)  # each push
+
+    async def resume(self, worker: Any, pulled: Pulled) -> Any:
+        self.joins.append(pulled)
+        return await super().resume(worker, pulled)
+
+    async def serve(self, server: Any) -> None:
+        span, event = self._span(server.num_examples, server.batch_size), server.event
+
+        async def recorded(timeout_s: float | None = None) -> Any:
+            got = await event(timeout_s)
+            if isinstance(got, Push):
+                self.counted.append(got.step // span == server.memory["round"])
+            return got
+
+        server.event = recorded
+        await super().serve(server)
+
+
+def test_servers_in_different_rounds_agree_on_who_takes_part(train) -> None:
+    # What worker 0 sends to server 1 takes 10 ms longer than to server 0.
+    fedavg, num_counted = Recorded(1.0), []
+    for number in range(20):
+        at = 0.1 + 0.002 * number
+        train(
+            fedavg,
+            "parameter_server(2)",
+            workers=3,
+            steps=12,
+            latency="1us,1us,1us,1us,15ms,1us",
+            compute="exponential(0.01)",
+            faults=[f"crash(1, at={at}, rejoin={at + 0.01})"],
+            heartbeat_s=0.005,
+        )
+        num_counted.append(len(fedavg.counted))
+    assert any(pulled.clock != pulled.latest for pulled in fedavg.joins)
+    assert all(fedavg.counted)
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_a_round_does_without_lost_clients(train, servers) -> None:
     trained = train(
@@ -173,5 +296,9 @@ def test_errors(train) -> None:
         FedAvg(0.5, epochs=0.0)
     with pytest.raises(ValueError, match=r"powersgd\(1\) keeps what all workers must hear"):
         train("fedavg(0.5)", "allreduce", "powersgd(1)")
+    with pytest.raises(
+        ValueError, match=r'servers they hold its model: leave out optimizer="worker"'
+    ):
+        train("fedavg(0.5)", 'parameter_server(2, optimizer="worker")')
     with pytest.raises(ValueError, match="its numbers cannot change"):
         train("fedavg(ramp(0.1, 0.5, steps=10))", "allreduce")

@@ -18,8 +18,10 @@ from gradwire.core.spec import Spec
 from gradwire.core.wire import HEADER_NBYTES, REQUEST
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
+from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import PullHeader, PushHeader
+from gradwire.training.worker import TrainingWorker, _Vector
 
 
 def holding(servers: int = 1, answers: str = "dense") -> str:
@@ -203,6 +205,55 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(train) -> None:
         assert torch.isfinite(whole(trained)).all()
 
 
+def test_statistics_of_a_gradient_that_is_not_finite_are_not_kept(train) -> None:
+    settings = {"workers": 2, "steps": 3, "bad": [(1, 1)], "nonfinite": "skip"}
+    for synchronization in ("asp", "ssp(1)", "bsp", "r2sp", "bsp(backup=1)"):
+        trained = train(synchronization, holding(), **settings)
+        running = [trained.after[1, step].buffers["running"] for step in range(3)]
+        assert running[0] == running[1] != running[2]
+        assert torch.isfinite(running[2])
+        assert trained.after[1, 1].loss == trained.after[1, 0].loss
+        assert trained.replicas[1].num_gradients == 3
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("synchronization", ["asp", "r2sp", "bsp", "ssp(0)", "bsp(timeout=9.0)"])
+def test_rates_are_those_of_the_step_and_workers_clip(
+    train, synchronization, servers, clip_norm
+) -> None:
+    trained = train(
+        synchronization,
+        holding(servers),
+        workers=2,
+        steps=3,
+        schedule=Step((1, 2), 0.5),
+        clip_norm=clip_norm,
+        drift=0.3,
+        layers=(4, 4),
+    )
+
+    def pushed(rank: int, x: torch.Tensor, step: int) -> torch.Tensor:
+        gradient = trained.gradient(rank, x, step)
+        if clip_norm is None:
+            return gradient
+        assert gradient.norm() > clip_norm
+        return gradient * clip_norm / gradient.norm()
+
+    x, rates = trained.initial, [0.1, 0.05, 0.025]
+    seen = [x, x]
+    for step, rate in enumerate(rates):
+        if synchronization in ("asp", "r2sp"):
+            for rank in range(2):
+                x = seen[rank] = x - rate * pushed(rank, seen[rank], step)
+        else:
+            x = x - rate * (pushed(0, x, step) + pushed(1, x, step)) / 2
+            seen = [x, x]
+    torch.testing.assert_close(whole(trained), x, rtol=1e-12, atol=1e-12)
+    for own, expected in zip(trained.params, seen):
+        torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("synchronization", ["bsp", "fedavg(0.5, epochs=4.0)"])
 @pytest.mark.parametrize("answers", ["dense", "compressed"])
 def test_a_server_goes_on_from_a_snapshot(train, answers, synchronization) -> None:
@@ -242,6 +293,12 @@ def test_a_server_goes_on_from_a_snapshot(train, answers, synchronization) -> No
         (PushHeader(0, 0, 1, 0, True), torch.zeros(4, dtype=torch.uint8)),  # no payload
         (PushHeader(0, 0, 2, 0, True), torch.zeros(4, dtype=torch.uint8)),  # the same part twice
         (PushHeader(0, 0, 3, 0, True), torch.zeros(4, dtype=torch.uint8)),
+        (PushHeader(0, 0, 1, 0, True, life=2.0), torch.zeros(4)),  # it did not say that it came
+        (PushHeader(0, 0, 1, 0, True, life=float("nan")), torch.zeros(4)),
+        (PullHeader(0, life=2.0), None),
+        (PullHeader(0, life=-2.0), None),
+        (PullHeader(-1, life=float("nan")), None),
+        (PullHeader(-1, life=2.0), None),  # the same life begins twice
         (PullHeader(-7), None),
         ("hello", None),
         (None, torch.zeros(4)),
@@ -261,6 +318,69 @@ def test_a_server_refuses_what_makes_no_sense(train, header, data) -> None:
     scheduler = [lambda node: plan.architecture.daemon(node, {})]
     with pytest.raises(WireError):
         VirtualEngine(Network.uniform(4), 1).run([program], servers + scheduler)
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "steps"),
+    [
+        (text, steps)
+        for text in ("bsp", "ssp(0)", "ssp(3)", "r2sp", "bsp(backup=1)", "fedavg(1.0)")
+        for steps in ((0, 0), (0, 1), (2,))
+    ],
+)
+def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> None:
+    # Worker 2 pushes before it has an answer, or a step that it cannot be at.
+    plan = train(synchronization, holding(), workers=3, steps=1).plan
+
+    async def program(node: Node) -> None:
+        if node.rank < 2:
+            return
+        worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[2]
+        x, wants_answer = torch.ones(8, dtype=torch.float64), "fedavg" not in synchronization
+        for step in steps:
+            await worker._push(_Vector(worker, x, step), replica, step, wants_answer)
+
+    daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
+    with pytest.raises(WireError, match="rank 2"):
+        VirtualEngine(Network.uniform(5), 3).run([program] * 3, daemons)
+
+
+@pytest.mark.parametrize(
+    "synchronization",
+    ["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "bsp(timeout=0.1)", "fedavg(1.0)"],
+)
+def test_nobody_takes_an_answer_that_was_for_its_previous_life(train, synchronization) -> None:
+    # Messages take 10 ms: when worker 1 is back after one, answers are still on their way to it.
+    for number in range(12):
+        at = 0.1 + 0.003 * number
+        trained = train(
+            synchronization,
+            f"parameter_server({1 + number % 2})",
+            workers=3,
+            steps=14,
+            latency="10ms",
+            compute="exponential(0.01)",
+            faults=[f"crash(1, at={at}, rejoin={at + 0.001})"],
+            heartbeat_s=0.1,
+        )
+        for rank in range(3):
+            assert (rank, 13) in trained.after
+        assert not any(trained.engine._mailboxes.inbox[:3])
+
+
+def test_pushes_of_a_previous_life_do_not_count(train) -> None:
+    # Both have sent a push when they crash and are back before it arrives: only the news of one is.
+    trained = train(
+        "asp",
+        "parameter_server",
+        workers=2,
+        steps=1,
+        latency="10ms,10ms,10ms,1us",
+        faults=["crash(1, at=0.0105, rejoin=0.0106)"],
+        heartbeat_s=1.0,
+    )
+    assert trained.servers[0].memory["updates"] == 2
+    assert trained.replicas[1].num_gradients == 1
 
 
 @pytest.mark.parametrize("rejoin", [0.11, 0.3])

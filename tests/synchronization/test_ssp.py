@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.core.protocols import Push, Server
 from gradwire.synchronization.ssp import SSP
 from gradwire.training.optimizer import SGD, Adam
+from gradwire.training.schedule import Step
 
 
 class Recorder:
@@ -119,6 +120,34 @@ def test_a_step_that_is_not_complete_is_shown_as_a_plain_step(train) -> None:
     y = y - 0.1 * (0.5 * velocity + (g(0, third) + g(1, two)) / 2)
     torch.testing.assert_close(trained.servers[0].params, y)
     torch.testing.assert_close(trained.params[0], y)
+
+
+def test_every_push_has_the_learning_rate_of_its_step(train) -> None:
+    # Worker 1 pushes two steps before the first of worker 0, which has twice their rate.
+    schedule, clip = Step((1,), 0.5), 0.5
+    trained = train(
+        "ssp(1)",
+        "parameter_server",
+        workers=2,
+        steps=2,
+        schedule=schedule,
+        clip_norm=clip,
+        compute="per_node((fixed(0.035), fixed(0.01)))",
+    )
+
+    def g(rank: int, x: Tensor) -> Tensor:
+        gradient = trained.gradient(rank, x)
+        assert gradient.norm() > clip
+        return gradient * clip / gradient.norm()
+
+    x = trained.initial
+    one = x - 0.05 * g(1, x)
+    torch.testing.assert_close(trained.after[1, 0].params, one)
+    complete = x - 0.1 * (g(0, x) + g(1, x)) / 2
+    shown = complete - 0.025 * g(1, one)
+    torch.testing.assert_close(trained.after[0, 0].params, shown)
+    last = complete - 0.05 * (g(0, shown) + g(1, one)) / 2
+    torch.testing.assert_close(trained.servers[0].params, last)
 
 
 def test_a_large_staleness_never_waits(train) -> None:

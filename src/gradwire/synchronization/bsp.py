@@ -53,7 +53,7 @@ class BSP(Synchronization):
         if self.backup < 0:
             raise ValueError(f"bsp: backup must be at least 0, got {self.backup}")
         if self.timeout is not None and not 0 <= self.timeout < inf:
-            raise ValueError(f"bsp: timeout must be at least 0 seconds, got {self.timeout}")
+            raise ValueError(f"bsp: timeout must be at least 0 and finite, got {self.timeout}")
 
     @property
     def _waits_for_all(self) -> bool:
