@@ -29,7 +29,7 @@ class RandomRegular(Graph):
     seed: int = 0
 
     paper = "Friedman 2008, A proof of Alon's second eigenvalue conjecture and related problems"
-    examples = ("random_regular(2)", "random_regular(4, seed=1)")
+    examples = ("random_regular(4)", "random_regular(2, seed=1)")
 
     def __post_init__(self) -> None:
         if self.degree < 1:
