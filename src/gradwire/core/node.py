@@ -11,7 +11,7 @@ nobody changes after sending. Algorithms never read a clock of their own.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -109,6 +109,7 @@ class Membership:
 
     rank: int
     there: bool
+    time_s: float = field(default=0.0, compare=False)  # when that was noticed
 
 
 @dataclass(frozen=True, slots=True)

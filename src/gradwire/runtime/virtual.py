@@ -471,7 +471,7 @@ class VirtualEngine:
     def _notice(self, rank: int, now: float) -> None:
         """Those that watch are told; those that wait for the lost worker wait no longer."""
         self._outages.notice(rank, now)
-        self._tell(Membership(rank, False), now)
+        self._tell(Membership(rank, False, now), now)
         left = [
             task
             for task in self._mailboxes.waiting_for(rank)
@@ -487,7 +487,7 @@ class VirtualEngine:
             self._notice(rank, now)
         self._outages.come_back(rank)
         self.nics.reset(rank, now)
-        self._tell(Membership(rank, True), now)
+        self._tell(Membership(rank, True, now), now)
         if self.on_return is not None:
             self.on_return(rank, now)
         assert self._rejoin is not None

@@ -117,8 +117,7 @@ class FedAvg(Synchronization):
     async def _begin(self, worker: Worker, replica: Replica, step: int) -> Replica:
         """At the beginning of a round: the newest model, and no momentum."""
         if worker.ability == "push_pull":
-            if worker.scratch.pop("pulled for", None) != step:
-                replica = (await worker.pull(replica, step)).replica
+            replica = (await worker.pull(replica, step)).replica
             replica = replica.remembering(anchor=replica.params)
         fresh = {name: torch.zeros_like(value) for name, value in replica.optimizer.items()}
         return replica.having(params=replica.memory["anchor"], optimizer=fresh)
@@ -153,7 +152,6 @@ class FedAvg(Synchronization):
         # that are behind hear by this pull that it will be later.
         first = pulled.latest
         replica = (await worker.pull(pulled.replica, first)).replica
-        worker.scratch["pulled for"] = first
         span = self._span(worker.num_examples, worker.batch_size)
         num_rounds = sum(
             worker.rank in self._clients(worker.key, worker.size, number)
@@ -169,6 +167,7 @@ class FedAvg(Synchronization):
         pushes: dict[int, Tensor] = memory.setdefault("pushes", {})
         waiting: dict[int, int] = memory.setdefault("waiting", {})  # rank -> step of its pull
         begins: dict[int, int] = memory.setdefault("begins", {})  # the first round of who came late
+        joining: dict[int, int] = memory.setdefault("joining", {})  # the same, not yet agreed on
         span = self._span(server.num_examples, server.batch_size)
         while True:
             match await server.event():
@@ -182,15 +181,18 @@ class FedAvg(Synchronization):
                         )
                     pushes[rank] = x
                 case Pull(rank=rank, step=step) if step < 0:  # it comes (back)
-                    begins[rank] = memory["round"] + 1
+                    begins[rank] = joining[rank] = memory["round"] + 1
                     await server.answer(rank, begins[rank] * span)
+                case Pull(rank=rank, step=step) if rank in joining:  # it says when it begins
+                    begins[rank] = max(joining.pop(rank), step // span)
+                    await server.answer(rank, step)
                 case Pull(rank=rank, step=step):
-                    begins[rank] = max(begins.get(rank, 0), step // span)
                     waiting[rank] = step
                 case Joined(rank=rank):
                     begins[rank] = memory["round"] + 1
                 case Left(rank=rank):
                     waiting.pop(rank, None)
+                    joining.pop(rank, None)
             while server.members:
                 clients = self._clients(server.key, server.num_workers, memory["round"])
                 there = [r for r in clients if r in server.members]

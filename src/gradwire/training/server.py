@@ -6,7 +6,7 @@ follows each worker's knowledge by decoding its own answers, so that what one an
 the next.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeVar
@@ -57,8 +57,7 @@ class TrainingServer:
         self._expected: set[int] = set()  # workers that came, and will pull
         self._lives: dict[int, float] = {}  # of those that came (back)
         self._owed: set[int] = set()  # workers that wait for an answer
-        # What the scheduler will say of a worker that said so itself: so many changes.
-        self._num_known: Counter[int] = Counter()
+        self._news: dict[int, float] = {}  # when the scheduler saw a worker come or leave
         # What is there of a push: (rank, step) -> {piece -> (number of parts, {part -> message})}
         self._begun: dict[tuple[int, int], dict[int, tuple[int, dict[int, Tensor]]]] = {}
         self._answers: dict[int, int] = {}  # how many each worker got
@@ -116,11 +115,11 @@ class TrainingServer:
                 rank, message = got
             header = message.header if isinstance(message, Framed) else None
             match header:
-                case Membership(rank=who, there=there):
-                    self._changed(who, there)
+                case Membership():
+                    self._changed(header)
                 case PullHeader(step=step, life=life) if step == JOINING:
-                    self._came(rank, life)
-                    self._events.append(Pull(rank, step))
+                    if self._came(rank, life):
+                        self._events.append(Pull(rank, step))
                 case PullHeader(step=step, life=life) if step > JOINING:
                     if self._is_there(rank, life):
                         self._events.append(Pull(rank, step))
@@ -145,15 +144,17 @@ class TrainingServer:
             self._owed.add(event.rank)
         return event
 
-    def _changed(self, rank: int, there: bool) -> None:
+    def _changed(self, news: Membership) -> None:
         """The scheduler says that a worker came or left."""
-        if self._num_known[rank]:
-            self._num_known[rank] -= 1
-        elif there:
+        rank = news.rank
+        self._news[rank] = news.time_s
+        if news.time_s <= self._lives.get(rank, -inf):
+            return  # the worker was faster
+        self._expected.discard(rank)
+        if news.there:
             self._expected.add(rank)
             self._events.append(Joined(rank))
         else:
-            self._expected.discard(rank)
             self._events.append(Left(rank))
 
     def _is_there(self, rank: int, life: float) -> bool:
@@ -172,22 +173,29 @@ class TrainingServer:
             )
         return True
 
-    def _came(self, rank: int, life: float) -> None:
-        """A worker says that it came (back), perhaps before the scheduler does."""
-        before = self._lives.get(rank)
-        if not (0.0 <= life < inf and (before is None or before < life)):
+    def _came(self, rank: int, life: float) -> bool:
+        """A worker says that it came (back), perhaps before the scheduler does.
+
+        False if more was heard of it since: that it was lost again.
+        """
+        before = self._lives.get(rank, -inf)
+        if not 0.0 <= life < inf or life <= before:
             raise WireError(
                 f"rank {rank} says to server {self.number} that it came at {life} s; before it had "
                 f"come at {before} s"
             )
+        news = self._news.get(rank, -inf)
+        if life < news:
+            return False
         self._lives[rank] = life
-        if rank in self._expected:
+        if rank in self._expected and life == news:
             self._expected.remove(rank)
-            return
+            return True
+        self._expected.discard(rank)
         if rank in self.members:
             self._events.append(Left(rank))
         self._events.append(Joined(rank))
-        self._num_known[rank] += len(self._events)
+        return True
 
     def _forget(self, rank: int) -> None:
         """A worker that comes back knows nothing, and what it began to say is void."""
