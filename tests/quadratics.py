@@ -25,12 +25,14 @@ from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.training import program as program_of
 from gradwire.training.flat import FlatLayout, FlatTensor
 from gradwire.training.gradient import Batch, GradientRequest, GradientResult
 from gradwire.training.optimizer import SGD, Optimizer
+from gradwire.training.plan import Plan
 from gradwire.training.schedule import Constant, Schedule
 from gradwire.training.server import TrainingServer
-from gradwire.training.worker import Plan
+from gradwire.training.worker import TrainingWorker
 
 
 class Quadratics:
@@ -205,17 +207,21 @@ def _train(
     after: dict[tuple[int, int], Replica] = {}
     times: dict[tuple[int, int], float] = {}
 
-    def observe(rank: int, step: int, replica: Replica, time_s: float) -> None:
-        after[rank, step], times[rank, step] = replica, time_s
+    class Looking:
+        def begins(self, worker: TrainingWorker) -> None:
+            pass
+
+        def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+            after[rank, step], times[rank, step] = replica, now
 
     def segment(first: int, last: int) -> list[Replica]:
         before = list(replicas)
 
         def program(node: Node) -> Any:
-            return plan.train(node, before[node.rank], first, last, observe)
+            return program_of.train(plan, node, before[node.rank], first, last, Looking())
 
         def rejoin(node: Node) -> Any:
-            return plan.rejoin(node, last, observe)
+            return program_of.rejoin(plan, node, last, Looking())
 
         daemons = [daemon(number) for number in range(num_others)]
         return engine.run([program] * workers, daemons, rejoin)

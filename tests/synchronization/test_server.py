@@ -18,6 +18,7 @@ from gradwire.core.spec import Spec
 from gradwire.core.wire import HEADER_NBYTES, REQUEST
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
+from gradwire.training.program import train as train_program
 from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import PullHeader, PushHeader
@@ -277,7 +278,9 @@ def test_a_server_goes_on_from_a_snapshot(train, answers, synchronization) -> No
             servers = [TrainingServer(plan, number) for number in range(2)]
             for server, state in zip(servers, saved):
                 server.restore(state)
-            programs = [partial(plan.train, replica=r, first=first, last=last) for r in replicas]
+            programs = [
+                partial(train_program, plan, replica=r, first=first, last=last) for r in replicas
+            ]
             scheduler = partial(plan.architecture.daemon, keep={})
             replicas = engine.run(programs, [*(server.run for server in servers), scheduler])
             file = io.BytesIO()
@@ -348,7 +351,7 @@ def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> N
         worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[2]
         x, wants_answer = torch.ones(8, dtype=torch.float64), "fedavg" not in synchronization
         for step in steps:
-            await worker._push(_Vector(worker, x, step), replica, step, wants_answer)
+            await worker.client.push(_Vector(worker, x, step), replica, step, wants_answer)
 
     daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
     with pytest.raises(WireError, match="rank 2"):

@@ -12,6 +12,7 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.setup import prepare
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
+from gradwire.training.program import train
 from gradwire.training.regroup import regroup, regroup_states
 
 
@@ -23,7 +24,7 @@ def _plan(**settings):
 def _trained(plan, replicas, first, last):
     engine = VirtualEngine(Network.uniform(plan.num_workers), evaluate=plan.task.gradients)
     return engine.run(
-        [lambda node: plan.train(node, replicas[node.rank], first, last)] * plan.num_workers
+        [lambda node: train(plan, node, replicas[node.rank], first, last)] * plan.num_workers
     )
 
 

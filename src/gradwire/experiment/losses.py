@@ -5,7 +5,7 @@ import torch
 from gradwire.core.memory import Role
 from gradwire.core.protocols import Replica
 from gradwire.experiment.record import Row
-from gradwire.training.worker import Plan
+from gradwire.training.plan import Plan
 
 
 def lost_with(plan: Plan, replica: Replica) -> Row:

@@ -36,7 +36,9 @@ from gradwire.runtime.faults import Arrive, Crash, Loss
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.virtual import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
+from gradwire.training.program import rejoin, train
 from gradwire.training.server import TrainingServer
+from gradwire.training.worker import TrainingWorker
 
 Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
 
@@ -154,6 +156,8 @@ class _Simulation:
         self.kept: list[dict[Any, Any]] = [{} for _ in range(architecture.num_others)]
         self.lost: list[Row] = []  # what went with workers that crashed
         self.progress = [0] * self.config.workers  # steps that each worker has behind it
+        self.workers: dict[int, TrainingWorker] = {}  # those that are looked at while they train
+        self.told: Progress | None = None
         self.num_gradients = 0  # of workers before they crashed and came back
         self.wall_start = 0.0
 
@@ -202,7 +206,7 @@ class _Simulation:
 
     def _segment(self, last: int) -> None:
         def program(node: Node) -> Coroutine[Any, Any, Replica]:
-            return self.plan.train(node, self.replicas[node.rank], self.step, last)
+            return train(self.plan, node, self.replicas[node.rank], self.step, last)
 
         self.replicas = self.engine.run([program] * self.config.workers, self._daemons())
         self.step, self.progress = last, [last] * self.config.workers
@@ -218,30 +222,34 @@ class _Simulation:
         """The run in one piece; evaluations when as many steps are done as in so many rounds."""
         if self.others:
             raise WhatIfError(self._no_what_if())
-        workers, every = self.config.workers, self.config.eval_every
-
-        def observe(rank: int, step: int, replica: Replica, now: float) -> None:
-            self.replicas[rank] = replica
-            self.progress[rank] = max(self.progress[rank], step + 1)
-            done = self._done()
-            if done // every > self.step // every and done < self.plan.num_steps:
-                self.step = done
-                self._note(self._measure(now), progress)
+        self.told = progress
+        last = self.plan.num_steps
 
         def program(node: Node) -> Coroutine[Any, Any, Replica]:
-            replica, last = self.replicas[node.rank], self.plan.num_steps
-            return self.plan.train(node, replica, 0, last, observe)
+            return train(self.plan, node, self.replicas[node.rank], 0, last, self)
 
-        def rejoin(node: Node) -> Coroutine[Any, Any, Replica]:
-            return self.plan.rejoin(node, self.plan.num_steps, observe)
+        def comeback(node: Node) -> Coroutine[Any, Any, Replica]:
+            return rejoin(self.plan, node, last, self)
 
-        results = self.engine.run([program] * workers, self._daemons(), rejoin)
+        programs = [program] * self.config.workers
+        results = self.engine.run(programs, self._daemons(), comeback)
         for rank, replica in enumerate(results):
             if replica is not None:
                 self.replicas[rank] = replica
         self.step = self._done()
         # Servers may have finished the last round after the last worker did its part.
         self._note(self._measure(self.engine.now), progress)
+
+    def begins(self, worker: TrainingWorker) -> None:
+        self.workers[worker.rank] = worker
+
+    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        self.replicas[rank] = replica
+        self.progress[rank] = max(self.progress[rank], step + 1)
+        done, every = self._done(), self.config.eval_every
+        if done // every > self.step // every and done < self.plan.num_steps:
+            self.step = done
+            self._note(self._measure(now), self.told)
 
     def _done(self) -> int:
         """The steps that the workers that are there have behind them: all of them, or on average.
@@ -270,7 +278,12 @@ class _Simulation:
         )
 
     def _crashed(self, rank: int, now: float) -> None:
-        row = {"rank": rank, "time_s": now, **lost_with(self.plan, self.replicas[rank])}
+        replica = self.replicas[rank]
+        if self.plan.ability == "push_pull" and rank in self.workers:
+            # It may have pushed since its last step ended.
+            exchange = self.workers[rank].client.exchange
+            replica = replica if exchange is None else replica.having(exchange=exchange)
+        row = {"rank": rank, "time_s": now, **lost_with(self.plan, replica)}
         self.lost.append(row)
 
     def _returned(self, rank: int, now: float) -> None:

@@ -27,9 +27,9 @@ from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
 from gradwire.training.optimizer import Optimizer
+from gradwire.training.plan import Plan
 from gradwire.training.schedule import Schedule
 from gradwire.training.task import Task
-from gradwire.training.worker import Plan
 
 DIMENSIONS: dict[str, Registry[Any]] = {
     "compression": COMPRESSION,

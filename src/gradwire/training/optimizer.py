@@ -122,6 +122,20 @@ def clip_by_norm(gradient: Tensor, max_norm: float) -> Tensor:
     return gradient * (max_norm / norm).clamp(max=1.0)
 
 
+def clipped_update(
+    optimizer: Optimizer,
+    clip_norm: float | None,
+    lr: float,
+    params: Tensor,
+    gradient: Tensor,
+    state: Mapping[str, Tensor],
+) -> tuple[Tensor, State]:
+    """One step with a gradient that is clipped first, if at all."""
+    if clip_norm is not None:
+        gradient = clip_by_norm(gradient, clip_norm)
+    return optimizer.update(params, gradient, state, lr)
+
+
 def _check_at_least_zero(name: str, **values: float) -> None:
     for key, value in values.items():
         if not value >= 0.0:

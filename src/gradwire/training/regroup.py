@@ -7,7 +7,7 @@ from gradwire.core.memory import cut, joined, resized
 from gradwire.core.protocols import Replica
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
-from gradwire.training.worker import Plan
+from gradwire.training.plan import Plan
 
 
 def regroup(replicas: Sequence[Replica], old: Plan, new: Plan) -> list[Replica]:

@@ -23,6 +23,8 @@ from gradwire.core.protocols import Event, Joined, Left, Pull, Push, TimedOut
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
+from gradwire.training.optimizer import clipped_update
+from gradwire.training.plan import Plan
 from gradwire.training.wire import (
     JOINING,
     AnswerHeader,
@@ -32,7 +34,6 @@ from gradwire.training.wire import (
     answer_key,
     learned,
 )
-from gradwire.training.worker import Plan, update
 
 T = TypeVar("T")
 
@@ -249,7 +250,7 @@ class TrainingServer:
         rule = at(plan.optimizer, step, plan.steps_per_epoch)
         lr = plan.lr(step) * lr_factor
         self.params, self.optimizer = await self.node.call(
-            update, rule, None, lr, self.params, gradient, self.optimizer
+            clipped_update, rule, None, lr, self.params, gradient, self.optimizer
         )
 
     async def mean(self, vectors: Sequence[Tensor]) -> Tensor:

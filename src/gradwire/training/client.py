@@ -1,0 +1,137 @@
+"""What a worker says to servers that hold the model, and hears from them."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from gradwire.core.codec import State
+from gradwire.core.group import concatenate
+from gradwire.core.node import Framed, Node
+from gradwire.core.protocols import Backward, Bucket, Pulled, Replica
+from gradwire.core.reducer import Outbox
+from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST
+from gradwire.training.plan import Plan
+from gradwire.training.wire import (
+    AnswerHeader,
+    PullHeader,
+    PushHeader,
+    answer_codec,
+    answer_key,
+    learned,
+)
+
+
+class Pending(Backward, Protocol):
+    """What is pushed when it is ready."""
+
+    was_dropped: bool  # it was NaN or infinite, and zeros took its place
+
+
+class ServerClient:
+    """One worker's side of push and pull."""
+
+    def __init__(self, plan: Plan, node: Node, life: float) -> None:
+        self.plan = plan
+        self.node = node
+        self.life = life  # when it came (back)
+        # What compression keeps, as of the last message: a crash takes it away.
+        self.exchange: tuple[State, ...] | None = None
+        self._buckets = plan.buckets()
+        self._shards = plan.shards()
+        self._units = plan.units()
+
+    async def ask(self, step: int) -> None:
+        """Asks all servers for the model."""
+        for server in range(len(self._shards)):
+            header = PullHeader(step, self.life)
+            await self.node.send_framed(
+                self._server(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
+            )
+
+    def _server(self, number: int) -> int:
+        """The rank of a server."""
+        return self.node.size + number
+
+    async def push(
+        self, backward: Pending, replica: Replica, step: int, wants_answer: bool
+    ) -> Replica:
+        """Sends each piece to its server when its bucket is ready."""
+        plan, states = self.plan, list(replica.exchange)
+        key = plan.key.at(step).private(self.node.rank)
+
+        def turn(number: int) -> int:
+            # All begin with another server, so that none is idle while others are asked by all.
+            return (self._units[number].server - self.node.rank) % len(self._shards)
+
+        async def reduce(bucket: Bucket, x: Tensor) -> None:
+            pieces = [i for i, unit in enumerate(self._units) if unit.lies_in(bucket)]
+            for i in sorted(pieces, key=turn):
+                unit, piece = self._units[i], self._units[i].bucket
+                outbox = Outbox(self.node, piece.name)
+                own = x[piece.start - bucket.start : piece.stop - bucket.start]
+                reduced = await plan.reducer.mean(own, states[i], key.child(piece.name), outbox)
+                states[i] = reduced.state
+                num_parts = len(outbox.messages)
+                for part, message in enumerate(outbox.messages):
+                    header = PushHeader(i, part, num_parts, step, wants_answer, self.life)
+                    await self.node.send_framed(
+                        self._server(unit.server),
+                        REQUEST,
+                        Framed(header, message),
+                        HEADER_NBYTES,
+                        bucket.name,
+                    )
+
+        await plan.scheduling.exchange(backward, self._buckets, reduce)
+        if backward.was_dropped:
+            replica = dropping(replica)
+        self.exchange = tuple(states)
+        return replica.having(exchange=self.exchange)
+
+    async def pulled(self, replica: Replica, before: tuple[State, ...]) -> Pulled:
+        """Waits for the answers of all servers.
+
+        A server that did not accept the push leaves what compression keeps as it was `before`:
+        nothing is lost of what was fed back.
+        """
+        plan, pieces, clocks = self.plan, [], []
+        states, accepted = list(replica.exchange), True
+        for server, shard in enumerate(self._shards):
+            header, message = await self._answer(self._server(server))
+            clocks.append(header.clock)
+            if not header.accepted:
+                accepted = False
+                for i, unit in enumerate(self._units):
+                    if unit.server == server:
+                        states[i] = before[i]
+            piece = message
+            if not header.is_whole:
+                known = replica.memory["pulled"][shard.start : shard.stop]
+                spec = plan.spec(shard, known.dtype)
+                key = answer_key(plan.key, header.number, self.node.rank, server)
+                codec = answer_codec(plan.reducer, header.clock)
+                piece = await self.node.call(learned, codec, known, piece, spec, key)
+            pieces.append(piece)
+        # Workers that keep step get the same objects; others would only fill the memory.
+        work = self.node.share if plan.synchronization.pauses else self.node.call
+        whole = pieces[0] if len(pieces) == 1 else await work(concatenate, tuple(pieces))
+        self.exchange = tuple(states)
+        replica = replica.having(params=whole, exchange=self.exchange)
+        if plan.squeezes_answers:
+            replica = replica.remembering(pulled=whole)
+        return Pulled(replica, min(clocks), accepted, max(clocks))
+
+    async def _answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
+        """The next answer of a server that is not for who this worker was before it came back."""
+        while True:
+            message = await self.node.recv(server, ANSWER)
+            assert isinstance(message, Framed)
+            assert isinstance(message.header, AnswerHeader)
+            assert message.data is not None
+            if message.header.life == self.life:
+                return message.header, message.data
+
+
+def dropping(replica: Replica) -> Replica:
+    """After a step that was dropped."""
+    return replica.having(num_dropped=replica.num_dropped + 1)

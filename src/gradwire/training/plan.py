@@ -1,0 +1,204 @@
+"""What is trained, and how: one value that all workers and servers of a run share."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from gradwire.core.codec import Codec
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.key import Key
+from gradwire.core.lifted import Lifted, Varying
+from gradwire.core.protocols import (
+    Ability,
+    Architecture,
+    Bucket,
+    Replica,
+    Scheduling,
+    Synchronization,
+    ability_of,
+)
+from gradwire.core.ramp import at, ramps
+from gradwire.core.reducer import Reducer
+from gradwire.core.spec import Spec
+from gradwire.training.gradient import Batch
+from gradwire.training.optimizer import Optimizer
+from gradwire.training.schedule import Schedule
+from gradwire.training.shards import Unit, cut_at_shards, cut_into_shards
+from gradwire.training.task import Task
+from gradwire.training.wire import check_answers
+
+NonFinite = Literal["error", "skip"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and how: the same on every rank."""
+
+    task: Task
+    batch: Callable[[int, int], Batch]  # (rank, step) -> mini-batch
+    optimizer: Optimizer
+    schedule: Schedule
+    reducer: Reducer
+    synchronization: Synchronization
+    architecture: Architecture
+    scheduling: Scheduling
+    num_workers: int
+    num_steps: int
+    key: Key
+    clip_norm: float | None = None
+    local_clip: bool = False  # clip each worker's gradient to sqrt(n) times it, not the mean
+    local_decay: float = 0.0  # weight decay, added to each worker's gradient
+    # What to do with NaN and infinity. "skip": all workers drop the step together; where they push
+    # to servers, each on its own, such a push is zero, and the step goes on with the others'.
+    nonfinite: NonFinite = "error"
+    steps_per_epoch: float | None = None  # for hyper-parameters that change with time
+    num_examples: tuple[int, ...] = ()  # of each worker; empty: equally many
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        self.reducer.check_names([tensor.name for tensor in self.task.layout.tensors])
+        self.architecture.check(self.num_workers)
+        if self.architecture.num_servers > self._tensors()[-1].stop:
+            raise ValueError(
+                f"{self.architecture!r}: the model has only {self._tensors()[-1].stop} parameters, "
+                "so some servers would hold none. Take fewer servers."
+            )
+        self.synchronization.check(self.num_workers, len(self.buckets()))
+        if self.synchronization.sends_changes:
+            self._check_changes()
+        if self.ability == "push_pull" and not self.reducer.one_way:
+            raise ValueError(
+                f"{self.reducer!r} averages in exchanges in which everyone takes part, but with "
+                f"{self.synchronization!r} on {self.architecture!r} each worker pushes on its own. "
+                "Write a codec, or ef(...) around one."
+            )
+        if self.ability == "push_pull" and ramps(self.synchronization):
+            raise ValueError(
+                f"{self.synchronization!r}: servers serve workers that are at different steps, so "
+                "its numbers cannot change from step to step. Write constants."
+            )
+        if self.ability in ("mix", "mix_async"):
+            (unit,) = self.units()
+            spec = self.spec(unit.bucket, self.task.initial_params().dtype)
+            self.architecture.check_compression(self.reducer, spec)
+        if self.squeezes_answers:
+            check_answers(
+                self.reducer, [self.spec(shard, torch.float32) for shard in self.shards()]
+            )
+
+    @property
+    def squeezes_answers(self) -> bool:
+        """Whether pulled models come as compressed changes."""
+        return self.ability == "push_pull" and self.architecture.squeezes_answers
+
+    def _check_changes(self) -> None:
+        """Refuses compression that cannot send changes of what was heard before."""
+        codec = codec_of_changes(self.reducer, self.synchronization, 0)
+        why = None
+        if codec.needs_feedback:
+            why = "chooses from what error feedback accumulates"
+        elif codec.shares:
+            why = "needs a maximum over all workers in every step, but some have nothing to say"
+        if why is not None:
+            raise ValueError(
+                f"{codec!r} {why}: it does not go with {self.synchronization!r}. Write another "
+                "codec, or bsp."
+            )
+        dtype = self.task.initial_params().dtype
+        if not all(codec.guarantee(self.spec(b, dtype)).contracts for b in self.buckets()):
+            warnings.warn(
+                f"{codec!r} may lose more than there is, and {self.synchronization!r} sends again "
+                "what was lost: the error can grow without bound. Take more levels, smaller "
+                "buckets or a contraction such as sign or topk.",
+                GradwireWarning,
+                stacklevel=2,
+            )
+
+    @cached_property
+    def ability(self) -> Ability:
+        """What the synchronization uses of the architecture."""
+        return ability_of(self.synchronization, self.architecture)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether between two steps all workers stand at the same step and nothing is under way."""
+        rule = self.synchronization
+        return rule.pauses and (self.ability != "mix" or rule.rounds_are_steps)
+
+    def buckets(self) -> list[Bucket]:
+        return self.scheduling.buckets(self._tensors())
+
+    def shards(self) -> list[Bucket]:
+        """What each server holds of the flat vector."""
+        return cut_into_shards(self._tensors(), self.architecture.num_servers)
+
+    def units(self) -> list[Unit]:
+        """What is encoded in one piece: buckets, cut where shards of servers end."""
+        if self.ability == "push_pull":
+            return cut_at_shards(self.buckets(), self.shards())
+        if self.ability == "mean":
+            return [Unit(bucket) for bucket in self.buckets()]
+        return [Unit(Bucket("model", 0, self._tensors()[-1].stop))]
+
+    def tensor_at(self, position: int) -> str:
+        """The name of the model's tensor that holds this element of the flat vector."""
+        return next(tensor.name for tensor in self._tensors() if position < tensor.stop)
+
+    def _tensors(self) -> list[Bucket]:
+        return [Bucket(t.name, t.start, t.stop) for t in self.task.layout.tensors]
+
+    def spec(self, bucket: Bucket, dtype: torch.dtype) -> Spec:
+        """What a reducer is told about a bucket: its size, and the tensors that lie in it."""
+        tensors = []
+        for name, start, stop, shape in self.task.layout.tensors:
+            first, last = max(start, bucket.start), min(stop, bucket.stop)
+            if first < last:
+                whole = (first, last) == (start, stop)  # a piece of a matrix is a vector
+                placed = (first - bucket.start, last - bucket.start)
+                tensors.append((name, *placed, shape if whole else (last - first,)))
+        return Spec((bucket.numel,), dtype, tensors=tuple(tensors))
+
+    def initial_replicas(self) -> list[Replica]:
+        """One per worker: the same model, and the same tensors, until they go separate ways."""
+        params = self.task.initial_params()
+        buffers = self.task.initial_buffers()
+        optimizer = self.optimizer.init(params)
+        memory = {**self.synchronization.memory(params), **self.architecture.memory(params)}
+        if self.squeezes_answers:
+            memory["pulled"] = params  # what the servers know that the worker has
+        specs = [self.spec(unit.bucket, params.dtype) for unit in self.units()]
+        return [
+            Replica(
+                params,
+                buffers,
+                optimizer,
+                tuple(self.reducer.init(spec, self.num_workers) for spec in specs),
+                memory,
+            )
+            for _ in range(self.num_workers)
+        ]
+
+    @property
+    def clips_locally(self) -> bool:
+        """Whether each worker clips its own gradient: servers see only shards."""
+        return self.local_clip or self.ability == "push_pull"
+
+    def lr(self, step: int) -> float:
+        rule = at(self.optimizer, step, self.steps_per_epoch)
+        return rule.lr * self.schedule.factor(step, self.num_steps)
+
+
+def codec_of_changes(reducer: Reducer, synchronization: Synchronization, step: int) -> Codec:
+    """The codec with which differences to what was heard before are sent."""
+    if isinstance(reducer, Varying):
+        reducer = reducer.at(step)
+    if isinstance(reducer, Lifted):
+        return reducer.codec
+    raise ValueError(
+        f"{synchronization!r} sends differences to what was heard before, which is a feedback of "
+        f"its own: write a codec as compression, not {reducer!r}."
+    )
