@@ -10,6 +10,8 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.losses import lost_with
 from gradwire.experiment.runner import Run, resume, simulate
 from gradwire.experiment.setup import prepare
+from gradwire.training.server import TrainingServer
+from gradwire.training.task import Task
 
 COMMON = {
     "workers": 4,
@@ -242,3 +244,35 @@ def test_staleness_is_measured_among_neighbours_too() -> None:
 def test_uploads_are_counted() -> None:
     uploads = run("lag(0.5)", "parameter_server").summary["noted"]["uploads"]
     assert 0 < uploads["mean"] <= uploads["max"] <= 24
+
+
+@pytest.mark.parametrize("at", [0.115, 0.135])  # before the answer to a push, and after it
+def test_what_is_lost_is_what_was_computed_and_never_heard(monkeypatch, at) -> None:
+    computed, heard = [], []
+    gradients, collected = Task.gradients, TrainingServer._collected
+
+    def evaluating(task, requests):
+        results = gradients(task, requests)
+        computed.extend(r.gradient for q, r in zip(requests, results) if q.key.rank == 2)
+        return results
+
+    async def collecting(server, rank, header, data):
+        push = await collected(server, rank, header, data)
+        if push is not None and rank == 2:
+            heard.append(push.x)
+        return push
+
+    monkeypatch.setattr(Task, "gradients", evaluating)
+    monkeypatch.setattr(TrainingServer, "_collected", collecting)
+    result = run(
+        "asp",
+        "parameter_server",
+        f"crash(2, at={at})",
+        compression="ef(topk(0.01))",
+        compute="fixed(0.01)",
+        latency="10ms",
+    )
+    taken = computed[: len(heard)]  # another may have been begun when it crashed
+    owed = sum(g.double() for g in taken) - sum(x.double() for x in heard)
+    (lost,) = result.summary["lost"]
+    assert lost["residual_norm"] == pytest.approx(float(owed.norm()), rel=1e-4)
