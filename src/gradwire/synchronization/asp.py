@@ -25,13 +25,13 @@ from gradwire.core.protocols import (
     Push,
     Replica,
     Server,
-    Synchronization,
     Worker,
 )
+from gradwire.synchronization._pushing import Pushing
 
 
 @dataclass(frozen=True, repr=False)
-class ASP(Synchronization):
+class ASP(Pushing):
     """Push a gradient, pull a model, never wait for others."""
 
     scale_by_staleness: bool = False
@@ -44,16 +44,10 @@ class ASP(Synchronization):
         # Among neighbours there is no such rule.
         return ("push_pull",) if self.scale_by_staleness else ("push_pull", "mix_async")
 
-    @property
-    def pauses(self) -> bool:
-        return False
-
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         if worker.ability == "mix_async":
             return await worker.mixing.step(worker, replica, step)
-        pulled = await worker.push_pull_gradient(replica, step)
-        assert pulled is not None
-        return pulled.replica
+        return await super().step(worker, replica, step)
 
     async def serve(self, server: Server) -> None:
         memory = server.memory

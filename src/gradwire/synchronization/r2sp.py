@@ -22,39 +22,23 @@ from dataclasses import dataclass
 
 from gradwire.core.errors import WireError
 from gradwire.core.protocols import (
-    Ability,
     Joined,
     Left,
     Pull,
     Push,
-    Replica,
     Server,
-    Synchronization,
-    Worker,
 )
+from gradwire.synchronization._pushing import Pushing
 
 
 @dataclass(frozen=True, repr=False)
-class R2SP(Synchronization):
+class R2SP(Pushing):
     """Servers take gradients from one worker after the other, in a fixed order."""
 
     paper = (
         "Chen, Wang and Li 2019, Round-robin synchronization: mitigating communication bottlenecks "
         "in parameter servers"
     )
-
-    @property
-    def needs(self) -> tuple[Ability, ...]:
-        return ("push_pull",)
-
-    @property
-    def pauses(self) -> bool:
-        return False
-
-    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
-        pulled = await worker.push_pull_gradient(replica, step)
-        assert pulled is not None
-        return pulled.replica
 
     async def serve(self, server: Server) -> None:
         order = _Order(server)

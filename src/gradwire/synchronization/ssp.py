@@ -33,20 +33,17 @@ from torch import Tensor
 
 from gradwire.core.errors import WireError
 from gradwire.core.protocols import (
-    Ability,
     Joined,
     Left,
     Pull,
     Push,
-    Replica,
     Server,
-    Synchronization,
-    Worker,
 )
+from gradwire.synchronization._pushing import Pushing
 
 
 @dataclass(frozen=True, repr=False)
-class SSP(Synchronization):
+class SSP(Pushing):
     """Push a gradient, pull a model; the fastest waits if it is too far ahead of the slowest."""
 
     staleness: int
@@ -60,19 +57,6 @@ class SSP(Synchronization):
     def __post_init__(self) -> None:
         if self.staleness < 0:
             raise ValueError(f"ssp: staleness must be at least 0, got {self.staleness}")
-
-    @property
-    def needs(self) -> tuple[Ability, ...]:
-        return ("push_pull",)
-
-    @property
-    def pauses(self) -> bool:
-        return False
-
-    async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
-        pulled = await worker.push_pull_gradient(replica, step)
-        assert pulled is not None
-        return pulled.replica
 
     async def serve(self, server: Server) -> None:
         window = _Window(server)

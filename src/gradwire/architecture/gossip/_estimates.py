@@ -15,28 +15,38 @@ its sender asked to introduce itself.
 import torch
 from torch import Tensor
 
+from gradwire.architecture.gossip._algorithm import GossipAlgorithm
 from gradwire.architecture.gossip._neighbours import Heard, Neighbours
 from gradwire.architecture.gossip._posts import INITIAL
 from gradwire.core.protocols import Replica
 
 
-def initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
+class EstimatingAlgorithm(GossipAlgorithm):
+    """An algorithm whose workers hold estimates of one another's models."""
+
+    compresses = "by rule"
+
+    def memory(self, params: Tensor) -> dict[str, Tensor]:
+        return _initial(params)
+
+    def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
+        return _initial(params, life)
+
+    def owed(self, replica: Replica) -> Tensor:
+        """What nobody holds of this worker's model: it is lost if the worker is."""
+        return replica.params - replica.memory["heard"]
+
+    async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
+        life, count = version = _version(replica.memory["version"])
+        if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
+            replica = replica.remembering(heard=replica.params)
+        await neighbours.introduce(replica.memory["heard"], version, step)
+        return replica
+
+
+def _initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
     """What is kept, given the model that all, or this worker in this life, start from."""
     return {"heard": params, "version": _stamp((life, 0))}
-
-
-def untold(replica: Replica) -> Tensor:
-    """What nobody holds of this worker's model: it is lost if the worker is."""
-    return replica.params - replica.memory["heard"]
-
-
-async def introduced(neighbours: Neighbours, replica: Replica, step: int) -> Replica:
-    """Before the first gradient of a round."""
-    life, count = version = _version(replica.memory["version"])
-    if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
-        replica = replica.remembering(heard=replica.params)
-    await neighbours.introduce(replica.memory["heard"], version, step)
-    return replica
 
 
 def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[Heard]:

@@ -18,19 +18,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._algorithm import GossipAlgorithm
-from gradwire.architecture.gossip._estimates import exchanged, initial, introduced, untold
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, exchanged
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
 
 @dataclass(frozen=True, repr=False)
-class Choco(GossipAlgorithm):
+class Choco(EstimatingAlgorithm):
     """Send compressed changes, average what was heard so far: exact in the limit."""
 
     gamma: float
 
-    compresses = "by rule"
     needs_codec = "contraction"
     needs_constant = "choco adds up what it heard of its neighbours, so they must be the same"
     needs_symmetric = "choco converges for symmetric weights"
@@ -43,18 +41,6 @@ class Choco(GossipAlgorithm):
     def __post_init__(self) -> None:
         if not 0 < self.gamma <= 1:
             raise ValueError(f"choco: gamma must lie in (0, 1], got {self.gamma}")
-
-    def memory(self, params: Tensor) -> dict[str, Tensor]:
-        return initial(params)
-
-    def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
-        return initial(params, life)
-
-    def owed(self, replica: Replica) -> Tensor:
-        return untold(replica)
-
-    async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
-        return await introduced(neighbours, replica, step)
 
     async def after(
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int

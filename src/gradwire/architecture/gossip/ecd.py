@@ -17,40 +17,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._algorithm import GossipAlgorithm
-from gradwire.architecture.gossip._estimates import (
-    estimates,
-    exchanged,
-    initial,
-    introduced,
-    untold,
-)
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchanged
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
 
 @dataclass(frozen=True, repr=False)
-class ECD(GossipAlgorithm):
+class ECD(EstimatingAlgorithm):
     """Send a compressed extrapolation of the model, from which others estimate it."""
 
-    compresses = "by rule"
     needs_codec = "unbiased"
     needs_constant = "ecd adds up what it heard of its neighbours, so they must be the same"
     needs_symmetric = "ecd converges for symmetric weights"
     paper = "Tang et al. 2018, Communication compression for decentralized training"
     examples = ("ecd",)
-
-    def memory(self, params: Tensor) -> dict[str, Tensor]:
-        return initial(params)
-
-    def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
-        return initial(params, life)
-
-    def owed(self, replica: Replica) -> Tensor:
-        return untold(replica)
-
-    async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
-        return await introduced(neighbours, replica, step)
 
     async def after(
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
