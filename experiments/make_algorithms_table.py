@@ -26,17 +26,6 @@ from gradwire.experiment.report import format_bytes, format_seconds
 SYNCHRONIZATION = ("bsp", "ssp(2)", "asp", "localsgd(4)")
 ARCHITECTURE = ("parameter_server", "allreduce", "gossip(ring)", "gossip(ring, adpsgd)")
 NAMES = {"gossip(ring, algorithm=adpsgd)": "gossip(ring, adpsgd)"}
-GRADES = {
-    ("parameter_server", "bsp"): "high, high, high, stable",
-    ("parameter_server", "ssp(2)"): "normal, high, normal, normal",
-    ("parameter_server", "asp"): "low, high, low, unstable",
-    ("parameter_server", "localsgd(4)"): "normal, low, high, unstable",
-    ("allreduce", "bsp"): "high, high, low, easy",
-    ("allreduce", "localsgd(4)"): "normal, low, low, stable",
-    ("gossip(ring)", "bsp"): "low, high, low, stable",
-    ("gossip(ring)", "localsgd(4)"): "low, low, low, stable",
-    ("gossip(ring, adpsgd)", "asp"): "low, high, low, unstable",
-}
 COLUMNS = (
     "architecture",
     "synchronization",
@@ -61,7 +50,7 @@ def row(measured: Mapping[str, Any]) -> list[str] | None:
     return [
         f"`{architecture}`",
         f"`{synchronization}`",
-        GRADES[architecture, synchronization],
+        ", ".join(measured["survey"].values()),
         f"{measured['distance']:.2g}",
         f"{measured['messages_per_step']:.4g}",
         format_bytes(measured["bytes_per_step"]),

@@ -191,3 +191,27 @@ def test_the_module_runs_as_a_program():
     )
     assert done.returncode == 0
     assert json.loads(done.stdout)["algorithms"]
+
+
+def test_a_run_prints_what_only_its_method_has(capsys, tmp_path) -> None:
+    def printed(*arguments: str) -> str:
+        common = ["--workers", "4", "--steps", "12", "--batch-size", "8", "--threads", "1"]
+        common += ["--compute", "fixed(0.01)", "--evaluation", "sequential"]
+        main(["run", *common, *arguments, "--out", str(tmp_path / str(len(arguments)))])
+        return " ".join(capsys.readouterr().out.split())
+
+    text = printed("--architecture", "gossip(ring)")
+    assert "ring of 4: doubly stochastic, spectral gap 0.667, 2 neighbours" in text
+    assert "distance of models" in text
+    text = printed(
+        "--synchronization",
+        "asp",
+        "--architecture",
+        "parameter_server",
+        "--compression",
+        "ef(topk(0.01))",
+        "--faults",
+        "crash(2, at=0.05)",
+    )
+    assert "staleness" in text
+    assert "Worker 2 crashed at 0.05 s with what it had still to send, of norm" in text

@@ -121,3 +121,17 @@ def test_what_the_page_of_algorithms_writes_parses(text):
         except ValueError as error:
             reason = error
     pytest.fail(f"{text}: {reason}")
+
+
+def test_the_gaps_of_graphs_are_those_of_their_matrices() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    rows = re.findall(
+        r"^\| `([^`]+)` \|[^|]*\| ([0-9.]+) \| ([0-9.]+) \| ([0-9.]+) \|"
+        r" ([0-9.]+) \|",
+        page,
+        re.MULTILINE,
+    )
+    assert len(rows) == 8  # all but one_peer_exponential, which has none, and from_file
+    for text, *gaps in rows:
+        graph = GRAPHS.parse(text)
+        assert gaps == [f"{graph.spectral_gap(size):.3g}" for size in (8, 16, 32, 64)], text

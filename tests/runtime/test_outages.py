@@ -510,7 +510,7 @@ def test_the_same_faults_give_the_same_run() -> None:
                     await node.send(peer, "x", message(50 + 10 * node.rank, step))
                 while (got := await node.recv_within("x", 0.2)) is not None:
                     log.append((await node.now(), node.rank, got[0], int(got[1][0])))
-                while (got := await node.poll("who")) is not None:
+                while (got := await node.recv_within("who", 0.0)) is not None:
                     log.append((await node.now(), node.rank, got[1].header))
 
         faults = ["crash(1, at=2.0, rejoin=4.0)", "crash(3, at=3.0)", "arrive(0, at=1.0)"]

@@ -236,10 +236,10 @@ def test_a_poll_takes_what_is_there_and_does_not_wait() -> None:
             await node.send(1, "x", message(1000, fill))
 
     async def receiver(node: Node) -> list:
-        seen = [await node.poll("x")]
+        seen = [await node.recv_within("x", 0.0)]
         await node.sleep(10.0)
         for _ in range(3):
-            answer = await node.poll("x")
+            answer = await node.recv_within("x", 0.0)
             seen.append(answer and int(answer[1][0]))
         return [*seen, await node.now()]
 

@@ -210,10 +210,6 @@ class Node:
         """Like `recv_any`, but None if nothing comes in time."""
         return RecvAny(tag, seconds)
 
-    def poll(self, tag: Tag) -> RecvAny[tuple[int, Any] | None]:
-        """Like `recv_any` for what is there already; None if nothing is."""
-        return RecvAny(tag, 0.0)
-
     def watch(self, tag: Tag) -> Watch:
         return Watch(tag)
 

@@ -26,7 +26,8 @@ from gradwire.core.errors import WireError
 _MAGIC = 0x57
 _VERSION = 1
 _FIXED = 8  # bytes before the table of parts
-_DTYPES = (
+# The number of a dtype on the wire is its place here.
+DTYPES = (
     torch.uint8,
     torch.int8,
     torch.int16,
@@ -37,7 +38,7 @@ _DTYPES = (
     torch.float32,
     torch.float64,
 )
-_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 class Payload:
@@ -141,8 +142,8 @@ def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int
         code, count, shift = 0xFF, 0, 0
         if position < len(raw):
             code, position = raw[position], position + 1
-        if code >= len(_DTYPES):
-            raise WireError(f"dtype code {code}, expected 0 .. {len(_DTYPES) - 1}")
+        if code >= len(DTYPES):
+            raise WireError(f"dtype code {code}, expected 0 .. {len(DTYPES) - 1}")
         while True:
             if position >= len(raw) or shift > 56:
                 raise WireError("the table of parts is cut off")
@@ -151,7 +152,7 @@ def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int
             shift += 7
             if byte < 0x80:
                 break
-        kinds.append((_DTYPES[code], count))
+        kinds.append((DTYPES[code], count))
     return kinds, position
 
 

@@ -11,7 +11,6 @@ starts again, and ends in the same bits.
 """
 
 import contextlib
-import math
 import platform
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -29,6 +28,7 @@ from gradwire.core.node import Node
 from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.config import Config
+from gradwire.experiment.figures import counted, distance_of, noted, number
 from gradwire.experiment.losses import lost_with, told
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.setup import Experiment, prepare
@@ -327,10 +327,10 @@ class _Simulation:
             "virtual_time_s": now,
             "virtual_times_s": {name: engine.now for name, engine in self.others.items()},
             "bytes_sent": self.engine.ledger.total_bytes,
-            "train_loss": _number(sum(losses) / len(losses)) if losses else None,
-            "test_loss": _number(test.loss),
+            "train_loss": number(sum(losses) / len(losses)) if losses else None,
+            "test_loss": number(test.loss),
             "test_accuracy": test.accuracy,
-            "distance": _number(_distance([replica.params for replica in present])),
+            "distance": number(distance_of([replica.params for replica in present])),
             "dropped_steps": max(replica.num_dropped for replica in self.replicas),
         }
 
@@ -358,7 +358,7 @@ class _Simulation:
             "bytes_by_tensor": dict(ledger.tensor_bytes),
             "dropped_steps": last["dropped_steps"],
             "lost": self.lost,
-            "noted": {**_notes(self.servers), **_counted(self.replicas)},
+            "noted": {**noted(self.servers), **counted(self.replicas)},
             "wall_time_s": self.wall_s,
             "call_time_s": dict(self.engine.call_s),
             "kernels": kernels.backend(),
@@ -405,47 +405,6 @@ class _Simulation:
         for engine, state in zip(engines, saved["engines"], strict=True):
             engine.restore(state)
         self.engine.ledger.restore(saved["ledger"])
-
-
-def _number(value: float) -> float | None:
-    """JSON knows no NaN and no infinity."""
-    return value if math.isfinite(value) else None
-
-
-def _distance(models: list[Tensor]) -> float:
-    """How far apart the models are: the root mean square distance to their mean."""
-    if all(model is models[0] for model in models):
-        return 0.0
-    stacked = torch.stack(models).double()
-    return float((stacked - stacked.mean(dim=0)).square().sum(dim=1).mean().sqrt())
-
-
-def _notes(servers: list[TrainingServer]) -> Row:
-    """What servers noted, such as the staleness of gradients: mean and maximum of each."""
-    noted: dict[str, list[float]] = {}
-    for server in servers:
-        for name, values in server.notes.items():
-            noted.setdefault(name, []).extend(values)
-    return {
-        name: {"mean": sum(values) / len(values), "max": max(values)}
-        for name, values in noted.items()
-    }
-
-
-def _counted(replicas: list[Replica]) -> Row:
-    """What algorithms count with each worker: how often it had something to say, staleness."""
-    memories, counted = [replica.memory for replica in replicas], {}
-    if "num_uploads" in memories[0]:
-        uploads = [float(memory["num_uploads"]) for memory in memories]
-        counted["uploads"] = {"mean": sum(uploads) / len(uploads), "max": max(uploads)}
-    if "staleness_sum" in memories[0]:
-        total, count = (
-            sum(int(memory[f"staleness_{name}"]) for memory in memories)
-            for name in ("sum", "count")
-        )
-        most = max(int(memory["staleness_max"]) for memory in memories)
-        counted["staleness"] = {"mean": total / max(1, count), "max": most}
-    return counted
 
 
 def _to_dict(replica: Replica) -> dict[str, Any]:

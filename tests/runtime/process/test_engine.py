@@ -85,7 +85,7 @@ def test_messages_by_sender_and_tag(transport: Within) -> None:
 def test_time(transport: Within) -> None:
     async def program(node: Node) -> list[Any]:
         start = await node.now()
-        seen = [await node.poll("x"), await node.recv_within("x", 0.02)]
+        seen = [await node.recv_within("x", 0.0), await node.recv_within("x", 0.02)]
         waited = await node.now()
         await node.sleep(0.01)
         return [*seen, waited - start >= 0.02, await node.now() - waited >= 0.01]
@@ -257,7 +257,7 @@ def test_unread_messages_stay_for_the_next_run_but_not_for_the_next_job(transpor
         return await node.recv(1, "x")
 
     async def poll(node: Node) -> Any:
-        return await node.poll("x")
+        return await node.recv_within("x", 0.0)
 
     for number, job in ((1, 0), (2, 1), (3, 0), (4, 0)):
         transport.happen(came(1, "x", number, job))

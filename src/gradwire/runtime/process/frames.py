@@ -32,6 +32,7 @@ from torch import Tensor
 
 from gradwire.core.errors import WireError
 from gradwire.core.node import Framed, Tag
+from gradwire.core.payload import DTYPES
 
 BLOCK_NBYTES = 32768
 MAX_PAYLOAD_NBYTES = 1 << 32
@@ -44,18 +45,7 @@ _MAGIC, _VERSION = b"GWFR", 1
 _FIXED = struct.Struct("<4sBBBBIIQQHHI")
 _NO_TENSOR = 255
 _ON_DEVICE = 1
-_DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.bool,
-)
+_DTYPES = (*DTYPES, torch.bool)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
