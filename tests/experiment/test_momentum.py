@@ -9,7 +9,9 @@ from gradwire import resume, simulate
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.lifted import lift
+from gradwire.experiment.config import Config
 from gradwire.experiment.momentum import place
+from gradwire.experiment.setup import prepare
 from gradwire.synchronization.bsp import BSP
 from gradwire.synchronization.localsgd import LocalSGD
 from gradwire.training.optimizer import SGD, Adam
@@ -169,3 +171,18 @@ def test_a_momentum_may_begin_at_zero() -> None:
         for where in ("before", "after")
     )
     torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "architecture"), [("bsp", "gossip(ring)"), ("lag(0.1)", "allreduce")]
+)
+def test_momentum_cannot_come_before_what_is_no_gradient(synchronization, architecture) -> None:
+    config = Config(
+        optimizer="sgd(0.1, momentum=0.9)",
+        momentum_at="before",
+        synchronization=synchronization,
+        architecture=architecture,
+        compute="fixed(0.01)",
+    )
+    with pytest.raises(ValueError, match='momentum_at="before"'):
+        prepare(config)

@@ -1,11 +1,14 @@
 """DiLoCo: two outer steps by hand, local SGD as a special case, and the streaming form."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gradwire.core.spec import Spec
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.synchronization.diloco import DiLoCo
+from quadratics import Quadratics
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 LAYERS = {"layers": (3, 1, 2, 2), "scheduling": 'sequential("layer")'}
@@ -188,3 +191,21 @@ def test_numbers_that_change(train):
 def test_refuses(train, text, message):
     with pytest.raises(ValueError, match=message):
         train(text)
+
+
+def test_mixing_keeps_nothing_of_a_walk_that_led_nowhere(train, monkeypatch):
+    """A walk that overflows is dropped by all, and the next round is an ordinary one."""
+    gradient = Quadratics._gradient
+
+    def overflowing(task, request):
+        result = gradient(task, request)
+        if (request.key.rank, request.key.step) == (1, 4):
+            result = replace(result, gradient=torch.full_like(result.gradient, 1.7e308))
+        return result
+
+    monkeypatch.setattr(Quadratics, "_gradient", overflowing)
+    trained = train(
+        "diloco(3, mixing=0.5)", steps=12, nonfinite="skip", lr=2.0, curvatures=[0.1] * 4
+    )
+    assert [replica.num_dropped for replica in trained.replicas] == [1, 2, 1, 1]
+    assert torch.isfinite(trained.agreed).all()

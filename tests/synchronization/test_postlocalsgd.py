@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from gradwire.experiment.setup import OPTIMIZERS
+
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -58,3 +60,20 @@ def test_what_feedback_owes_is_a_distance(train, start):
 def test_refuses(train, text, message):
     with pytest.raises(ValueError, match=message):
         train(text)
+
+
+def test_a_step_of_rate_zero_leaves_everything_as_it_is(train):
+    """A warm-up from zero ends where one from almost zero does, feedback included."""
+
+    def trained(first: str):
+        return train(
+            "postlocalsgd(1000, period=4)",
+            compression="ef(topk(0.13))",
+            optimizer=OPTIMIZERS.parse(f'sgd(ramp({first}, 0.1, steps=5, shape="linear"))'),
+            steps=6,
+            layers=(8,),
+        )
+
+    zero, tiny = trained("0.0"), trained("1e-12")
+    assert torch.equal(zero.after[0, 0].params, zero.initial)
+    torch.testing.assert_close(zero.agreed, tiny.agreed, rtol=0, atol=1e-9)
