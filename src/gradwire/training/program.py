@@ -51,10 +51,19 @@ async def _steps(
     return replica
 
 
-async def rejoin(plan: Plan, node: Node, last: int, observer: Observer | None = None) -> Replica:
-    """The program of a rank that comes (back): it gets the current model, then trains."""
+async def rejoin(
+    plan: Plan,
+    node: Node,
+    last: int,
+    observer: Observer | None = None,
+    life: float | None = None,
+) -> Replica:
+    """The program of a rank that comes (back): it gets the current model, then trains.
+
+    `life` is when it came, on the clock of who keeps the membership; None: that is now.
+    """
     replica = plan.initial_replicas()[node.rank]
-    worker = TrainingWorker(plan, node, await node.now())
+    worker = TrainingWorker(plan, node, await node.now() if life is None else life)
     if plan.ability == "push_pull":
         life = torch.tensor(worker.life, dtype=torch.float64)
         pulled = await worker.pull(replica.remembering(life=life), JOINING)

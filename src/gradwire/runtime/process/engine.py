@@ -41,7 +41,7 @@ from gradwire.runtime.calls import Calls
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.mailboxes import Mailboxes
 from gradwire.runtime.process.frames import tag_hash
-from gradwire.runtime.process.transport import ARRIVED, DONE, LOST, Arrival, Transport
+from gradwire.runtime.process.transport import ARRIVED, DONE, JOINED, LOST, Arrival, Transport
 from gradwire.runtime.requests import Evaluator, no_evaluator
 
 R = TypeVar("R")
@@ -336,7 +336,7 @@ class ProcessEngine:
     # What happens elsewhere.
 
     def _arrive(self, arrival: Arrival) -> None:
-        kind, src, job, tag, message = arrival
+        kind, src, job, tag, message, time_s, _ = arrival
         if kind in (ARRIVED, DONE):
             if job > self.job:
                 self._transport.keep(arrival)
@@ -345,18 +345,27 @@ class ProcessEngine:
             elif job == self.job:
                 self._deliver(src, tag, message)
             return
+        if kind == JOINED:
+            self._lost.pop(src, None)
+            self._left.pop(src, None)
+            self._tell_watchers(Membership(src, True, self.now if time_s is None else time_s))
+            return
         if kind == LOST:
             if src in self._lost or src in self._left:
                 return
             now = self.now
             self._lost[src] = now, message
-            for watcher in self._watchers:
-                self._deliver(self.rank, tag_hash(watcher), Framed(Membership(src, False, now)))
+            self._tell_watchers(Membership(src, False, now if time_s is None else time_s))
         else:
             self._left[src] = tag - 1
         # Who waits for it waits no longer: what it sent before has been delivered.
         for key in [key for key in self._waiting if key[0] == src]:
             self._wake(self._waiting.pop(key), None, self._peer_lost(src))
+
+    def _tell_watchers(self, change: Membership) -> None:
+        if change.rank < self.num_workers:
+            for watcher in self._watchers:
+                self._deliver(self.rank, tag_hash(watcher), Framed(change))
 
     def _deliver(self, src: int, tag: int, message: Any) -> None:
         task = self._waiting.pop((src, tag), None)

@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple, Protocol
 
-ARRIVED, DONE, GOODBYE, LOST = "arrived", "done", "goodbye", "lost"
+ARRIVED, DONE, GOODBYE, LOST, JOINED = "arrived", "done", "goodbye", "lost", "joined"
 
 
 class Arrival(NamedTuple):
-    """Something happened: a message came, or a peer is done with a run, leaves or is lost."""
+    """Something happened: a message came, or a peer is done with a run, leaves, is lost or comes."""
 
     kind: str
     src: int
@@ -15,6 +15,10 @@ class Arrival(NamedTuple):
     # whose loss the peer leaves, or 0.
     tag: int = 0
     message: Any = None  # with LOST the reason, a text
+    # With LOST and JOINED: when, on the clock of who keeps the membership; None: it keeps none.
+    # A worker that comes has this as its `life`, by which servers know it from who it was before.
+    time_s: float | None = None
+    number: int = 0  # of this message among those of `src`, from 1; 0: they are not numbered
 
 
 class Transport(Protocol):
