@@ -32,6 +32,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/entropy_coders.py
 	$(BIN)/python benchmarks/polar.py
 	$(BIN)/python benchmarks/dq.py
+	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/against_ddp.py
 
 # Guided by coverage where atheris can be installed, blind otherwise.
 fuzz: $(VENV)/.installed-dev

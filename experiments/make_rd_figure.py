@@ -21,8 +21,8 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
 from gradwire.core.key import Key
 from gradwire.experiment.codecs import inputs, nmse, spec_of
+from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.rd import LENGTHS, RATES, measure, rd_figure, table_rows
-from gradwire.experiment.runner import use_threads
 
 KEPT = kept.ROOT / "experiments" / "rd.json"
 FIGURE = kept.ROOT / "docs" / "rd.png"

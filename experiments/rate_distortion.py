@@ -32,7 +32,7 @@ from gradwire.compression.quantization.polar import Polar
 from gradwire.core.codec import Codec
 from gradwire.core.key import Key
 from gradwire.experiment.codecs import inputs, nmse, spec_of
-from gradwire.experiment.runner import use_threads
+from gradwire.experiment.outcome import use_threads
 
 KEPT = kept.ROOT / "experiments" / "rate_distortion.json"
 FIGURE = kept.ROOT / "docs" / "rd_gradients.png"

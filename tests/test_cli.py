@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from gradwire.cli import main
+from gradwire.cli import _command, main
 from gradwire.cli.listing import KINDS
 from gradwire.experiment.config import Config
 
@@ -215,3 +215,57 @@ def test_a_run_prints_what_only_its_method_has(capsys, tmp_path) -> None:
     )
     assert "staleness" in text
     assert "Worker 2 crashed at 0.05 s with what it had still to send, of norm" in text
+
+
+REAL = ["--engine", "process", "--workers", "2", "--threads", "1", "--evaluation", "sequential"]
+
+
+def test_run_on_real_processes_prints_what_was_measured(capfd, tmp_path):
+    main(["run", *QUICK[:-2], *REAL, "--compression", "ef(sign)", "--out", "here"])
+    printed = capfd.readouterr()
+    for words in ("test accuracy", "bytes with framing", "time of training", "1 on each rank"):
+        assert words in printed.out
+    assert "virtual" not in printed.out
+    assert "step 4/4" in printed.err
+    names = {"config.toml", "metrics.jsonl", "summary.json", "checkpoints", "model.pt"}
+    assert {path.name for path in (tmp_path / "here").iterdir()} == names
+    assert 'engine = "process"' in (tmp_path / "here" / "config.toml").read_text()
+    summary = json.loads((tmp_path / "here" / "summary.json").read_text())
+    assert summary["threads"] == 1
+    with pytest.raises(SystemExit):
+        main(["run", *QUICK[:-2], *REAL, "--out", "here"])
+    assert "already holds a run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bandwidth", "1Mbit"], "bandwidth: this describes what the simulator models"),
+        (["--architecture", "parameter_server(2)"], "servers"),
+        (["--timeout", "soon"], "duration 'soon' is not understood"),
+        (["--restarts", "-1"], "restarts must be at least 0"),
+        (["--resume", "nowhere"], "give no others"),
+    ],
+)
+def test_what_real_processes_cannot_do_is_said_before_they_start(capsys, arguments, words):
+    with pytest.raises(SystemExit) as stop:
+        main(["run", *REAL, *arguments])
+    assert stop.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_under_torchrun_there_are_as_many_workers_as_ranks(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert _command(["run"]).config.workers == 3
+    assert _command(["run", "--workers", "5"]).config.workers == 5
+    (tmp_path / "a.toml").write_text("workers = 7\n")
+    (tmp_path / "b.toml").write_text("seed = 7\n")
+    assert _command(["run", "--config", "a.toml"]).config.workers == 7
+    assert _command(["run", "--config", "b.toml"]).config.workers == 3
+    with pytest.raises(SystemExit):
+        main(["run", *QUICK])
+    assert "write --engine process" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit):
+        main(["compare", *QUICK, "--engine", "process"])
+    assert "runs on the simulator" in " ".join(capsys.readouterr().err.split())

@@ -1,21 +1,28 @@
 """Collectives through servers: the results of an all-reduce, in the time and bytes it must take."""
 
+import re
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from gradwire.architecture import ARCHITECTURE
+from gradwire.architecture.parameter_server import _collective, _orders
+from gradwire.architecture.parameter_server._orders import Maximum, MergeInPairs, Order
 from gradwire.compression import COMPRESSION
+from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import Codec, Kind
-from gradwire.core.errors import GradwireWarning, PeerLost, WireError
+from gradwire.core.coded import MeanOfHeard, MergeOfCoded
+from gradwire.core.errors import GradwireWarning, NonFiniteError, PeerLost, WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.node import Framed, Node
+from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
@@ -48,11 +55,21 @@ def run(
     return engine.run([program] * size, daemons), engine
 
 
+@dataclass(frozen=True)
 class First:
     """A job: everyone gets the first one's message."""
 
     def run(self, messages: Sequence[Tensor], state: Any) -> tuple[Tensor, Any]:
         return messages[0], None
+
+
+@dataclass(frozen=True)
+class Differences:
+    def merge(self, a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+    def settle(self, merged: Tensor) -> Tensor:
+        return merged / 3
 
 
 def vector(rank: int, numel: int, step: int = 0) -> Tensor:
@@ -69,7 +86,7 @@ def test_every_collective_is_that_of_an_all_reduce(size, servers) -> None:
             await group.max(x[:2]),
             await group.all_gather(x[: group.rank]),
             await group.all_to_all([x[peer % 10] * (peer + 1) for peer in range(group.size)]),
-            await group.reduce_tree(x, torch.sub, lambda x: x / 3),
+            await group.reduce_tree(x, Differences()),
         ]
 
     through, _ = run(f"parameter_server({servers})", size, work)
@@ -218,7 +235,7 @@ def test_feedback_of_workers_and_servers_loses_nothing(text, answers, servers) -
     results, keeps = averaged(architecture, text, size, numel, steps)
     applied = sum(result.mean for result in results[0])
     left = sum(own[-1].state["residual"] for own in results) / size
-    owed = torch.cat([keep["x", 1]["residual"] for keep in keeps[:servers]])
+    owed = torch.cat([keep["kept"]["x", 1]["residual"] for keep in keeps[:servers]])
     gradients = sum(vector(r, numel, s) for r in range(size) for s in range(steps)) / size
     assert owed.norm() > 0.1
     torch.testing.assert_close(applied + left + owed, gradients, rtol=1e-4, atol=1e-5)
@@ -301,16 +318,171 @@ def test_a_server_refuses_what_is_no_order(message) -> None:
         else:
             await group.node.send(1, REQUEST, message)
 
-    with pytest.raises(WireError, match="expected an order"):
-        run("parameter_server", 1, work)
+        return await group.at_owner(torch.ones(2), First())
+
+    with pytest.warns(GradwireWarning, match=r"expected an order; it was dropped"):
+        results, _ = run("parameter_server", 1, work)
+    assert results[0].tolist() == [1, 1]
 
 
-def test_a_server_refuses_vectors_that_cannot_be_added() -> None:
-    async def work(group: Group) -> None:
-        await group.mean(vector(group.rank, 4 + group.rank))
+def test_no_worker_tells_a_server_who_is_there() -> None:
+    async def work(group: Group) -> Any:
+        if group.rank == 0:
+            news = Framed(Membership(1, False, 0.0))
+            await group.node.send_framed(group.size, REQUEST, news, HEADER_NBYTES)
+        return await group.mean(torch.ones(3))
 
-    with pytest.raises(WireError, match="all workers must send the same"):
-        run("parameter_server", 2, work)
+    with pytest.warns(GradwireWarning, match="got a Membership from rank 0"):
+        results, _ = run("parameter_server", 2, work)
+    assert [result.tolist() for result in results] == [[1, 1, 1]] * 2
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """A job that cannot be done."""
+
+    error: Exception
+
+    def run(self, messages: Sequence[Tensor], state: Any) -> tuple[Tensor, Any]:
+        raise self.error
+
+
+def after_an_error(size: int, exchange: Callable[[Group], Coroutine[Any, Any, Any]]) -> list[str]:
+    """The errors that workers see in an exchange, after which the server still forms means."""
+
+    async def work(group: Group) -> str:
+        text = ""
+        try:
+            await exchange(group)
+        except (ValueError, RuntimeError) as error:
+            text = f"{type(error).__name__}: {error}"
+        mean = await group_of(group.node, "after").mean(torch.ones(2))
+        assert mean.tolist() == [1, 1]
+        return text
+
+    group_of = ARCHITECTURE.parse("parameter_server").group
+    return run("parameter_server", size, work)[0]
+
+
+def test_vectors_that_cannot_be_added() -> None:
+    errors = after_an_error(2, lambda group: group.mean(vector(group.rank, 4 + group.rank)))
+    assert len(set(errors)) == 1
+    assert errors[0].startswith("WireError: a server got (5,) torch.float32")
+    assert errors[0].endswith("all workers must send the same")
+    errors = after_an_error(2, lambda group: group.mean(torch.ones(2, dtype=torch.int64)))
+    assert errors == ["WireError: a server got torch.int64, of which there is no mean"] * 2
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("x"), ValueError("x"), WireError("x")])
+def test_errors_of_a_job_reach_all_members(error) -> None:
+    errors = after_an_error(3, lambda group: group.at_owner(torch.ones(2), Breaks(error)))
+    assert errors == [f"{type(error).__name__}: x"] * 3
+
+
+def test_whatever_happens_in_a_job() -> None:
+    errors = after_an_error(2, lambda group: group.at_owner(torch.ones(2), Breaks(KeyError("x"))))
+    assert errors == ["RuntimeError: KeyError: 'x'"] * 2
+
+
+def test_members_that_order_different_jobs() -> None:
+    def exchange(group: Group) -> Any:
+        job = First() if group.rank else Maximum()
+        return group.at_owner(torch.ones(2), job)
+
+    errors = after_an_error(3, exchange)
+    assert len(set(errors)) == 1
+    assert "the members of (0, 1, 2) ordered different jobs for 'x', round 1" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"members": (0, 1, 7)}, "an exchange among .* there are workers 0 .. 1"),
+        ({"members": (0, 0, 1)}, "an exchange among .* there are workers 0 .. 1"),
+        ({"members": (0,)}, "an exchange among .* of which it is none"),
+        ({"members": ()}, "an exchange among .* of which it is none"),
+        ({"to": (0,)}, "neither a job nor that something is handed on, or both"),
+        ({"to": (1,)}, r"handed on to \(1,\), not to others"),
+        ({"job": None}, "neither a job"),
+        ({"job": None, "to": (5,)}, r"handed on to \(5,\), not to others"),
+        ({"job": None, "to": (0, 0)}, r"handed on to \(0, 0\), not to others"),
+        ({"job": MeanOfHeard(TopK(0.1), Spec((2**20, 2**20), torch.float32), Key(0), ())}, "limit"),
+        ({"job": MergeInPairs(MergeOfCoded(TopK(0.1), Spec((-1,), torch.float32), 1))}, "limit"),
+        ({}, "no tensor with an order"),
+    ],
+)
+def test_orders_that_a_server_does_not_obey(changes, why) -> None:
+    order = replace(Order("x", 1, (0, 1), First()), **changes)
+    # Who sends something to hand on waits for what others have handed on.
+    tag = ("x", 1, 0) if order.job is None else ("x", 1)
+
+    async def exchange(group: Group) -> None:
+        if group.rank == 1:
+            framed = Framed(order, torch.ones(2) if changes else None)
+            await group.node.send_framed(group.size, REQUEST, framed, HEADER_NBYTES)
+            await group._answer(group.size, tag)  # type: ignore[attr-defined]
+
+    errors = after_an_error(2, exchange)
+    assert errors[0] == ""
+    assert re.search(why, errors[1])
+
+
+def test_a_member_that_does_not_wait_for_its_turn() -> None:
+    async def exchange(group: Group) -> None:
+        if group.rank == 1:
+            for _ in range(2):
+                framed = Framed(Order("y", 1, (0, 1), First()), torch.ones(2))
+                await group.node.send_framed(group.size, REQUEST, framed, HEADER_NBYTES)
+            await group._answer(group.size, ("y", 1))  # type: ignore[attr-defined]
+
+    assert "'y', round 1, out of turn" in after_an_error(2, exchange)[1]
+
+
+def test_nobody_fills_a_server_with_exchanges_that_it_begins() -> None:
+    """Others still form means there."""
+    group_of = ARCHITECTURE.parse("parameter_server").group
+
+    async def work(group: Group) -> str:
+        if group.rank > 0:
+            await group.node.sleep(1.0)
+            mean = await group_of(group.node, "z", (1, 2)).mean(torch.ones(2))
+            return str(mean.tolist())
+        for number in range(7):
+            framed = Framed(Order("y", number, (0, 1), First()), torch.ones(2))
+            await group.node.send_framed(group.size, REQUEST, framed, HEADER_NBYTES)
+        with pytest.raises(WireError) as caught:
+            await group._answer(group.size, ("y", 6))  # type: ignore[attr-defined]
+        return str(caught.value)
+
+    with patch.object(_collective, "_MAX_EXCHANGES", 6):
+        results, _ = run("parameter_server", 3, work)
+    assert results == ["rank 0 waits for 6 exchanges at one server", "[1.0, 1.0]", "[1.0, 1.0]"]
+
+
+def test_handed_on_messages_of_long_ago_are_forgotten() -> None:
+    async def work(group: Group) -> list[Any]:
+        return [await group.all_gather(torch.tensor([group.rank])) for _ in range(9)]
+
+    keeps: list[dict] = [{}, {}]
+    with patch.object(_collective, "_MAX_EXCHANGES", 3):
+        results, _ = run("parameter_server", 2, work, keeps)
+    assert all(torch.cat(one).tolist() == [0, 1] for result in results for one in result)
+    assert len(keeps[0]["passed"]) == 3
+
+
+def test_answers_that_cannot_be_means() -> None:
+    def wrong(messages: tuple[Tensor, ...], count: int) -> Tensor:
+        return torch.zeros(3)
+
+    with patch.object(_orders, "mean_in_order", wrong):
+        for result in run("parameter_server", 2, failing_mean)[0]:
+            assert result == "an answer of (3,) torch.float32, expected (4,) torch.float32"
+
+
+async def failing_mean(group: Group) -> str:
+    with pytest.raises(WireError) as caught:
+        await group.mean(torch.ones(4))
+    return str(caught.value)
 
 
 def test_errors_and_notation() -> None:

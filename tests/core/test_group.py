@@ -3,6 +3,9 @@
 How many bytes and seconds they take is in the test of each: tests/architecture.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +37,16 @@ def run(architecture, size: int, collective) -> tuple[list, VirtualEngine]:
 
     engine = VirtualEngine(Network.uniform(size))
     return engine.run([program] * size), engine
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One way to merge, that all messages come to."""
+
+    merge: Callable[[Tensor, Tensor], Tensor] = lambda a, b: torch.cat([a, b])
+
+    def settle(self, merged: Tensor) -> Tensor:
+        return merged
 
 
 def vector(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -90,7 +103,7 @@ def test_some_of_the_workers_average_among_themselves(architecture) -> None:
         group = architecture.group(node, "x", team)
         mean = await group.mean(torch.full((9,), float(node.rank)))
         gathered = await group.all_gather(torch.tensor([node.rank]))
-        merged = await group.reduce_tree(torch.tensor([node.rank]), lambda a, b: torch.cat([a, b]))
+        merged = await group.reduce_tree(torch.tensor([node.rank]), Merged())
         return [float(mean[-1]), [int(m) for m in gathered], merged.tolist()]
 
     results = VirtualEngine(Network.uniform(7)).run([program] * 7)
@@ -103,7 +116,7 @@ def test_some_of_the_workers_average_among_themselves(architecture) -> None:
 @few_sizes
 def test_every_byte_is_in_the_ledger_under_the_label(architecture, size) -> None:
     async def collective(group: Group) -> Tensor:
-        await group.reduce_tree(vector(group.rank, 3), torch.add)
+        await group.reduce_tree(vector(group.rank, 3), Merged(torch.add))
         await group.all_gather(vector(group.rank, 5))
         return await group.mean(vector(group.rank, 40))
 
@@ -121,7 +134,7 @@ def test_a_tree_merges_in_rank_order(architecture, size) -> None:
         return torch.cat([a, b])
 
     async def collective(group: Group) -> list[int]:
-        return (await group.reduce_tree(torch.tensor([group.rank]), join)).tolist()
+        return (await group.reduce_tree(torch.tensor([group.rank]), Merged(join))).tolist()
 
     results, engine = run(architecture, size, collective)
     assert results == [list(range(size))] * size
@@ -137,7 +150,7 @@ def test_collectives_in_a_row_do_not_mix_their_messages(architecture, size) -> N
         first = await group.mean(one * group.rank)
         second = await group.mean(one * 10)
         gathered = await group.all_gather(torch.tensor([float(group.rank)]))
-        tree = await group.reduce_tree(one, torch.add)
+        tree = await group.reduce_tree(one, Merged(torch.add))
         third = await group.mean(one * 100)
         return [float(v[0]) for v in (first, second, gathered[-1], tree, third)]
 

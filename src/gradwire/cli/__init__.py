@@ -15,15 +15,17 @@ from gradwire.cli.compare import Choices, CompareCommand, DemoCommand
 from gradwire.cli.console import errors
 from gradwire.cli.listing import ListCommand
 from gradwire.cli.matrix import MatrixCommand
+from gradwire.cli.processes import usual_config
 from gradwire.cli.rd import RDCommand
 from gradwire.cli.run import RunCommand
 from gradwire.core.errors import DataError, StoppedError
 from gradwire.experiment.config import Config
 from gradwire.experiment.setup import DIMENSIONS
+from gradwire.experiment.signals import Interrupted
 
 
-def _split_config(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Takes `--config FILE` out of the arguments: its settings become the defaults."""
+def _split_config(argv: list[str]) -> tuple[Path | None, list[str]]:
+    """Takes `--config FILE` out of the arguments."""
     for position, argument in enumerate(argv):
         name, equals, path = argument.partition("=")
         if name != "--config":
@@ -33,18 +35,20 @@ def _split_config(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
             path = argv[position + 1] if position + 1 < len(argv) else ""
         if not path:
             raise ValueError("--config needs a file: gradwire run --config experiment.toml")
-        return vars(Config.from_toml(Path(path))), argv[:position] + argv[after:]
-    return {}, argv
+        return Path(path), argv[:position] + argv[after:]
+    return None, argv
 
 
 def _command(argv: list[str]) -> Any:
     """The command that the arguments describe, ready to be called."""
-    settings, argv = _split_config(argv)
+    path, argv = _split_config(argv)
+    # Its settings become the defaults.
+    settings = {} if path is None else vars(Config.from_toml(path))
     if settings and argv and argv[0] not in ("run", "compare"):
         raise ValueError(f"--config goes with run and compare, not with {argv[0]}")
     several: dict[str, Any] = {n: (v,) if n in DIMENSIONS else v for n, v in settings.items()}
     commands = {
-        "run": RunCommand(Config(**settings)),
+        "run": RunCommand(usual_config(path)),
         "compare": CompareCommand(Choices(**several)),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),
@@ -84,3 +88,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Interrupted as stop:
+        sys.exit(128 + stop.number)

@@ -58,10 +58,11 @@ class Meter:
             return advance
 
         def line(row: Row, steps: int) -> None:
+            kind = "time" if "time_s" in row else "virtual time"
+            seconds = row["time_s" if "time_s" in row else "virtual_time_s"]
             print(
                 f"{name}: step {row['step']}/{steps}, test accuracy "
-                f"{100 * row['test_accuracy']:.1f}%, virtual time "
-                f"{format_seconds(row['virtual_time_s'])}",
+                f"{100 * row['test_accuracy']:.1f}%, {kind} {format_seconds(seconds)}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -1,7 +1,9 @@
 """`gradwire run`: one experiment."""
 
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.table import Table
 
@@ -9,40 +11,89 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.architecture.gossip.gossip import Gossip
 from gradwire.architecture.graphs import describe
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
+from gradwire.cli.processes import Job, run_processes, usual_config, world_size
 from gradwire.experiment.config import Config
 from gradwire.experiment.losses import told
-from gradwire.experiment.record import Row
+from gradwire.experiment.outcome import Run
+from gradwire.experiment.record import Record, Row
+from gradwire.experiment.replay import replay
 from gradwire.experiment.report import format_bytes, format_seconds, network_names
-from gradwire.experiment.runner import Run, resume, simulate
+from gradwire.experiment.runner import resume, simulate
 
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Run one experiment on the simulator. `--config FILE` reads settings from a TOML file."""
+    """Run one experiment, on the simulator or with `--engine process` on real processes.
+
+    `--config FILE` reads settings from a TOML file.
+    """
 
     config: Config
     out: Folder = None
     """Folder for the records; by default a new one under runs/."""
     resume: Folder = None
     """Go on with the interrupted run in this folder; its own settings hold."""
+    replay: Folder = None
+    """Compute the run in this folder again from the order that its processes recorded."""
     json: bool = False
     """Print the summary as JSON."""
+    checkpoint_every: str = "30s"
+    """Real processes: how often to write checkpoints, besides when the model is evaluated."""
+    timeout: str = "300s"
+    """Real processes: how long nothing may happen before the run stops."""
+    restarts: int = 0
+    """Real processes: how often to start the ranks again, from the last checkpoint, if one dies."""
 
     def __call__(self) -> None:
-        if self.resume is not None and (self.config != Config() or self.out is not None):
+        if self.replay is not None:
+            self._replay(self.replay)
+            return
+        if self.resume is not None and (self.config != usual_config(None) or self.out is not None):
             raise ValueError("--resume goes on with the run's own settings; give no others")
         folder = self.resume or self.out or new_folder("run")
+        config = self.config if self.resume is None else Record.open(folder).config
+        if config.engine == "process":
+            job = Job(
+                config,
+                folder,
+                self.resume is not None,
+                self.checkpoint_every,
+                self.timeout,
+                self.restarts,
+                self.resume is not None or self.out is not None,
+                self.json,
+            )
+            run_processes(job, self._show)
+        elif world_size() is not None:
+            raise ValueError(
+                "the simulator is one process, and this is one of several (WORLD_SIZE is set): "
+                "write --engine process, or start it without torchrun"
+            )
+        else:
+            self._show(self._simulate(folder), folder)
+
+    def _replay(self, folder: Path) -> None:
+        others = (self.resume, self.out)
+        if self.config != usual_config(None) or any(one is not None for one in others):
+            raise ValueError("--replay takes the run's own settings; give no others")
+        replayed = replay(folder)
+        self._show(replayed.run, folder)
+        if not replayed.is_equal:
+            sys.exit(1)
+
+    def _simulate(self, folder: Path) -> Run:
         try:
             with Meter() as meter:
                 progress = meter.follow(folder.name)
                 if self.resume is not None:
-                    result = resume(self.resume, progress)
-                else:
-                    result = simulate(self.config, out=folder, progress=progress)
+                    return resume(self.resume, progress)
+                return simulate(self.config, out=folder, progress=progress)
         except KeyboardInterrupt:
             if (folder / "config.toml").exists():
                 errors.print(f"interrupted; go on: gradwire run --resume {folder}", soft_wrap=True)
             raise
+
+    def _show(self, result: Run, folder: Path) -> None:
         if self.json:
             print(json.dumps(result.summary))
             return
@@ -57,7 +108,7 @@ def _momentum(config: Config) -> str:
 
 def _run_table(run: Run) -> Table:
     config, summary = run.config, run.summary
-    times = {config.bandwidth: run.virtual_time_s, **summary["virtual_times_s"]}
+    times = _simulated(config, summary) if config.engine == "simulator" else _real(summary)
     table = Table(show_header=False, box=None)
     lines = {
         "task": f"{config.model} on {config.data}, {summary['parameters']:,} parameters",
@@ -68,18 +119,52 @@ def _run_table(run: Run) -> Table:
         "test accuracy": f"{100 * run.accuracy:.2f}%",
         "bytes sent": f"{format_bytes(run.bytes_sent)} in {summary['messages_sent']:,} messages, "
         f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step",
-        **{
-            f"virtual time at {name}": format_seconds(seconds)
-            for name, seconds in zip(network_names(list(times)), times.values())
-        },
-        "compute time": config.compute,
+        **times,
         **_observed(config, summary),
+        **_compared(summary),
         **({"dropped steps": str(n)} if (n := summary["dropped_steps"]) else {}),
         "wall time": f"{summary['wall_time_s']:.1f} s with {summary['kernels']} kernels",
     }
     for name, value in lines.items():
         table.add_row(name, value)
     return table
+
+
+def _simulated(config: Config, summary: Row) -> dict[str, str]:
+    """Virtual time."""
+    times = {config.bandwidth: summary["virtual_time_s"], **summary["virtual_times_s"]}
+    names = network_names(list(times))
+    return {
+        **{f"virtual time at {name}": format_seconds(s) for name, s in zip(names, times.values())},
+        "compute time": config.compute,
+    }
+
+
+def _real(summary: Row) -> dict[str, str]:
+    """Measured time, and bytes with what the transport adds."""
+    total, steps = summary["training_time_s"], summary["steps"]
+    parts = {
+        "gradients": summary["compute_time_s"],
+        "coding and updates": sum(summary["call_time_s"].values()),
+        "waiting": summary["wait_time_s"],
+    }
+    shares = ", ".join(f"{name} {format_seconds(s / steps)}" for name, s in parts.items())
+    return {
+        "bytes with framing": format_bytes(summary["bytes_handed_over"]),
+        "time of training": f"{format_seconds(total)}, {format_seconds(total / steps)} per step",
+        "of a step": f"{shares} (mean of the workers)",
+        "threads": f"{summary['threads']} on each rank",
+    }
+
+
+def _compared(summary: Row) -> dict[str, str]:
+    """Of a replay: whether it came out as it had been."""
+    if "replay_differs" not in summary:
+        return {}
+    differs = ", ".join(summary["replay_differs"])
+    return {
+        "equal parameters": f"no: {differs}" if differs else "yes, on every rank, and equal bytes"
+    }
 
 
 _WHAT = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.core.codec import Codec, State, check_input, corrected
 from gradwire.core.errors import WireError
-from gradwire.core.group import Group, mean_in_order
+from gradwire.core.group import Group, Job, Merging, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reduced
@@ -71,24 +71,24 @@ async def mean_of_some(
 
 
 @dataclass(frozen=True)
-class MergeOfCoded:
+class MergeOfCoded(Merging):
     """Merges two packed payloads of one codec and tensor."""
 
     codec: Codec
     spec: Spec
     size: int
 
-    def merge(self, a: Tensor, b: Tensor) -> Tensor:
+    def merge(self, a: Tensor, b: Tensor, /) -> Tensor:
         unpack = self.codec.unpack
         return self.codec.merge(unpack(a, self.spec), unpack(b, self.spec)).buffer
 
-    def settle(self, merged: Tensor) -> Tensor:
+    def settle(self, merged: Tensor, /) -> Tensor:
         payload = self.codec.unpack(merged, self.spec)
         return self.codec.settle(payload, self.spec, self.size).buffer
 
 
 @dataclass(frozen=True)
-class MeanOfCoded:
+class MeanOfCoded(Job):
     """The job of a shard's owner: average the payloads, and encode the mean again.
 
     It feeds its own error back, unless that error need not die out: the feedback of an unbiased
@@ -118,7 +118,7 @@ class MeanOfCoded:
 
 
 @dataclass(frozen=True)
-class MeanOfHeard:
+class MeanOfHeard(Job):
     """The mean of payloads, some of which are the one byte of those that have nothing to say."""
 
     codec: Codec
@@ -148,10 +148,20 @@ def _mean_of_heard(job: MeanOfHeard, messages: tuple[Tensor, ...]) -> Tensor:
 def _answered(specs: tuple[Spec, ...], answers: tuple[Tensor, ...]) -> Tensor:
     """The whole of what the owners of shards answered, which may be that nobody spoke."""
     pieces = [
-        _zeros(spec, answer.device) if answer.dtype == torch.uint8 else answer
+        _zeros(spec, answer.device) if answer.dtype == torch.uint8 else checked_answer(answer, spec)
         for spec, answer in zip(specs, answers)
     ]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def checked_answer(answer: Tensor, spec: Spec) -> Tensor:
+    """What an owner says a mean is, if it can be one of such tensors."""
+    if Spec.of(answer) != spec:
+        raise WireError(
+            f"an answer of {tuple(answer.shape)} {answer.dtype}, expected {tuple(spec.shape)} "
+            f"{spec.dtype}"
+        )
+    return answer
 
 
 def _zeros(spec: Spec, device: torch.device) -> Tensor:
@@ -215,7 +225,7 @@ def decode_shards(
     senders: tuple[int, ...],
 ) -> Tensor:
     if codec is None:  # they are the shards themselves
-        return torch.cat(list(buffers))
+        return torch.cat([checked_answer(*pair) for pair in zip(buffers, specs)])
     pieces = [
         decode(codec, spec, key.private(rank), buffer)
         for rank, spec, buffer in zip(senders, specs, buffers)

@@ -29,6 +29,8 @@ class PeerLost(RuntimeError):
             else f"rank {rank} crashed at {crashed_s:.6g} s, which was noticed at {noticed_s:.6g} s"
         )
         self.rank = rank
+        self.crashed_s = crashed_s
+        self.noticed_s = noticed_s
 
 
 class StoppedError(RuntimeError):

@@ -7,7 +7,7 @@ full-duplex NICs a direct exchange takes one latency and the bytes of one node.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,16 @@ class Job(Protocol):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
         """The answer to all, and what the owner keeps until the next time (None at first)."""
         ...
+
+
+class Merging(Protocol):
+    """How two messages become one. A value."""
+
+    def merge(self, a: Tensor, b: Tensor, /) -> Tensor: ...
+
+    def settle(self, merged: Tensor, /) -> Tensor:
+        """What whoever merges last makes of the result, for all."""
+        return merged
 
 
 class Group:
@@ -113,22 +123,17 @@ class Group:
         gathered = await self.all_gather(x)
         return await self.node.share(maximum, tuple(gathered))
 
-    async def reduce_tree(
-        self,
-        x: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
-        settle: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> Tensor:
+    async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         """Merges pairwise up a binomial tree; rank 0 settles the result and sends it down."""
         node, up, down = self.node, self._tag(), self._tag()
         span = 1
         while span < self.size and self.rank % (2 * span) == 0:
             if self.rank + span < self.size:
                 other = await self.recv(self.rank + span, up)
-                x = await node.call(merge, x, other)
+                x = await node.call(merging.merge, x, other)
             span *= 2
         if self.rank == 0:
-            x = await node.call(settle, x)
+            x = await node.call(merging.settle, x)
         else:
             await self.send(self.rank - span, up, x)
             x = await self.recv(self.rank - span, down)

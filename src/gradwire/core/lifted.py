@@ -123,7 +123,7 @@ class Lifted(Reducer):
             mean = await node.share(decode_values, codec, spec, key.shared(), averaged)
         elif codec.algebra is Algebra.MERGE:
             tree = MergeOfCoded(codec, spec, group.size)
-            merged = await group.reduce_tree(payload.buffer, tree.merge, tree.settle)
+            merged = await group.reduce_tree(payload.buffer, tree)
             mean = await node.share(decode, codec, spec, key.shared(), merged)
         else:
             buffers = tuple(await group.all_gather(payload.buffer))

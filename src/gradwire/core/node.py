@@ -140,6 +140,21 @@ class Call(Effect[T]):
         self.shared = shared
 
 
+class Collective(Effect[Tensor | None]):
+    """The mean of everyone's vector, by whatever the machines below have for that.
+
+    None: this engine has nothing, or not now; all ranks get the same answer. `sends` are the
+    messages (receiver and bytes) that this rank would send otherwise: they are what is counted.
+    """
+
+    __slots__ = ("data", "label", "sends")
+
+    def __init__(self, data: Tensor, sends: list[tuple[int, int]], label: str) -> None:
+        self.data = data
+        self.sends = sends
+        self.label = label
+
+
 class Now(Effect[float]):
     """The time, in seconds."""
 
@@ -175,14 +190,16 @@ class Node:
     """One participant: its rank, and its effects.
 
     `size` is the number of workers, whose ranks are 0 .. size - 1. Nodes with other roles (servers,
-    a scheduler) have the ranks after them.
+    a scheduler) have the ranks after them. `native`: the engine may answer a `Collective`; where
+    it is False nobody need ask.
     """
 
-    __slots__ = ("rank", "size")
+    __slots__ = ("native", "rank", "size")
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, native: bool = False) -> None:
         self.rank = rank
         self.size = size
+        self.native = native
 
     def send(self, dst: int, tag: Tag, data: Tensor, label: str = "") -> Send:
         """`label` names the tensor in the byte ledger."""
@@ -230,6 +247,10 @@ class Node:
         same object to every rank. Tensors count as the same only if they are the same object.
         """
         return Call(function, args, shared=True)
+
+    def native_mean(self, x: Tensor, sends: list[tuple[int, int]], label: str = "") -> Collective:
+        """The mean of a vector over all workers, if the engine has a collective for it."""
+        return Collective(x, sends, label)
 
     def now(self) -> Now:
         return Now()

@@ -31,8 +31,8 @@ from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.experiment.gradients import facts, saved_facts, saved_gradients, worker_gradients
+from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.record import Row
-from gradwire.experiment.runner import use_threads
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 

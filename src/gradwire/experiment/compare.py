@@ -14,8 +14,9 @@ from typing import Any
 
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.config import Config
+from gradwire.experiment.outcome import Progress, Run, use_threads
 from gradwire.experiment.record import Row
-from gradwire.experiment.runner import Progress, Run, simulate, use_threads
+from gradwire.experiment.runner import simulate
 from gradwire.experiment.setup import DIMENSIONS, prepare
 from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed, Measured
 
@@ -91,6 +92,11 @@ def compare(
 
     `started` is told each method before it runs and returns its progress callback.
     """
+    if any(config.engine != "simulator" for config in configs):
+        raise ValueError(
+            "a comparison runs on the simulator; real processes run one experiment at a time: "
+            "gradwire run --engine process"
+        )
     given = [_canonical(config) for config in configs]
     with use_threads(given[0].threads):
         labels = with_baselines(given)

@@ -16,9 +16,11 @@ from gradwire.core.notation import unknown_name
 _MAX_THREADS = 1024
 NonFinite = Literal["error", "skip"]
 Evaluation = Literal["auto", "vmap", "sequential"]
+Engine = Literal["simulator", "process"]
 MomentumAt = Literal["auto", "before", "after"]
 NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
 MOMENTUM_AT = get_args(MomentumAt)
+ENGINES = get_args(Engine)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Config:
     """Who talks to whom, such as allreduce, ring, parameter_server(2), gossip(ring)."""
     scheduling: str = "sequential"
     """When each part travels, such as sequential, sequential("layer")."""
+    engine: Engine = "simulator"
+    """What runs it: virtual workers on a modelled network, or real processes."""
+    record_order: bool = False
+    """Real processes: write down in which order things happen, for `gradwire run --replay`."""
 
     bandwidth: str = "1Gbit"
     """Of each node's network card; one value, or one per worker or per node (workers, servers,
@@ -79,6 +85,8 @@ class Config:
     """How long it takes until a crash is noticed."""
     charge_coding: bool = False
     """Let the measured time of coding, averaging and updating pass in virtual time too."""
+    coding_slowdown: float = 1.0
+    """So many times as long as measured here: ranks that share a machine slow each other down."""
 
     seed: int = 0
     """Of every random draw."""
@@ -105,17 +113,25 @@ class Config:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.steps == 0 and not self.epochs > 0:
             raise ValueError(f"epochs must be above 0 (or give steps), got {self.epochs}")
-        for name in ("epochs", "clip_norm"):
+        for name in ("epochs", "clip_norm", "coding_slowdown"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
+        if self.coding_slowdown <= 0:
+            raise ValueError(f"coding_slowdown must be above 0, got {self.coding_slowdown}")
         if self.clip_norm < 0:
             raise ValueError(f"clip_norm must be at least 0, got {self.clip_norm}")
         if self.threads > _MAX_THREADS:
             raise ValueError(f"threads must be at most {_MAX_THREADS}, got {self.threads}")
+        if self.record_order and self.engine != "process":
+            raise ValueError(
+                "record_order is for real processes: a simulated run has the same order each time. "
+                'Write engine = "process".'
+            )
         for name, choices in (
             ("nonfinite", NONFINITE),
             ("evaluation", EVALUATION),
             ("momentum_at", MOMENTUM_AT),
+            ("engine", ENGINES),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(unknown_name(name, str(getattr(self, name)), list(choices)))

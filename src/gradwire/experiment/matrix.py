@@ -19,8 +19,9 @@ from gradwire.core.notation import Registry, notation_name
 from gradwire.core.protocols import ability_of
 from gradwire.experiment.compare import check, failure
 from gradwire.experiment.config import Config
+from gradwire.experiment.outcome import Run, use_threads
 from gradwire.experiment.record import Row
-from gradwire.experiment.runner import Run, simulate, use_threads
+from gradwire.experiment.runner import simulate
 from gradwire.experiment.setup import prepare
 from gradwire.synchronization import SYNCHRONIZATION
 

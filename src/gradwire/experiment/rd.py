@@ -24,8 +24,8 @@ from gradwire import kernels
 from gradwire.coding.polar import PolarCompressor
 from gradwire.coding.polar.channel import distortion_bound
 from gradwire.core.key import Key
+from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.record import Row
-from gradwire.experiment.runner import use_threads
 
 LENGTHS = (256, 512, 1024, 2048, 8192, 32768)
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)

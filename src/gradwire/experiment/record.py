@@ -1,24 +1,28 @@
 """The records of a run: a folder with `config.toml`, `metrics.jsonl`, `summary.json`.
 
-It also holds `checkpoint.pt`, from which an interrupted run goes on to the same bits. Files are
-replaced atomically, so a record is never half written.
+It also holds `checkpoint.pt`, from which an interrupted run goes on to the same bits; runs on real
+processes have `checkpoints/` (see checkpoints.py) and `model.pt` instead. Files are replaced
+atomically, so a record is never half written.
 """
 
 import io
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradwire.experiment.config import Config
 
-_CONFIG, _METRICS, _SUMMARY, _CHECKPOINT = (
+_CONFIG, _METRICS, _SUMMARY, _CHECKPOINT, _MODEL = (
     "config.toml",
     "metrics.jsonl",
     "summary.json",
     "checkpoint.pt",
+    "model.pt",
 )
 Row = dict[str, Any]
 
@@ -32,22 +36,33 @@ class Record:
     @staticmethod
     def create(folder: Path, config: Config) -> "Record":
         """Starts a record in a folder that holds none."""
-        if (folder / _CONFIG).exists():
+        if Record(folder).exists:
             raise ValueError(
                 f"{folder} already holds a run. Choose another folder, or go on with it: "
                 f"gradwire run --resume {folder}"
             )
+        record = Record.describe(folder, config)
+        record.rewind([])
+        return record
+
+    @staticmethod
+    def describe(folder: Path, config: Config) -> "Record":
+        """Leaves the configuration in a folder, such as one on another machine of the same run."""
         folder.mkdir(parents=True, exist_ok=True)
         record = Record(folder)
-        record._write(_CONFIG, config.to_toml().encode())
-        record._write(_METRICS, b"")
+        if not record.exists:
+            record._write(_CONFIG, config.to_toml().encode())
         return record
 
     @staticmethod
     def open(folder: Path) -> "Record":
-        if not (folder / _CONFIG).exists():
+        if not Record(folder).exists:
             raise ValueError(f"{folder} holds no run: there is no {_CONFIG} in it")
         return Record(folder)
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / _CONFIG).exists()
 
     @property
     def config(self) -> Config:
@@ -73,17 +88,37 @@ class Record:
                 checkpoint = torch.load(path, weights_only=True)
             except Exception as error:  # torch raises many kinds for bytes it cannot read
                 raise ValueError(f"{path} is damaged ({error}); start a new run") from error
-        rows = checkpoint["metrics"] if checkpoint else []
-        self._write(_METRICS, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        self.rewind(checkpoint["metrics"] if checkpoint else [])
         return checkpoint
+
+    def rewind(self, rows: Sequence[Row]) -> None:
+        """Metrics go back to these."""
+        self._write(_METRICS, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def finish(self, summary: Row) -> None:
         self._write(_SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 
+    def keep_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """The model at the end, for `torch.load(..., weights_only=True)`."""
+        content = io.BytesIO()
+        torch.save({"params": params, "buffers": dict(buffers)}, content)
+        self._write(_MODEL, content.getbuffer())
+
     def _write(self, name: str, content: bytes | memoryview) -> None:
-        temporary = self.folder / (name + ".tmp")
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.folder / name)
+        write_atomically(self.folder / name, content)
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Whoever reads the file sees all of it or what was there before, even after a crash."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    if os.name == "posix":  # the new name, too, must survive
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

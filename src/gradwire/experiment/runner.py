@@ -10,66 +10,38 @@ and the model is looked at while it goes on. Such a run has no checkpoint: one t
 starts again, and ends in the same bits.
 """
 
-import contextlib
-import platform
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import gradwire
-from gradwire import kernels
 from gradwire.core.errors import PeerLost, StoppedError, WhatIfError
 from gradwire.core.node import Node
-from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.config import Config
 from gradwire.experiment.figures import counted, distance_of, noted, number
 from gradwire.experiment.losses import lost_with, told
+from gradwire.experiment.outcome import (
+    Progress,
+    Run,
+    config_of,
+    metrics_row,
+    summary_of,
+    to_dict,
+    use_threads,
+)
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.setup import Experiment, prepare
 from gradwire.runtime.faults import Arrive, Crash, Loss
-from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.virtual import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
 from gradwire.training.program import rejoin, train
 from gradwire.training.server import TrainingServer
 from gradwire.training.worker import TrainingWorker
-
-Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
-
-
-@dataclass(frozen=True)
-class Run:
-    """What came out."""
-
-    config: Config  # as resolved
-    metrics: list[Row]
-    summary: Row
-    params: Tensor  # [d], what the workers agreed on last
-    buffers: Mapping[str, Tensor]  # running statistics of the first worker that is there
-    replicas: list[Replica]
-    ledger: Ledger
-
-    @property
-    def bytes_sent(self) -> int:
-        """By all nodes, in the whole run."""
-        return self.ledger.total_bytes
-
-    @property
-    def virtual_time_s(self) -> float:
-        time_s: float = self.summary["virtual_time_s"]
-        return time_s
-
-    @property
-    def accuracy(self) -> float:
-        """On the test set, at the end."""
-        accuracy: float = self.summary["test_accuracy"]
-        return accuracy
 
 
 def simulate(
@@ -86,9 +58,11 @@ def simulate(
     `settings` are the fields of `Config`; expressions may be given as strings or as objects,
     `TopK(0.01)`. With `out`, the run leaves its records there.
     """
-    written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
-    values = {**(asdict(config) if config else {}), **written}
-    chosen = Config.from_dict(values, "simulate")
+    chosen = config_of(config, settings, "simulate")
+    if chosen.engine != "simulator":
+        raise ValueError(
+            f"simulate runs on the simulator, not on engine={chosen.engine!r}: gradwire.run"
+        )
     with use_threads(chosen.threads):
         experiment = prepare(chosen)
         record = Record.create(Path(out), experiment.config) if out is not None else None
@@ -98,19 +72,13 @@ def simulate(
 def resume(folder: str | Path, progress: Progress | None = None) -> Run:
     """Goes on with an interrupted run; it ends in the same bits as one that was not."""
     record = Record.open(Path(folder))
+    if record.config.engine != "simulator":
+        raise ValueError(
+            f"{folder} holds a run on real processes: go on with gradwire run --resume {folder}, "
+            "or on each rank with gradwire.run(resume=...)"
+        )
     with use_threads(record.config.threads):
         return _Simulation(prepare(record.config), record).run(progress)
-
-
-@contextlib.contextmanager
-def use_threads(count: int) -> Iterator[None]:
-    """Lets torch use so many CPU threads for a while; 0: as many as it uses now."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Simulation:
@@ -124,7 +92,7 @@ class _Simulation:
             self.config.workers,
             evaluate=self.plan.task.gradients,
             seconds=self._seconds,
-            charge_calls=self.config.charge_coding,
+            charge_calls=self.config.coding_slowdown if self.config.charge_coding else 0.0,
             record=bool(experiment.what_if),
             faults=experiment.faults,
             heartbeat_s=experiment.heartbeat_s,
@@ -318,61 +286,39 @@ class _Simulation:
         return self.plan.synchronization.agreed(newest), newest.buffers
 
     def _measure(self, now: float) -> Row:
-        test = self.plan.task.evaluate(*self._model(), self.experiment.test_batches())
         present = [self.replicas[rank] for rank in self._present()]
-        losses = [float(r.loss) for r in present if r.loss is not None]
-        return {
-            "step": self.step,
-            "epoch": self.step / self.experiment.steps_per_epoch,
-            "virtual_time_s": now,
-            "virtual_times_s": {name: engine.now for name, engine in self.others.items()},
-            "bytes_sent": self.engine.ledger.total_bytes,
-            "train_loss": number(sum(losses) / len(losses)) if losses else None,
-            "test_loss": number(test.loss),
-            "test_accuracy": test.accuracy,
-            "distance": number(distance_of([replica.params for replica in present])),
-            "dropped_steps": max(replica.num_dropped for replica in self.replicas),
-        }
+        return metrics_row(
+            self.experiment,
+            self.step,
+            self._model(),
+            [float(r.loss) for r in present if r.loss is not None],
+            virtual_time_s=now,
+            virtual_times_s={name: engine.now for name, engine in self.others.items()},
+            bytes_sent=self.engine.ledger.total_bytes,
+            distance=number(distance_of([replica.params for replica in present])),
+            dropped_steps=max(replica.num_dropped for replica in self.replicas),
+        )
 
     def _summary(self) -> Row:
-        ledger, last = self.engine.ledger, self.metrics[-1]
+        last = self.metrics[-1]
         num_gradients = sum(replica.num_gradients for replica in self.replicas)
-        num_gradients += self.num_gradients
-        worker_steps = self.config.workers * self.plan.num_steps
-        return {
-            "config": asdict(self.config),
-            "steps": self.plan.num_steps,
-            "steps_done": last["step"],
-            "gradients": num_gradients,
-            "parameters": self.replicas[0].params.numel(),
-            "test_accuracy": last["test_accuracy"],
-            "test_loss": last["test_loss"],
-            "distance": last["distance"],
-            "virtual_time_s": self.engine.now,
-            "virtual_times_s": last["virtual_times_s"],
-            "bytes_sent": ledger.total_bytes,
-            "bytes_per_worker_step": ledger.total_bytes / worker_steps,
-            "busiest_node_bytes": ledger.busiest_node_bytes,
-            "messages_sent": ledger.total_messages,
-            "bytes_by_link": ledger.link_bytes,
-            "bytes_by_tensor": dict(ledger.tensor_bytes),
-            "dropped_steps": last["dropped_steps"],
-            "lost": self.lost,
-            "noted": {**noted(self.servers), **counted(self.replicas)},
-            "wall_time_s": self.wall_s,
-            "call_time_s": dict(self.engine.call_s),
-            "kernels": kernels.backend(),
-            "versions": {
-                "gradwire": gradwire.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        }
+        return summary_of(
+            self.experiment,
+            last,
+            self.engine.ledger,
+            num_gradients + self.num_gradients,
+            virtual_time_s=self.engine.now,
+            virtual_times_s=last["virtual_times_s"],
+            lost=self.lost,
+            noted={**noted(self.servers), **counted(self.replicas)},
+            wall_time_s=self.wall_s,
+            call_time_s=dict(self.engine.call_s),
+        )
 
     def _checkpoint(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "replicas": [_to_dict(replica) for replica in self.replicas],
+            "replicas": [to_dict(replica) for replica in self.replicas],
             "servers": [server.snapshot() for server in self.servers],
             "kept": self.kept,
             "engines": [engine.snapshot() for engine in (self.engine, *self.others.values())],
@@ -405,8 +351,3 @@ class _Simulation:
         for engine, state in zip(engines, saved["engines"], strict=True):
             engine.restore(state)
         self.engine.ledger.restore(saved["ledger"])
-
-
-def _to_dict(replica: Replica) -> dict[str, Any]:
-    # Not `asdict`, which copies: replicas that share a tensor share it in the file as well.
-    return {field.name: getattr(replica, field.name) for field in fields(replica)}

@@ -80,6 +80,8 @@ def default_model(dataset: Dataset) -> str:
 
 def prepare(config: Config) -> Experiment:
     """Looks everything up. The result's configuration is complete and in canonical words."""
+    if config.engine == "process":
+        check_real(config)
     compression = COMPRESSION.parse(config.compression)
     synchronization = SYNCHRONIZATION.parse(config.synchronization)
     architecture = ARCHITECTURE.parse(config.architecture)
@@ -134,7 +136,7 @@ def prepare(config: Config) -> Experiment:
         num_examples=sampler.num_examples_of_workers,
         batch_size=config.batch_size,
     )
-    if isinstance(compute, Measured):
+    if isinstance(compute, Measured) and config.engine == "simulator":
         compute = Fixed(measure_gradient(plan))
     resolved = replace(
         config,
@@ -166,6 +168,32 @@ def prepare(config: Config) -> Experiment:
         faults,
         parse_duration(config.heartbeat),
     )
+
+
+# What only the simulator knows: real processes have a real network, and crash by themselves.
+_SIMULATED = (
+    "bandwidth",
+    "latency",
+    "what_if",
+    "compute",
+    "speeds",
+    "stragglers",
+    "faults",
+    "heartbeat",
+    "charge_coding",
+    "coding_slowdown",
+)
+
+
+def check_real(config: Config) -> None:
+    """Refuses settings that would have no effect on real processes."""
+    usual = Config()
+    given = [name for name in _SIMULATED if getattr(config, name) != getattr(usual, name)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)}: this describes what the simulator models, and engine = "
+            '"process" runs on a real network. Leave it out, or take engine = "simulator".'
+        )
 
 
 def _check_comings(faults: Sequence[str], ability: Ability, config: Config) -> None:
@@ -212,16 +240,28 @@ def _batches(
     return batch
 
 
-def measure_gradient(plan: Plan, repeats: int = 7) -> float:
-    """Wall-clock seconds of one worker's gradient here: the fastest, least disturbed, of a few."""
-    replica = plan.initial_replicas()[0]
-    inputs, targets = plan.batch(0, 0)
-    request = GradientRequest(replica.params, replica.buffers, inputs, targets, plan.key.private(0))
-    seconds = []
-    for repeat in range(repeats + 2):
-        start = time.perf_counter()
+def warm_up(plan: Plan, rank: int) -> Callable[[], None]:
+    """Evaluates one gradient, and returns what evaluates it again: the first takes longer."""
+    replica = plan.initial_replicas()[rank]
+    inputs, targets = plan.batch(rank, 0)
+    key = plan.key.private(rank)
+    request = GradientRequest(replica.params, replica.buffers, inputs, targets, key)
+
+    def evaluate() -> None:
         (result,) = plan.task.gradients([request])
         float(result.loss)  # waits for an accelerator
-        if repeat >= 2:
+
+    evaluate()
+    return evaluate
+
+
+def measure_gradient(plan: Plan, repeats: int = 7) -> float:
+    """Wall-clock seconds of one worker's gradient here: the fastest, least disturbed, of a few."""
+    evaluate = warm_up(plan, 0)
+    seconds = []
+    for repeat in range(repeats + 1):
+        start = time.perf_counter()
+        evaluate()
+        if repeat >= 1:
             seconds.append(time.perf_counter() - start)
     return min(seconds)

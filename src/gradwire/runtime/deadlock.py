@@ -3,7 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradwire.core.node import Join, Recv, RecvAny, Tag, Task
+from gradwire.core.node import (
+    Collective,
+    Compute,
+    Join,
+    Members,
+    Now,
+    Recv,
+    RecvAny,
+    Sleep,
+    Tag,
+    Task,
+)
 
 
 def report(
@@ -14,7 +25,7 @@ def report(
     """Who waits for what, what nobody has read, and who is not there to send."""
     lines = ["every program waits and no message is under way:"]
     lines += [
-        f"  rank {task.rank} waits for {_described(task.waiting_for)}"
+        f"  rank {task.rank} waits for {described(task.waiting_for)}"
         for task in tasks
         if not task.done
     ]
@@ -32,11 +43,20 @@ def report(
     return "\n".join(lines)
 
 
-def _described(effect: Any) -> str:
+def described(effect: Any) -> str:
     if isinstance(effect, Recv):
         return f"a message from rank {effect.src}, tag {effect.tag!r}"
     if isinstance(effect, RecvAny):
         return f"a message from any rank, tag {effect.tag!r}"
     if isinstance(effect, Join):
         return f"the end of a program it spawned on rank {effect.task.rank}"
-    return type(effect).__name__
+    return _NAMES.get(type(effect), type(effect).__name__)
+
+
+_NAMES: dict[type, str] = {
+    Compute: "a gradient",
+    Collective: "a native collective",
+    Sleep: "the end of a pause",
+    Now: "the time",
+    Members: "the members",
+}

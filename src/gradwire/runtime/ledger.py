@@ -44,6 +44,17 @@ class Ledger:
             "tensor_bytes": dict(self.tensor_bytes),
         }
 
+    def add(self, saved: dict[str, Any]) -> None:
+        """What another ledger of the same nodes counted, as its snapshot has it."""
+        for mine, theirs in (
+            (self.link_bytes, saved["link_bytes"]),
+            (self.link_messages, saved["link_messages"]),
+        ):
+            for row, more in zip(mine, theirs, strict=True):
+                row[:] = [a + b for a, b in zip(row, more, strict=True)]
+        for label, nbytes in saved["tensor_bytes"].items():
+            self.tensor_bytes[label] += nbytes
+
     def restore(self, saved: dict[str, Any]) -> None:
         self.link_bytes = [list(row) for row in saved["link_bytes"]]
         self.link_messages = [list(row) for row in saved["link_messages"]]

@@ -26,12 +26,18 @@ class Mailboxes:
         found = min(((box[0][0], key) for key, box in inbox.items() if key[1] == tag), default=None)
         if found is None:
             return None
-        key = found[1]
-        box = inbox[key]
+        return self.take(node, *found[1])
+
+    def take(self, node: int, src: int, tag: Tag) -> tuple[int, Any] | None:
+        """The oldest message of this sender and tag, if there is one, and its sender."""
+        inbox, key = self.inbox[node], (src, tag)
+        box = inbox.get(key)
+        if box is None:
+            return None
         data = box.popleft()[1]
         if not box:
             del inbox[key]
-        return key[0], data
+        return src, data
 
     def waiting_for(self, src: int) -> list[Task[Any]]:
         """The programs that wait for a message from this node."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradwire.core.node import Send, Tag
+from gradwire.runtime.checks import check_send
 from gradwire.runtime.events import HEAD, PARCEL_HEAD, PARCEL_TAIL, SEND, TAIL, Events
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.links import Links, Parcel
@@ -31,8 +32,7 @@ class Transport:
 
     def send(self, src: int, effect: Send, now: float) -> None:
         dst = effect.dst
-        if not 0 <= dst < self._size:
-            raise ValueError(f"rank {src} sends to {dst}; there are ranks 0 .. {self._size - 1}")
+        check_send(effect, src, self._size)
         message = (src, dst, effect.tag, effect.data, effect.nbytes)
         if dst == src:  # never touches the network
             self._events.push(now, TAIL, message)

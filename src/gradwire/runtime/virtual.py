@@ -82,7 +82,7 @@ class VirtualEngine:
         *,
         evaluate: Evaluator = no_evaluator,
         seconds: Seconds = lambda rank, request: 0.0,
-        charge_calls: bool = False,
+        charge_calls: float = 0.0,
         record: bool = False,
         faults: Sequence[str | Fault] = (),
         heartbeat_s: float = 0.5,
@@ -109,7 +109,8 @@ class VirtualEngine:
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
         self._calls = Calls(self.num_workers)
         self._seconds = seconds
-        self._charge_calls = charge_calls  # whether those seconds pass in virtual time too
+        # How many seconds of virtual time pass for each of those; 0: they cost nothing.
+        self._charge_calls = charge_calls
         self._record = record
         self.trace: Trace | None = None  # of the last run, if it was recorded
         self._requests = Requests(evaluate)
@@ -307,6 +308,7 @@ class VirtualEngine:
                     failure = error
                     continue
                 if self._charge_calls:
+                    cost *= self._charge_calls
                     if trace is not None:
                         trace.pause(task, cost)
                     task.waiting_for = effect

@@ -102,6 +102,8 @@ class BSP(Synchronization):
         memory.setdefault("clock", 0)  # the step that is collected
         pushes: dict[int, Tensor] = memory.setdefault("pushes", {})
         deadline = None
+        if self.timeout is not None and pushes:  # it goes on from a snapshot
+            deadline = await server.now() + self.timeout
         for rank in range(server.num_workers):
             if rank not in server.members:
                 await self._do_without(server, rank)

@@ -20,6 +20,8 @@ Use it where servers are the bottleneck and workers equally fast: one slow worke
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from gradwire.core.errors import WireError
 from gradwire.core.protocols import (
     Joined,
@@ -53,7 +55,7 @@ class R2SP(Pushing):
                     order.saw(rank)
                     await server.answer(rank, order.due(rank))
                 case Left(rank=rank) if rank in order.waiting:
-                    await order.take(order.waiting.pop(rank))
+                    await order.take_waiting(rank)
                 case Left() | Joined():
                     pass
             await order.advance()
@@ -69,7 +71,8 @@ class _Order:
         self.memory.setdefault("updates", 0)
         # The updates in what each worker has.
         self.seen: dict[int, int] = self.memory.setdefault("seen", {})
-        self.waiting: dict[int, Push] = self.memory.setdefault("waiting", {})
+        # Pushes before their turn, by rank: step, gradient, and whether it wants an answer.
+        self.waiting: dict[int, tuple[int, Tensor, bool]] = self.memory.setdefault("waiting", {})
 
     def due(self, rank: int) -> int:
         """The step that this worker's next turn is for."""
@@ -84,7 +87,10 @@ class _Order:
             raise WireError(
                 f"rank {push.rank} pushed step {push.step}, but is due for {self.due(push.rank)}"
             )
-        self.waiting[push.rank] = push
+        self.waiting[push.rank] = (push.step, push.x, push.wants_answer)
+
+    async def take_waiting(self, rank: int) -> None:
+        await self.take(Push(rank, *self.waiting.pop(rank)))
 
     async def take(self, push: Push) -> None:
         server, rank = self.server, push.rank
@@ -101,7 +107,7 @@ class _Order:
         while server.members:
             rank = self.memory["turn"] % server.num_workers
             if rank in self.waiting:
-                await self.take(self.waiting.pop(rank))
+                await self.take_waiting(rank)
             elif rank in server.members:
                 return
             self.memory["turn"] += 1

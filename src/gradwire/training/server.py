@@ -66,6 +66,8 @@ class TrainingServer:
         self._shard_spec = plan.spec(shard, self.params.dtype)
         self._known = dict.fromkeys(range(plan.num_workers), self.params)
         self._codec_states: dict[int, State] = {}
+        self._is_new = True  # it has not run yet, nor been restored
+        self._misses_news = False  # nobody will tell it who came or left since the snapshot
 
     @property
     def num_workers(self) -> int:
@@ -92,9 +94,15 @@ class TrainingServer:
         return self.plan.lr(step)
 
     async def run(self, node: Node) -> None:
-        """The program of the node."""
+        """The program of the node. It may be closed while it waits, and run again."""
         self._node = node
-        self.members = await node.members()
+        there = await node.members()
+        if self._is_new:
+            self.members = there
+        elif self._misses_news:
+            # Those that came say so themselves.
+            self._events.extend(Left(rank) for rank in sorted(self.members - there))
+        self._is_new = self._misses_news = False
         await self.plan.synchronization.serve(self)
 
     async def now(self) -> float:
@@ -290,7 +298,8 @@ class TrainingServer:
         self.notes.setdefault(name, []).append(value)
 
     def snapshot(self) -> dict[str, Any]:
-        """All there is between two steps, when nothing is under way."""
+        """All there is while the server waits for what happens next, as plain values."""
+        assert not self._events, "a snapshot is taken while the server waits"
         return {
             "params": self.params,
             "optimizer": self.optimizer,
@@ -300,9 +309,19 @@ class TrainingServer:
             "known": self._known,
             "codec_states": self._codec_states,
             "lives": self._lives,
+            "members": tuple(sorted(self.members)),
+            "expected": tuple(sorted(self._expected)),
+            "owed": tuple(sorted(self._owed)),
+            "news": self._news,
+            "begun": self._begun,
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], *, is_told: bool = False) -> None:
+        """Goes on from a snapshot.
+
+        `is_told`: all that happened since will be told in order, as a journal does. Otherwise it
+        looks who is there when it runs, and does without those that are not.
+        """
         self.params = saved["params"]
         self.optimizer = saved["optimizer"]
         self.memory = saved["memory"]
@@ -311,6 +330,23 @@ class TrainingServer:
         self._known = saved["known"]
         self._codec_states = saved["codec_states"]
         self._lives = saved["lives"]
+        self.members = frozenset(saved["members"])
+        self._expected = set(saved["expected"])
+        self._owed = set(saved["owed"])
+        self._news = saved["news"]
+        self._begun = saved["begun"]
+        self._is_new, self._misses_news = False, not is_told
+
+    def forget_workers(self) -> None:
+        """After a restore: all its workers are new ones, that will pull.
+
+        What the old ones had begun to say or waited for is void.
+        """
+        for rank in range(self.num_workers):
+            self._forget(rank)
+        self._lives.clear()
+        self._news.clear()
+        self._expected.clear()
 
 
 def _told(

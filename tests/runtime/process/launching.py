@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -23,16 +24,19 @@ _TESTS = Path(__file__).resolve().parents[2]
 
 
 def launch(
-    folder: Path, size: int, function: str, seconds: float = 60.0
+    folder: Path, size: int, function: str, seconds: float = 60.0, within: Sequence[str] = ()
 ) -> tuple[list[int], list[Any]]:
-    """Exit codes of the ranks (negative: a signal) and their results (None: there is none)."""
+    """Exit codes of the ranks (negative: a signal) and their results (None: there is none).
+
+    `within` is a command that runs another, such as that of a network namespace.
+    """
     environment = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, __file__, str(folder), str(size), function, str(seconds)]
+    command = [*within, sys.executable, __file__, str(folder), str(size), function, str(seconds)]
     process = subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
     )

@@ -11,7 +11,9 @@ In one round ("gather") everyone sends all of its vector to everyone: a + (n-1)b
 `auto` gathers between two ranks, where the bytes are the same, and where the vector has fewer
 elements than there are ranks, so that some would own nothing. It looks at sizes only, never at
 the network: what is computed must not depend on the bandwidth. Both ways add in the order of the
-ranks and give the same bits.
+ranks and give the same bits. An engine that has an all-reduce of its own may use that instead
+for float32 and float64 (`Node.native`): it adds in another order. 16-bit floats are always added
+here, in float32.
 
 When to use it: whenever every worker reaches every other at full speed. Compressed payloads take
 the cheapest route that their algebra allows: see `core/lifted.py`.
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from gradwire.core.group import Group, mean_in_order
@@ -28,6 +31,8 @@ from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
 Algorithm = Literal["auto", "direct", "gather"]
+
+_ADDED_NATIVELY = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +79,22 @@ class DirectGroup(Group):
         if self.size == 1:
             return x
         small = self.size == 2 or x.numel() < self.size
-        if self.algorithm == "gather" or (self.algorithm == "auto" and small):
+        gathers = self.algorithm == "gather" or (self.algorithm == "auto" and small)
+        if self.node.native and self.is_everyone and x.dtype in _ADDED_NATIVELY:
+            mean = await self.node.native_mean(x, self._sends(x, gathers), self.label)
+            if mean is not None:
+                return mean
+        if gathers:
             gathered = await self.all_gather(x)
             return await self.node.share(mean_in_order, tuple(gathered), self.size)
         return await super().mean(x)
+
+    def _sends(self, x: Tensor, gathers: bool) -> list[tuple[int, int]]:
+        """The messages of `mean`: to whom, and how many bytes."""
+        peers = [(self.rank + shift) % self.size for shift in range(1, self.size)]
+        nbytes = [piece.numel() * x.element_size() for piece in x.tensor_split(self.size)]
+        if gathers:
+            return [(self.members[peer], sum(nbytes)) for peer in peers]
+        own = nbytes[self.rank]
+        scattered = [(self.members[peer], nbytes[peer]) for peer in peers]
+        return scattered + [(self.members[peer], own) for peer in peers]

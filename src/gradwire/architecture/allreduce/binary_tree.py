@@ -23,14 +23,13 @@ Messages that are gathered go up and down the tree, too. `all_to_all` stays dire
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradwire.architecture.allreduce import _trees
 from gradwire.architecture.allreduce._sums import addend, averaged
-from gradwire.core.group import Group
+from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
@@ -56,5 +55,17 @@ class BinaryTreeGroup(Group):
     async def mean(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
-        settle = partial(averaged, count=self.size)
-        return await self.reduce_tree(addend(x, self.size), torch.add, settle)
+        return await self.reduce_tree(addend(x, self.size), _Sum(self.size))
+
+
+@dataclass(frozen=True)
+class _Sum(Merging):
+    """Adds, and makes the mean of so many addends."""
+
+    count: int
+
+    def merge(self, a: Tensor, b: Tensor, /) -> Tensor:
+        return torch.add(a, b)
+
+    def settle(self, merged: Tensor, /) -> Tensor:
+        return averaged(merged, self.count)

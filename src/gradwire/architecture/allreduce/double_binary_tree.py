@@ -35,7 +35,7 @@ Messages that are gathered and payloads that merge go along the first tree, in o
 `all_to_all` stays direct.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,7 +44,7 @@ from torch import Tensor
 from gradwire.architecture.allreduce import _trees
 from gradwire.architecture.allreduce._sums import addend, averaged
 from gradwire.architecture.allreduce._trees import Place
-from gradwire.core.group import Group, concatenate
+from gradwire.core.group import Group, Merging, concatenate
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
@@ -175,17 +175,12 @@ class DoubleBinaryTreeGroup(Group):
             return [message]
         return await _trees.all_gather(self, self._first, message)
 
-    async def reduce_tree(
-        self,
-        x: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
-        settle: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> Tensor:
+    async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         if self.size == 1:
-            return await self.node.call(settle, x)
-        x = await _trees.reduce(self, self._first, x, merge)
+            return await self.node.call(merging.settle, x)
+        x = await _trees.reduce(self, self._first, x, merging.merge)
         if self._first.parent is None:
-            x = await self.node.call(settle, x)
+            x = await self.node.call(merging.settle, x)
         return await _trees.broadcast(self, self._first, x)
 
 

@@ -24,7 +24,7 @@ Messages that are gathered and payloads that merge go the same way, except that 
 goes along a binomial tree between them. `all_to_all` stays direct.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import _rings, _trees
 from gradwire.architecture.allreduce._sums import addend, averaged
-from gradwire.core.group import Group
+from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
@@ -100,15 +100,10 @@ class HierarchicalGroup(Group):
             held = dict(enumerate(message for bundle in bundles for message in bundle))
         return await _trees.spread(self._near, self._place, held, range(self.size), start)
 
-    async def reduce_tree(
-        self,
-        x: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
-        settle: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> Tensor:
-        x = await _trees.reduce(self._near, self._place, x, merge)
+    async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
+        x = await _trees.reduce(self._near, self._place, x, merging.merge)
         if self._leaders is not None:
-            x = await self._leaders.reduce_tree(x, merge, settle)
+            x = await self._leaders.reduce_tree(x, merging)
         return await _trees.broadcast(self._near, self._place, x)
 
 

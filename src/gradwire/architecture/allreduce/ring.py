@@ -10,7 +10,7 @@ latency grows with n.
 `all_to_all` stays direct: messages to each rank alone cannot be merged on the way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from gradwire.architecture.allreduce._rings import (
     pass_from_last,
 )
 from gradwire.architecture.allreduce._sums import addend, averaged
-from gradwire.core.group import Group
+from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
@@ -56,14 +56,9 @@ class RingGroup(Group):
 
         return await all_reduce(self, addend(x, self.size), finish)
 
-    async def reduce_tree(
-        self,
-        x: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
-        settle: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> Tensor:
+    async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         """Merges from rank 0 to the last, which settles the result and sends it around."""
-        x = await merge_to_last(self, x, merge)
+        x = await merge_to_last(self, x, merging.merge)
         if self.rank == self.size - 1:
-            x = await self.node.call(settle, x)
+            x = await self.node.call(merging.settle, x)
         return await pass_from_last(self, x)

@@ -23,7 +23,7 @@ stays direct.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -31,7 +31,7 @@ from torch import Tensor
 from gradwire.architecture.allreduce import _rings
 from gradwire.architecture.allreduce._sums import addend, averaged
 from gradwire.architecture.allreduce.ring import RingGroup
-from gradwire.core.group import Group
+from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
@@ -107,14 +107,9 @@ class Torus2dGroup(Group):
         await _rings.pass_around(self._column, bundles, self._column.rank)
         return [message for bundle in bundles for message in bundle]
 
-    async def reduce_tree(
-        self,
-        x: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
-        settle: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> Tensor:
+    async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         """Merges along each row, then down the last column, and sends the result back."""
-        x = await _rings.merge_to_last(self._row, x, merge)
+        x = await _rings.merge_to_last(self._row, x, merging.merge)
         if self._row.rank == self._row.size - 1:
-            x = await self._column.reduce_tree(x, merge, settle)
+            x = await self._column.reduce_tree(x, merging)
         return await _rings.pass_from_last(self._row, x)

@@ -6,77 +6,32 @@ the workers after the first j n/m: where m servers divide n workers, nobody ever
 that others leave idle.
 """
 
+import warnings
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from gradwire.core.errors import PeerLost, WireError
-from gradwire.core.group import Group, Job, concatenate, maximum, mean_in_order
+from gradwire.architecture.parameter_server._orders import (
+    Failed,
+    Lost,
+    Maximum,
+    MeanOfVectors,
+    MergeInPairs,
+    Order,
+)
+from gradwire.core.coded import checked_answer
+from gradwire.core.errors import GradwireWarning, WireError
+from gradwire.core.group import Group, Job, Merging, concatenate
 from gradwire.core.lifted import ONE_WAY
 from gradwire.core.node import Framed, Membership, Node
+from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
 
-
-@dataclass(frozen=True)
-class Order:
-    """The header of a message for a server: what to do with it and everyone's."""
-
-    label: str
-    round: int  # of the exchanges of this tensor
-    members: tuple[int, ...]
-    job: Job | None  # None: hand the message on
-    to: tuple[int, ...] = ()  # to these
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The header of an answer that will not come: a member is gone."""
-
-    error: PeerLost
-
-
-@dataclass(frozen=True)
-class _Mean:
-    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        _check_alike(messages)
-        return mean_in_order(messages, len(messages)), None
-
-
-@dataclass(frozen=True)
-class _Maximum:
-    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        _check_alike(messages)
-        return maximum(messages), None
-
-
-def _check_alike(messages: Sequence[Tensor]) -> None:
-    """What is added must be vectors of one kind."""
-    first = messages[0]
-    for message in messages:
-        if (message.shape, message.dtype) != (first.shape, first.dtype):
-            raise WireError(
-                f"a server got {tuple(message.shape)} {message.dtype} for a tensor of which it "
-                f"also got {tuple(first.shape)} {first.dtype}; all workers must send the same"
-            )
-
-
-@dataclass(frozen=True)
-class _Merge:
-    """Merges in pairs, as a binomial tree does, so that the result is the same."""
-
-    merge: Callable[[Tensor, Tensor], Tensor]
-    settle: Callable[[Tensor], Tensor]
-
-    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        level = list(messages)
-        while len(level) > 1:
-            pairs = [self.merge(a, b) for a, b in zip(level[::2], level[1::2])]
-            level = pairs + level[len(pairs) * 2 :]
-        return self.settle(level[0]), None
+# Exchanges that a server remembers: far more than there are tensors.
+_MAX_EXCHANGES = 1 << 16
+_DIFFERENT = -1  # in place of the digest of a job: the members ordered different ones
 
 
 class ServerGroup(Group):
@@ -149,19 +104,18 @@ class ServerGroup(Group):
         shards = [shard for shard in x.tensor_split(len(self.servers)) if shard.numel()]
         if not shards:
             return x
-        answers, _ = await self.at_owners(shards, [_Mean()] * len(shards), None)
+        answers, _ = await self.at_owners(shards, [MeanOfVectors()] * len(shards), None)
+        for shard, answer in zip(shards, answers):
+            checked_answer(answer, Spec.of(shard))
         return answers[0] if len(answers) == 1 else await self.node.share(concatenate, answers)
 
     async def max(self, x: Tensor) -> Tensor:
-        return x if self.size == 1 else await self.at_owner(x, _Maximum())
+        if self.size == 1:
+            return x
+        return checked_answer(await self.at_owner(x, Maximum()), Spec.of(x))
 
-    async def reduce_tree(
-        self,
-        x: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
-        settle: Callable[[Tensor], Tensor] = lambda x: x,
-    ) -> Tensor:
-        job = _Merge(merge, settle)
+    async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
+        job = MergeInPairs(merging)
         if self.size == 1:
             return (await self.node.call(job.run, (x,), None))[0]
         return await self.at_owner(x, job)
@@ -176,10 +130,11 @@ class ServerGroup(Group):
 
     async def _answer(self, server: int, tag: tuple[Any, ...]) -> Tensor:
         message = await self.node.recv(server, (ANSWER, *tag))
-        assert isinstance(message, Framed)
-        if isinstance(message.header, Lost):
-            raise message.header.error
-        assert message.data is not None
+        header = message.header if isinstance(message, Framed) else message
+        if isinstance(header, Lost | Failed):
+            raise header.error()
+        if header is not None or message.data is None:
+            raise WireError(f"server {server} answered {message!r}, expected a tensor")
         return message.data
 
 
@@ -188,7 +143,11 @@ Exchange = tuple[str, int, tuple[int, ...]]  # and the members
 
 
 async def serve_collectives(node: Node, num_servers: int, keep: dict[Any, Any]) -> None:
-    """The program of a server that forms means. `keep`: what jobs keep, by tensor and round."""
+    """The program of a server that forms means.
+
+    `keep`: all that it must remember, as plain values. It may be closed while it waits, and another
+    goes on with what it kept.
+    """
     await _Collector(node, num_servers, keep, await node.members()).run()
 
 
@@ -196,63 +155,123 @@ class _Collector:
     """What a server has received and cannot answer yet."""
 
     def __init__(
-        self, node: Node, num_servers: int, keep: dict[Slot, Any], members: frozenset[int]
+        self, node: Node, num_servers: int, keep: dict[str, Any], members: frozenset[int]
     ) -> None:
         self.node = node
         self.num_servers = num_servers
-        self.keep = keep
-        self.lost = set(range(node.size)) - members
-        self.boxes: dict[Exchange, dict[int, Framed]] = {}  # for jobs: rank -> its message
+        self.kept: dict[Slot, Any] = keep.setdefault("kept", {})  # by jobs
+        self.lost: dict[int, None] = keep.setdefault(
+            "lost", dict.fromkeys(rank for rank in range(node.size) if rank not in members)
+        )
+        # For jobs: rank -> its message.
+        self.boxes: dict[Exchange, dict[int, Tensor]] = keep.setdefault("boxes", {})
+        # What was ordered: the digest of the job.
+        self.jobs: dict[Exchange, int] = keep.setdefault("jobs", {})
         # How often something was handed on: (from, to) -> count
-        self.passed: defaultdict[Exchange, Counter[tuple[int, int]]] = defaultdict(Counter)
+        self.passed: dict[Exchange, dict[tuple[int, int], int]] = keep.setdefault("passed", {})
 
     async def run(self) -> None:
         while True:
             rank, message = await self.node.recv_each(REQUEST)
             order = message.header if isinstance(message, Framed) else None
-            if isinstance(order, Membership):
+            if isinstance(order, Membership) and rank >= self.node.size:  # no worker says that
                 await self._changed(order)
-            elif not isinstance(order, Order) or message.data is None:
-                raise WireError(f"server {self.node.rank} got {message!r}, expected an order")
-            elif order.job is None:
-                await self._hand_on(rank, order, message.data)
+            elif not isinstance(order, Order):
+                # Nobody waits for an answer that one could think of.
+                what = type(message if order is None else order).__name__
+                warnings.warn(
+                    f"server {self.node.rank} got a {what} from rank {rank}, expected an order; "
+                    "it was dropped",
+                    GradwireWarning,
+                    stacklevel=2,
+                )
             else:
-                await self._collect(rank, order, message)
+                await self._obey(rank, order, message.data)
+
+    async def _obey(self, rank: int, order: Order, data: Tensor | None) -> None:
+        """What is wrong with an order is the error of whoever waits for its answer."""
+        try:
+            order.check(rank, self.node.size)
+            if data is None:
+                raise WireError(f"rank {rank} sent no tensor with an order for {order.label!r}")
+            exchange = (order.label, order.round, order.members)
+            if order.job is not None:
+                if rank in self.boxes.get(exchange, ()):
+                    raise WireError(
+                        f"rank {rank} sent {order.label!r}, round {order.round}, out of turn"
+                    )
+                self._check_begun(rank)
+        except WireError as error:
+            await self._refuse(rank, order, error)
+            return
+        if order.job is None:
+            await self._hand_on(rank, order, data)
+        else:
+            await self._collect(rank, order, data)
+
+    def _check_begun(self, rank: int) -> None:
+        """Whoever begins exchanges without end must not fill this server."""
+        if len(self.boxes) >= _MAX_EXCHANGES:
+            num_begun = sum(rank in box for box in self.boxes.values())
+            if num_begun >= _MAX_EXCHANGES // self.node.size:
+                raise WireError(f"rank {rank} waits for {num_begun} exchanges at one server")
+
+    async def _refuse(self, rank: int, order: Order, error: Exception) -> None:
+        if rank >= self.node.size:
+            return
+        slot = (order.label, order.round)
+        tags = [slot] if order.job is not None else [(*slot, peer) for peer in order.members[:1024]]
+        for tag in tags:
+            await self._tell(rank, tag, Failed.of(error))
 
     async def _hand_on(self, rank: int, order: Order, data: Tensor) -> None:
         exchange = (order.label, order.round, order.members)
+        if exchange not in self.passed and len(self.passed) >= _MAX_EXCHANGES:
+            del self.passed[next(iter(self.passed))]  # the oldest: it is over long since
         for peer in order.to:
-            self.passed[exchange][rank, peer] += 1
+            passed = self.passed.setdefault(exchange, {})
+            passed[rank, peer] = passed.get((rank, peer), 0) + 1
             await self._answer(peer, (*exchange[:2], rank), data)
-        for gone in self.lost.intersection(order.members):
+        for gone in [member for member in order.members if member in self.lost]:
             await self._tell_if_waiting(rank, exchange, gone)
 
     async def _tell_if_waiting(self, rank: int, exchange: Exchange, gone: int) -> None:
         """A member that has sent more than the lost one had for it waits in vain."""
-        passed = self.passed[exchange]
-        num_begun = max(passed[rank, peer] for peer in exchange[2])
-        if num_begun > passed[gone, rank]:
+        passed = self.passed.get(exchange, {})
+        num_begun = max(passed.get((rank, peer), 0) for peer in exchange[2])
+        if num_begun > passed.get((gone, rank), 0):
             await self._give_up(rank, (*exchange[:2], gone), gone)
 
-    async def _collect(self, rank: int, order: Order, message: Framed) -> None:
+    async def _collect(self, rank: int, order: Order, message: Tensor) -> None:
         exchange = (order.label, order.round, order.members)
         gone = next((member for member in order.members if member in self.lost), None)
         if gone is not None:
             await self._give_up(rank, exchange[:2], gone)
             return
         boxes = self.boxes.setdefault(exchange, {})
-        if rank not in order.members or rank in boxes:
-            raise WireError(f"rank {rank} sent {order.label!r}, round {order.round}, out of turn")
+        if self.jobs.setdefault(exchange, order.digest) != order.digest:
+            self.jobs[exchange] = _DIFFERENT
         boxes[rank] = message  # one at a time: nobody goes on before it is answered
         if len(boxes) < len(order.members):
             return
         del self.boxes[exchange]
-        messages = tuple(boxes[member].data for member in order.members)
+        is_agreed = self.jobs.pop(exchange) != _DIFFERENT
+        messages = tuple(boxes[member] for member in order.members)
         assert order.job is not None
         slot = exchange[:2]
-        answer, kept = await self.node.call(order.job.run, messages, self.keep.get(slot))
+        try:
+            if not is_agreed:
+                raise WireError(
+                    f"the members of {order.members} ordered different jobs for {order.label!r}, "
+                    f"round {order.round}; all must run the same configuration"
+                )
+            answer, kept = await self.node.call(order.job.run, messages, self.kept.get(slot))
+        except Exception as error:  # whatever messages can do to a job
+            for member in self._in_turn(order.members):
+                await self._tell(member, slot, Failed.of(error))
+            return
         if kept is not None:
-            self.keep[slot] = kept
+            self.kept[slot] = kept
         for member in self._in_turn(order.members):
             await self._answer(member, slot, answer)
 
@@ -265,10 +284,11 @@ class _Collector:
         """Those that wait for a worker that was lost wait in vain."""
         rank = change.rank
         if change.there:
-            self.lost.discard(rank)
+            self.lost.pop(rank, None)
             return
-        self.lost.add(rank)
+        self.lost[rank] = None
         for exchange in [key for key in self.boxes if rank in key[2]]:
+            self.jobs.pop(exchange, None)
             for member in self.boxes.pop(exchange):
                 await self._give_up(member, exchange[:2], rank)
         for exchange in [key for key in self.passed if rank in key[2]]:
@@ -281,5 +301,9 @@ class _Collector:
         await self.node.send_framed(rank, (ANSWER, *tag), framed, HEADER_NBYTES, tag[0])
 
     async def _give_up(self, rank: int, tag: tuple[Any, ...], gone: int) -> None:
-        framed = Framed(Lost(await why_lost(self.node, gone)))
+        await self._tell(rank, tag, Lost.of(await why_lost(self.node, gone)))
+
+    async def _tell(self, rank: int, tag: tuple[Any, ...], why: Lost | Failed) -> None:
+        """Why there is no answer."""
+        framed = Framed(why)
         await self.node.send_framed(rank, (ANSWER, *tag), framed, HEADER_NBYTES, "membership")

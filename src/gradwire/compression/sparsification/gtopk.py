@@ -34,7 +34,7 @@ from gradwire.compression.sparsification._selection import check_density, scatte
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import State, clamp_to, corrected, is_finite, scale_dtype
 from gradwire.core.errors import WireError
-from gradwire.core.group import Group
+from gradwire.core.group import Group, Merging
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reduced, Reducer
@@ -66,7 +66,7 @@ class GTopK(Reducer):
         full = corrected(x, residual).reshape(-1).contiguous()
         tree = _Tree(TopK(self.density), spec)
         mine = await node.call(tree.select, full)
-        heard = await group.reduce_tree(mine.buffer, tree.merge)
+        heard = await group.reduce_tree(mine.buffer, tree)
         where, mean = await node.share(_average, tree, heard, group.size)
         taken = partial(_taken, tree, full, mine, where)
         return Reduced(
@@ -78,7 +78,7 @@ class GTopK(Reducer):
 
 
 @dataclass(frozen=True)
-class _Tree:
+class _Tree(Merging):
     """Packed sparse vectors of k elements each, and their merges."""
 
     codec: TopK  # what a message looks like on the wire
@@ -95,7 +95,7 @@ class _Tree:
             raise WireError("values: NaN or infinity in a sparse vector")
         return self.codec.positions({**parts, "values": values}, self.spec), values
 
-    def merge(self, a: Tensor, b: Tensor) -> Tensor:
+    def merge(self, a: Tensor, b: Tensor, /) -> Tensor:
         """The k largest elements of the sum of two vectors of k elements."""
         (at, values), (other_at, other) = self.read(a), self.read(b)
         union, place = torch.unique(torch.cat([at, other_at]), return_inverse=True)

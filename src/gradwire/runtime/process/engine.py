@@ -7,6 +7,16 @@ the seconds since the engine was made.
 
 A rank is lost when its connection breaks without a goodbye. Who waits for a message from it gets
 `PeerLost` once everything it sent has been read.
+
+Messages that nobody has read yet are taken from the transport up to a number of bytes. Beyond it
+they stay there, and with them their senders, unless no program could go on otherwise: what one
+waits for may be behind them.
+
+With `native` a mean that a program asks for as such (`Collective`) is left to the transport, if
+that has a collective for it. Those match by their order, which must be the same on all ranks. The
+order in which programs go on is not; that of what one program does is. So only the main program
+gets one, and only while it has joined all that it spawned: this holds on all ranks or on none.
+Messages are received meanwhile, so that a rank that gets lost is noticed.
 """
 
 import time
@@ -20,6 +30,7 @@ from typing import Any, TypeVar
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import (
     Call,
+    Collective,
     Compute,
     Framed,
     Join,
@@ -36,13 +47,27 @@ from gradwire.core.node import (
     Task,
     Watch,
 )
-from gradwire.runtime import deadlock
+from gradwire.runtime import checks, deadlock
 from gradwire.runtime.calls import Calls
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.mailboxes import Mailboxes
+from gradwire.runtime.order import Recorder
 from gradwire.runtime.process.frames import tag_hash
-from gradwire.runtime.process.transport import ARRIVED, DONE, JOINED, LOST, Arrival, Transport
+from gradwire.runtime.process.transport import (
+    ARRIVED,
+    DONE,
+    FINISHED,
+    JOINED,
+    LOST,
+    Arrival,
+    Transport,
+    message_nbytes,
+)
 from gradwire.runtime.requests import Evaluator, no_evaluator
+
+# How long a native collective that failed waits for the news that a rank is lost, and one that has
+# not for its end after such news: the rank may have left after its own part.
+_GRACE_S = 2.0
 
 R = TypeVar("R")
 Program = Callable[[Node], Coroutine[Any, Any, R]]
@@ -57,7 +82,9 @@ class ProcessEngine:
 
     Ranks 0 .. num_workers - 1 are workers. Messages of another job are not read: those of an
     earlier one are dropped, those of a later one kept for it. `timeout_s` is how long nothing may
-    happen while programs wait.
+    happen while programs wait. `log` is told in which order programs go on, and by what.
+    `native`: means may be formed by the transport's own all-reduce, which adds in another order;
+    without it they have the simulator's bits. All ranks must say the same.
     """
 
     def __init__(
@@ -68,6 +95,9 @@ class ProcessEngine:
         evaluate: Evaluator = no_evaluator,
         timeout_s: float = 300.0,
         job: int = 0,
+        log: Recorder | None = None,
+        native: bool = False,
+        max_unread_nbytes: int = 64 << 20,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.num_workers = self.size if num_workers is None else num_workers
@@ -92,11 +122,24 @@ class ProcessEngine:
         self._to_compute: deque[tuple[Task[Any], Any]] = deque()
         self._timers: list[tuple[float, int, Task[Any], Any]] = []  # a heap
         self._watchers: dict[Tag, None] = {}
-        self._tasks: dict[Task[Any], None] = {}  # those that have not ended, in order
+        self._tasks: dict[Task[Any], int] = {}  # those that have not ended, in order; with numbers
+        self._numbers = count()  # of tasks in this run
+        self.log = log  # of the next run, too
         self._lost: dict[int, tuple[float, str]] = {}  # when that was noticed, and why
         # Who said goodbye, and because of the loss of whom (-1: of nobody).
         self._left: dict[int, int] = {}
-        self._num_runs = 0
+        self._max_unread_nbytes = max_unread_nbytes
+        self._unread_nbytes = 0  # in the inbox
+        # Collectives are of all nodes of the transport, and means of all workers.
+        can = getattr(transport, "native_mean", None) if self.num_workers == self.size else None
+        self._native_mean = can if native and self.size > 1 else None
+        self._natives: dict[int, Task[Any]] = {}  # who waits for a collective, by its number
+        self._native_failure: Exception | None = None
+        self._main: Task[Any] | None = None
+        self._unjoined: set[Task[Any]] = set()  # by the main program
+        self.num_runs = 0  # so far; who comes later sets it to what the others have behind them
+        # Told that a rank came (True) or was lost (False), and why.
+        self.on_change: Callable[[int, bool, str], None] | None = None
         self._runs_done: defaultdict[int, int] = defaultdict(int)  # by rank
         for arrival in transport.kept(job):
             self._arrive(arrival)
@@ -115,6 +158,12 @@ class ProcessEngine:
         """The ranks that are gone."""
         return frozenset(self._lost)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether every program waits for a message, and none is there that has not been read."""
+        waits = all(isinstance(task.waiting_for, Recv | RecvAny) for task in self._tasks)
+        return waits and not (self._ready or self._to_compute or self._inbox)
+
     def run(self, program: Program[R]) -> R | None:
         """Runs a worker's program to its end, and returns its result.
 
@@ -123,8 +172,18 @@ class ProcessEngine:
         server) ends in the same way, and its result is None. What nobody has read stays for the
         next run.
         """
-        self._num_runs += 1
-        main = self._spawn(program(Node(self.rank, self.num_workers)))
+        self.num_runs += 1
+        self._numbers = count()
+        log = self.log
+        if log is not None:
+            if self._native_mean is not None:
+                raise ValueError(
+                    "a run whose order is recorded has no native collectives: the simulator could "
+                    "not replay it to the same bits. Make the engine with native=False."
+                )
+            log.begins()
+        node = Node(self.rank, self.num_workers, native=self._native_mean is not None)
+        main = self._main = self._spawn(program(node))
         is_worker = self.rank < self.num_workers
         is_told = not is_worker  # whether the others know that this one is done
         try:
@@ -138,6 +197,8 @@ class ProcessEngine:
                 if (main.done or not is_worker) and self._are_done():
                     break
                 self._wait()
+            if log is not None:
+                log.ends(self.now)
             return main.result
         finally:
             for task in self._tasks:
@@ -148,6 +209,9 @@ class ProcessEngine:
             self._timers.clear()
             self._mailboxes.dismiss()
             self._watchers.clear()
+            self._natives.clear()
+            self._unjoined.clear()
+            self._main = None
 
     # The loop.
 
@@ -156,7 +220,8 @@ class ProcessEngine:
         while True:
             while self._ready:
                 self._step(*self._ready.popleft())
-            if self._take(0.0) or self._expire():
+            is_full = self._unread_nbytes > self._max_unread_nbytes
+            if (not is_full and self._take(0.0)) or self._expire():
                 continue
             if not self._to_compute:
                 return
@@ -173,12 +238,17 @@ class ProcessEngine:
         self.wait_s += time.monotonic() - began
 
     def _take(self, timeout_s: float) -> bool:
-        """Takes in what has arrived; whether there was something."""
+        """Takes in what has arrived; whether there was something.
+
+        Where too much is unread, only the first: it may be what a program waits for.
+        """
         arrival = self._transport.next(timeout_s)
         if arrival is None:
             return False
         while arrival is not None:
             self._arrive(arrival)
+            if self._unread_nbytes > self._max_unread_nbytes:
+                break
             arrival = self._transport.next(0.0)
         return True
 
@@ -188,9 +258,12 @@ class ProcessEngine:
         while self._timers and self._timers[0][0] <= now:
             _, _, task, effect = heappop(self._timers)
             if task.waiting_for is effect:
+                failure = None
                 if isinstance(effect, RecvAny):
                     del self._waiting_any[tag_hash(effect.tag)]
-                self._wake(task)
+                elif isinstance(effect, Collective):
+                    failure = self._native_failure
+                self._wake(task, None, failure)
                 has_woken = True
         return has_woken
 
@@ -210,13 +283,16 @@ class ProcessEngine:
 
     def _spawn(self, program: Coroutine[Any, Any, Any]) -> Task[Any]:
         task = Task(self.rank, program)
-        self._tasks[task] = None
+        self._tasks[task] = next(self._numbers)
         self._ready.append((task, None, None))
         return task
 
     def _step(self, task: Task[Any], value: Any, failure: Exception | None) -> None:
         """Runs a program until it must wait. `failure` is raised where it awaits an effect."""
         send, throw = task.program.send, task.program.throw
+        log, number = self.log, self._tasks[task]
+        if log is not None:
+            log.goes_on(number, value, failure)
         while True:
             try:
                 effect = send(value) if failure is None else throw(failure)
@@ -234,8 +310,11 @@ class ProcessEngine:
             try:
                 is_answered, value = self._answer(task, effect)
             except Exception as error:
-                failure = error
-                continue
+                is_answered, failure = True, error
+            if log is not None:
+                log.asks(number, effect)
+                if is_answered:
+                    log.goes_on(number, value, failure)
             if not is_answered:
                 return
 
@@ -258,8 +337,7 @@ class ProcessEngine:
         if kind is Now:
             return True, self.now
         if kind is Sleep:
-            if not effect.seconds >= 0:
-                raise ValueError(f"rank {self.rank} sleeps for {effect.seconds} s, below zero")
+            checks.check_sleep(effect, self.rank)
             if effect.seconds == 0:  # lets the others run
                 self._wake(task)
             else:
@@ -270,24 +348,28 @@ class ProcessEngine:
         if kind is Watch:
             self._watchers[effect.tag] = None
             return True, None
+        if kind is Collective:
+            return self._collective(task, effect)
         if kind is Spawn:
-            return True, self._spawn(effect.program)
+            spawned = self._spawn(effect.program)
+            if task is self._main:
+                self._unjoined.add(spawned)
+            return True, spawned
         if kind is Join:
+            if task is self._main:
+                self._unjoined.discard(effect.task)
             if effect.task.done:
                 return True, effect.task.result
             effect.task.joiners.append(task)
             task.waiting_for = effect
             return False, None
-        raise TypeError(f"rank {self.rank} awaited {effect!r}, which is no effect")
+        raise checks.unknown(effect, self.rank)
 
     # Effects.
 
     def _send(self, effect: Send) -> None:
         dst = effect.dst
-        if not 0 <= dst < self.size:
-            raise ValueError(
-                f"rank {self.rank} sends to {dst}; there are ranks 0 .. {self.size - 1}"
-            )
+        checks.check_send(effect, self.rank, self.size)
         tag = tag_hash(effect.tag)
         if dst != self.rank:
             self.ledger.record(self.rank, dst, effect.nbytes, effect.label)
@@ -297,12 +379,10 @@ class ProcessEngine:
 
     def _recv(self, task: Task[Any], effect: Recv) -> tuple[bool, Any]:
         key = (effect.src, tag_hash(effect.tag))
-        box = self._inbox.get(key)
-        if box:
-            message = box.popleft()[1]
-            if not box:
-                del self._inbox[key]
-            return True, message
+        found = self._mailboxes.take(0, *key)
+        if found is not None:
+            self._unread_nbytes -= message_nbytes(found[1])
+            return True, found[1]
         if effect.src in self._lost or effect.src in self._left:
             raise self._peer_lost(effect.src)
         if self._waiting.setdefault(key, task) is not task:
@@ -313,12 +393,11 @@ class ProcessEngine:
 
     def _recv_any(self, task: Task[Any], effect: RecvAny[Any]) -> tuple[bool, Any]:
         timeout_s, tag = effect.timeout_s, tag_hash(effect.tag)
-        if timeout_s is not None and not 0 <= timeout_s < inf:
-            raise ValueError(
-                f"rank {self.rank} waits for {timeout_s} s; a timeout is finite and >= 0"
-            )
+        checks.check_wait(effect, self.rank)
         self._take(0.0)
         found = self._mailboxes.take_any(0, tag)
+        if found is not None:
+            self._unread_nbytes -= message_nbytes(found[1])
         if found is not None or timeout_s == 0:
             return True, found
         if self._waiting_any.setdefault(tag, task) is not task:
@@ -328,6 +407,34 @@ class ProcessEngine:
             # An effect of its own, by which to know this wait from a later one.
             self._alarm(task, RecvAny(effect.tag, timeout_s), timeout_s)
         return False, None
+
+    def _collective(self, task: Task[Any], effect: Collective) -> tuple[bool, Any]:
+        if self._native_mean is None or task is not self._main or self._unjoined:
+            return True, None
+        for rank in (*self._lost, *self._left):
+            raise self._peer_lost(rank)
+        number = self._native_mean(effect.data)
+        if number is None:
+            return True, None
+        for dst, nbytes in effect.sends:
+            self.ledger.record(self.rank, dst, nbytes, effect.label)
+        self._natives[number] = task
+        task.waiting_for = effect
+        return False, None
+
+    def _finish_collective(self, number: int, outcome: Any) -> None:
+        task = self._natives.pop(number, None)
+        if task is None:  # nobody waits for it any more
+            return
+        if not isinstance(outcome, Exception):
+            self._wake(task, outcome)
+        elif self._lost or self._left:
+            self._wake(task, None, self._peer_lost(next(iter((*self._lost, *self._left)))))
+        else:
+            # A rank that was lost shows in other connections, too, and by name.
+            self._native_failure = outcome
+            outcome.add_note("a native all-reduce failed, and no rank is known to be lost")
+            self._alarm(task, task.waiting_for, _GRACE_S)
 
     def _alarm(self, task: Task[Any], effect: Any, seconds: float) -> None:
         task.waiting_for = effect
@@ -345,22 +452,33 @@ class ProcessEngine:
             elif job == self.job:
                 self._deliver(src, tag, message)
             return
+        if kind == FINISHED:
+            self._finish_collective(tag, message)
+            return
         if kind == JOINED:
             self._lost.pop(src, None)
+            self._runs_done.pop(src, None)  # that was who it was before
             self._left.pop(src, None)
             self._tell_watchers(Membership(src, True, self.now if time_s is None else time_s))
+            if self.on_change is not None:
+                self.on_change(src, True, "")
             return
         if kind == LOST:
             if src in self._lost or src in self._left:
                 return
             now = self.now
             self._lost[src] = now, message
+            if self.on_change is not None:
+                self.on_change(src, False, message)
             self._tell_watchers(Membership(src, False, now if time_s is None else time_s))
         else:
             self._left[src] = tag - 1
         # Who waits for it waits no longer: what it sent before has been delivered.
         for key in [key for key in self._waiting if key[0] == src]:
             self._wake(self._waiting.pop(key), None, self._peer_lost(src))
+        if self._main is not None and type(self._main.waiting_for) is Collective:
+            self._native_failure = self._peer_lost(src)
+            self._alarm(self._main, self._main.waiting_for, _GRACE_S)
 
     def _tell_watchers(self, change: Membership) -> None:
         if change.rank < self.num_workers:
@@ -377,6 +495,7 @@ class ProcessEngine:
             self._wake(task, (src, message))
             return
         self._inbox.setdefault((src, tag), deque()).append((next(self._order), message))
+        self._unread_nbytes += message_nbytes(message)
 
     def _peer_lost(self, rank: int) -> PeerLost:
         """Why nothing will come from this rank."""
@@ -395,12 +514,12 @@ class ProcessEngine:
     def _tell_done(self) -> None:
         for peer in range(self.size):
             if peer != self.rank and peer not in self._lost and peer not in self._left:
-                self._transport.send_done(peer, self.job, self._num_runs)
+                self._transport.send_done(peer, self.job, self.num_runs)
 
     def _are_done(self) -> bool:
         """Whether all other workers are done with this run, or gone."""
         return all(
-            self._runs_done[peer] >= self._num_runs or peer in self._lost or peer in self._left
+            self._runs_done[peer] >= self.num_runs or peer in self._lost or peer in self._left
             for peer in range(self.num_workers)
             if peer != self.rank
         )

@@ -3,29 +3,31 @@
     0   magic "GWFR"                    12  job, u32
     4   version                         16  hash of the tag, u64
     5   kind                            24  length of the payload, u64
-    6   dtype code; 255: no tensor      32  length of the header object, u16
-    7   number of dimensions            34  flags (1: the tensor lay on an accelerator), u16
-    8   zero, u32                       36  zero, u32
+    6   dtype code; 255: no tensor      32  length of the header object, u32
+    7   number of dimensions            36  flags (1: the tensor lay on an accelerator;
+                                            2: the payload takes another way), u16
+    8   zero, u32                       38  zero, u16
     40  the dimensions, u64 each, then the header object, then the payload if there is room
 
 All this lies in a block of at most `BLOCK_NBYTES`, for which a receiver always has room. A payload
-that has no room in it follows by itself, as one buffer that nobody copied. Tags travel as hashes:
-whoever waits for one knows it. A tag is text, numbers and None in nested tuples.
+that has no room in it follows by itself, as one buffer that nobody copied. Transports that know how
+long a block is may allow longer ones, for long header objects; payloads are inside up to the same
+length, unless both ends agree on another (`inline_nbytes`). Tags travel as hashes: whoever waits
+for one knows it. A tag is text, numbers and None in nested tuples.
 
-A header object is a frozen dataclass of plain values whose class is on a list (`Headers`). It
-travels as JSON text and is checked field by field against the declared types. What comes from the
-network is never trusted: anything unexpected is a `WireError`, raised before anything is allocated.
+A header object is a frozen dataclass of plain values whose class is on a list: see headers.py. What
+comes from the network is never trusted: anything unexpected is a `WireError`, raised before
+anything is allocated.
 """
 
 import json
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from math import isnan
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ from torch import Tensor
 from gradwire.core.errors import WireError
 from gradwire.core.node import Framed, Tag
 from gradwire.core.payload import DTYPES
+from gradwire.runtime.process.headers import Headers as Headers
 
 BLOCK_NBYTES = 32768
 MAX_PAYLOAD_NBYTES = 1 << 32
@@ -42,9 +45,9 @@ TENSOR, FRAMED, GOODBYE, DONE = range(4)  # kinds
 _KINDS = (TENSOR, FRAMED, GOODBYE, DONE)
 
 _MAGIC, _VERSION = b"GWFR", 1
-_FIXED = struct.Struct("<4sBBBBIIQQHHI")
+_FIXED = struct.Struct("<4sBBBBIIQQIHH")
 _NO_TENSOR = 255
-_ON_DEVICE = 1
+_ON_DEVICE, _DIRECT = 1, 2
 _DTYPES = (*DTYPES, torch.bool)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
@@ -61,6 +64,7 @@ class Frame(NamedTuple):
     nbytes: int  # of the payload
     on_device: bool
     start: int  # where the payload begins in the block; 0: it follows by itself
+    is_direct: bool = False  # the payload comes from accelerator to accelerator
 
     @property
     def num_to_come(self) -> int:
@@ -101,119 +105,43 @@ def _canonical(tag: Any) -> str:
     )
 
 
-Check = Callable[[Any], Any]
-
-
-class Headers:
-    """The classes of header objects that may travel, by name."""
-
-    def __init__(self, *classes: type) -> None:
-        self._classes: dict[str, type] = {}
-        self._fields: dict[type, list[tuple[str, Check]]] = {}
-        for cls in classes:
-            name = cls.__name__
-            assert name not in self._classes, f"two header classes are called {name}"
-            if not is_dataclass(cls) or not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-                raise TypeError(f"{name} is no frozen dataclass, so it cannot be a header")
-            hints = get_type_hints(cls)
-            self._classes[name] = cls
-            self._fields[cls] = [(one.name, _check_of(hints[one.name])) for one in fields(cls)]
-
-    def encode(self, header: Any) -> bytes:
-        if header is None:
-            return b""
-        checks = self._fields.get(type(header))
-        if checks is None:
-            raise WireError(
-                f"a header of class {type(header).__name__} cannot be sent; this transport knows "
-                f"{', '.join(self._classes) or 'none'}"
-            )
-        values = [check(getattr(header, name)) for name, check in checks]
-        return json.dumps([type(header).__name__, *values], separators=(",", ":")).encode()
-
-    def decode(self, text: bytes) -> Any:
-        if not text:
-            return None
-        try:
-            name, *values = json.loads(text.decode())
-            cls = self._classes[name]
-            checks = self._fields[cls]
-            if len(values) != len(checks):
-                raise WireError(f"{name} has {len(checks)} fields, got {len(values)}")
-            return cls(*[check(value) for (_, check), value in zip(checks, values)])
-        except WireError:
-            raise
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise WireError(f"these bytes are no header object: {error!r}") from error
-
-
-def _check_of(kind: Any) -> Check:
-    """A function that returns a value of this type, or raises `WireError`."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind in (int, str, bool):
-        return lambda value: value if type(value) is kind else _refuse(value, kind)
-    if kind is float:
-        return lambda value: float(value) if type(value) in (int, float) else _refuse(value, kind)
-    if kind is None or kind is NoneType:
-        return lambda value: None if value is None else _refuse(value, kind)
-    if origin is Literal:
-        return lambda value: (
-            value
-            if any(type(value) is type(arg) and value == arg for arg in args)
-            else _refuse(value, kind)
-        )
-    if origin in (Union, UnionType):
-        choices = [_check_of(arg) for arg in args]
-        return lambda value: _first(choices, value, kind)
-    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
-        item = _check_of(args[0])
-        return lambda value: tuple(map(item, _items(value, kind)))
-    if origin is tuple:
-        items = [_check_of(arg) for arg in args]
-        return lambda value: (
-            tuple(check(one) for check, one in zip(items, value))
-            if len(_items(value, kind)) == len(items)
-            else _refuse(value, kind)
-        )
-    raise TypeError(f"a header field of type {kind} cannot travel: only plain values and tuples")
-
-
-def _first(choices: list[Check], value: Any, kind: Any) -> Any:
-    for choice in choices:
-        try:
-            return choice(value)
-        except WireError:
-            pass
-    return _refuse(value, kind)
-
-
-def _items(value: Any, kind: Any) -> Any:
-    return value if type(value) in (list, tuple) else _refuse(value, kind)
-
-
-def _refuse(value: Any, kind: Any) -> Any:
-    raise WireError(f"a header field should be {kind}, got {value!r}")
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """What is sent: a block, and a payload that had no room in it."""
 
     block: Tensor  # uint8
     payload: Tensor | None
+    is_direct: bool = False  # the payload takes a way of its own
 
     @property
     def nbytes(self) -> int:
         return self.block.numel() + (0 if self.payload is None else self.payload.numel())
 
 
-def pack(job: int, tag: int, message: Any, headers: Headers) -> Packed:
-    """A tensor, or a `Framed`, as bytes. The payload is the tensor's own memory if it can be."""
+def pack(
+    job: int,
+    tag: int,
+    message: Any,
+    headers: Headers,
+    block_nbytes: int = BLOCK_NBYTES,
+    *,
+    inline_nbytes: int = BLOCK_NBYTES,
+    copied: Tensor | None = None,
+    is_direct: bool = False,
+) -> Packed:
+    """A tensor, or a `Framed`, as bytes. The payload is the tensor's own memory if it can be.
+
+    `copied`: what the tensor holds, on the host already. `is_direct`: the payload stays where it
+    is, and takes a way of its own.
+    """
     if isinstance(message, Framed):
-        return _pack(FRAMED, job, tag, message.data, headers.encode(message.header))
+        header = headers.encode(message.header)
+        return _pack(
+            FRAMED, job, tag, message.data, header, block_nbytes, inline_nbytes, copied, is_direct
+        )
     if not isinstance(message, Tensor):
         raise ValueError(f"a message is a tensor or a Framed, got {type(message).__name__}")
-    return _pack(TENSOR, job, tag, message, b"")
+    return _pack(TENSOR, job, tag, message, b"", block_nbytes, inline_nbytes, copied, is_direct)
 
 
 def pack_control(kind: int, job: int = 0, number: int = 0) -> Packed:
@@ -224,7 +152,17 @@ def pack_control(kind: int, job: int = 0, number: int = 0) -> Packed:
     return _pack(kind, job, number, None, b"")
 
 
-def _pack(kind: int, job: int, tag: int, data: Tensor | None, header: bytes) -> Packed:
+def _pack(
+    kind: int,
+    job: int,
+    tag: int,
+    data: Tensor | None,
+    header: bytes,
+    block_nbytes: int = BLOCK_NBYTES,
+    inline_nbytes: int = BLOCK_NBYTES,
+    copied: Tensor | None = None,
+    is_direct: bool = False,
+) -> Packed:
     shape: tuple[int, ...] = ()
     code, nbytes, flags, payload = _NO_TENSOR, 0, 0, None
     if data is not None:
@@ -234,37 +172,47 @@ def _pack(kind: int, job: int, tag: int, data: Tensor | None, header: bytes) -> 
         flags = 0 if data.device.type == "cpu" else _ON_DEVICE
         nbytes = data.numel() * data.element_size()
         if nbytes:
-            payload = data.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            if not is_direct:
+                data = data.detach().cpu() if copied is None else copied
+            flags |= _DIRECT if is_direct else 0
+            payload = data.detach().contiguous().reshape(-1).view(torch.uint8)
     fixed = _FIXED.pack(
         _MAGIC, _VERSION, kind, code, len(shape), 0, job, tag, nbytes, len(header), flags, 0
     )
     text = fixed + struct.pack(f"<{len(shape)}Q", *shape) + header
-    if len(text) > BLOCK_NBYTES:
+    if len(text) > block_nbytes:
         raise ValueError(
             f"a header object of {len(header)} bytes is too long: with the rest it must fit into "
-            f"{BLOCK_NBYTES} bytes"
+            f"{block_nbytes} bytes"
         )
-    block = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    if payload is not None and len(text) + nbytes <= BLOCK_NBYTES:
-        block, payload = torch.cat([block, payload]), None
-    return Packed(block, payload)
+    is_direct = bool(flags & _DIRECT)
+    head = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    if payload is None or is_direct or len(text) + nbytes > inline_nbytes:
+        return Packed(head, payload, is_direct)
+    return Packed(torch.cat([head, payload]), None)
 
 
 def unpack(
-    block: bytes | memoryview, headers: Headers, max_nbytes: int = MAX_PAYLOAD_NBYTES
+    block: bytes | memoryview,
+    headers: Headers,
+    max_nbytes: int = MAX_PAYLOAD_NBYTES,
+    *,
+    block_nbytes: int = BLOCK_NBYTES,
+    inline_nbytes: int = BLOCK_NBYTES,
+    is_exact: bool = False,
 ) -> Frame:
     """Reads a block; raises `WireError` unless everything in it is as it should be.
 
-    What lies behind the end of the frame is of no matter: transports that do not say how much
-    came read into a buffer of `BLOCK_NBYTES`.
+    What lies behind the end of the frame is of no matter, unless the block `is_exact`: transports
+    that do not say how much came read into a buffer of `BLOCK_NBYTES`.
     """
-    if not _FIXED.size <= len(block) <= BLOCK_NBYTES:
-        raise WireError(f"a block has {_FIXED.size} .. {BLOCK_NBYTES} bytes, got {len(block)}")
+    if not _FIXED.size <= len(block) <= block_nbytes:
+        raise WireError(f"a block has {_FIXED.size} .. {block_nbytes} bytes, got {len(block)}")
     fixed = _FIXED.unpack_from(block)
     magic, version, kind, code, num_dims, zero, job, tag, nbytes, length, flags, also_zero = fixed
     if magic != _MAGIC or version != _VERSION:
         raise WireError(f"no frame of version {_VERSION}: it begins with {bytes(block[:5])!r}")
-    if kind not in _KINDS or zero or also_zero or flags & ~_ON_DEVICE:
+    if kind not in _KINDS or zero or also_zero or flags & ~(_ON_DEVICE | _DIRECT):
         raise WireError(f"unknown kind {kind} or flags {flags} of a frame")
     if num_dims > MAX_DIMS:
         raise WireError(f"{num_dims} dimensions; there are at most {MAX_DIMS}")
@@ -282,11 +230,18 @@ def unpack(
         dtype = _DTYPES[code]
         _check_size(shape, dtype.itemsize, nbytes, max_nbytes)
     header = headers.decode(bytes(block[end - length : end]))
-    is_inside = 0 < nbytes <= BLOCK_NBYTES - end
+    is_direct = bool(flags & _DIRECT)
+    if is_direct and not nbytes:
+        raise WireError("a payload of no bytes takes no way of its own")
+    is_inside = not is_direct and 0 < nbytes <= inline_nbytes - end
     if is_inside and end + nbytes > len(block):
         raise WireError(f"the block ends {end + nbytes - len(block)} bytes before its payload does")
+    stop = end + nbytes if is_inside else end
+    if is_exact and stop != len(block):
+        raise WireError(f"the block goes on for {len(block) - stop} bytes behind its frame")
     start = end if is_inside else 0
-    return Frame(kind, job, tag, header, dtype, shape, nbytes, bool(flags), start)
+    on_device = bool(flags & _ON_DEVICE)
+    return Frame(kind, job, tag, header, dtype, shape, nbytes, on_device, start, is_direct)
 
 
 def _check_size(shape: tuple[int, ...], itemsize: int, nbytes: int, max_nbytes: int) -> None:

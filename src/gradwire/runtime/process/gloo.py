@@ -7,16 +7,22 @@ block of limited length comes first, and says how long the payload is that follo
 was killed shows as an error of the receive that waits for it.
 
 Sends are posted at once and in order. What they send must live until it has left, so the posted
-ones are kept, up to a number of bytes per peer; beyond it the sender waits for the oldest.
-Receiving threads take everything that comes, so two that wait in a send do not block each other.
+ones are kept, up to a number of bytes per peer; beyond it the sender waits for the oldest. What has
+come and not been taken is limited, too: the thread of a peer pauses meanwhile, and with it the
+peer. While this rank waits in a send no thread pauses, so two that do so do not block each other.
+
+Tensors on accelerators: see accelerator.py. An all-reduce of gloo's own runs in a group of its own,
+and in gloo's threads; what it was comes through the same queue as messages.
 """
 
 import threading
 from collections import defaultdict, deque
+from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,20 +30,59 @@ from torch import Tensor
 
 from gradwire.core.errors import WireError
 from gradwire.runtime.process import frames
-from gradwire.runtime.process.frames import BLOCK_NBYTES, Headers, Packed
-from gradwire.runtime.process.transport import ARRIVED, DONE, GOODBYE, LOST, Arrival
+from gradwire.runtime.process.accelerator import Landing, Leaving, PayloadGroups
+from gradwire.runtime.process.frames import Headers, Packed
+from gradwire.runtime.process.transport import (
+    ARRIVED,
+    DONE,
+    FINISHED,
+    GOODBYE,
+    LOST,
+    Arrival,
+    message_nbytes,
+    tensor_of,
+)
 
 _NEVER = timedelta(days=365)
+# A payload that follows its block costs a second exchange between the ranks; up to here a copy is
+# cheaper. There is one such buffer per peer.
+BLOCK_NBYTES = 1 << 19
 _MAX_POSTED = 256  # sends to one peer that are kept, however small
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 _NO_HEADERS = Headers()
+
+
+class _Reduced(NamedTuple):
+    """An all-reduce of gloo's own has ended."""
+
+    number: int
+    work: dist.Work
+    total: Tensor
+
+
+class _Landed(NamedTuple):
+    """A message whose tensor is still on its way to the accelerator."""
+
+    arrival: Arrival
+    landing: Landing
+
+
+class _Outgoing(NamedTuple):
+    """A message that is posted when its tensor has come from the accelerator."""
+
+    dst: int
+    job: int
+    tag: int
+    message: Any
+    leaving: Leaving | None  # None: it has none, but others are before it
 
 
 class GlooTransport:
     """One rank's end. All ranks of the default process group make theirs at the same time.
 
     `group` is used as it is if given: its timeout must be longer than any rank is ever silent.
-    Tensors that lay on an accelerator are moved to `device` on arrival.
+    Tensors that lay on an accelerator are moved to `device` on arrival. Through `payloads` they go
+    from one accelerator to the other.
     """
 
     def __init__(
@@ -50,6 +95,8 @@ class GlooTransport:
         send_s: float = 300.0,  # how long a peer may read nothing before it counts as lost
         close_s: float = 10.0,  # how long to wait for the others' goodbyes
         device: torch.device | None = None,
+        max_bytes_unread: int = 64 << 20,  # of one peer
+        payloads: PayloadGroups | None = None,
     ) -> None:
         made = dist.new_group(backend="gloo", timeout=_NEVER) if group is None else group
         assert isinstance(made, dist.ProcessGroup), "this rank is not in the group"
@@ -62,7 +109,29 @@ class GlooTransport:
         self._send_timeout = timedelta(seconds=send_s)
         self._close_s = close_s
         self._device = device
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._payloads = payloads
+        # The engine and the receiving threads share the groups of payloads. The first send between
+        # two ranks waits for the other to receive: with a lock for each direction who waits for
+        # whom goes one way through the ranks, so it ends.
+        self._payload_locks = {id(one): threading.Lock() for one in (payloads or ())[:2]}
+        # For collectives: a group of their own, since their order has nothing to do with messages.
+        self._reducing: Any = None
+        if group is None:
+            self._reducing = dist.new_group(backend="gloo", timeout=self._send_timeout)
+        self._numbers = count(1)
+        self._leaving_on: torch.cuda.Stream | None = None
+        self._landing_on: torch.cuda.Stream | None = None
+        if device is not None and device.type == "cuda":
+            self._leaving_on = torch.cuda.Stream(device)
+            self._landing_on = torch.cuda.Stream(device)
+        self._outgoing: deque[_Outgoing] = deque()
+        # What was packed last: the next peer often gets the same.
+        self._last: tuple[Any, tuple[int, int], Packed] | None = None
+        self._arrivals: SimpleQueue[Arrival | _Landed | _Reduced] = SimpleQueue()
+        self._max_bytes_unread = max_bytes_unread
+        self._bytes_unread = [0] * self.size  # by peer; of what no one has taken
+        self._room = threading.Condition()
+        self._is_sending = False  # it waits until something has left
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: list[Arrival] = []  # of peers that left or were lost
         # Of each peer: what was posted, oldest first, with its bytes; and their sum.
@@ -83,23 +152,130 @@ class GlooTransport:
     def send(self, dst: int, job: int, tag: int, message: Any) -> None:
         if dst == self.rank:
             self._arrivals.put(Arrival(ARRIVED, dst, job, tag, message))
+            return
+        data, payloads = tensor_of(message), self._payloads
+        is_direct = (
+            payloads is not None and data is not None and data.device.type == payloads.device_type
+        )
+        if data is not None and self._needs_copy(data) and not is_direct:
+            self._outgoing.append(_Outgoing(dst, job, tag, message, self._leave(data)))
+        elif self._outgoing and not is_direct:
+            self._outgoing.append(_Outgoing(dst, job, tag, message, None))
         else:
-            self._post(dst, frames.pack(job, tag, message, self._headers))
+            self._flush()
+            self._post(dst, self._pack(job, tag, message, is_direct=is_direct))
+
+    def native_mean(self, x: Tensor) -> int | None:
+        """Starts an all-reduce: its number. None: it is not for such tensors."""
+        group = self._reducing
+        if x.device.type != "cpu" and self._payloads is not None:
+            group = self._payloads.up
+        if group is None or x.dtype not in (torch.float32, torch.float64):
+            return None
+        number = next(self._numbers)
+        # Divided before: one pass, and sums that stay in range.
+        total = x.detach() / self.size
+        try:
+            work = group.allreduce([total])
+        except RuntimeError as error:
+            self._arrivals.put(Arrival(FINISHED, self.rank, tag=number, message=error))
+            return number
+        reduced = _Reduced(number, work, total)
+        work.get_future().add_done_callback(lambda _: self._arrivals.put(reduced))
+        return number
 
     def send_done(self, dst: int, job: int, number: int) -> None:
+        self._flush()
         self._post(dst, frames.pack_control(frames.DONE, job, number))
 
     def next(self, timeout_s: float | None) -> Arrival | None:
+        self._flush()
+        self._last = None
         try:
             if timeout_s == 0:
-                arrival = self._arrivals.get_nowait()
+                came = self._arrivals.get_nowait()
             else:
-                arrival = self._arrivals.get(timeout=timeout_s)
+                came = self._arrivals.get(timeout=timeout_s)
         except Empty:
             return None
-        if arrival.kind in (LOST, GOODBYE):
-            self._ended.append(arrival)
-        return arrival
+        if isinstance(came, _Reduced):
+            return self._finished(came)
+        if isinstance(came, _Landed):
+            came.landing.wait()
+            came = came.arrival
+        if came.kind == ARRIVED and came.src != self.rank:
+            self._make_room(came.src, message_nbytes(came.message))
+        elif came.kind in (LOST, GOODBYE):
+            self._ended.append(came)
+        return came
+
+    def _finished(self, reduced: _Reduced) -> Arrival:
+        message: Any = reduced.total
+        try:
+            reduced.work.wait()  # on an accelerator: what comes after it there
+        except RuntimeError as error:
+            message = error
+        return Arrival(FINISHED, self.rank, tag=reduced.number, message=message)
+
+    def _needs_copy(self, data: Tensor) -> bool:
+        return data.is_cuda
+
+    def _leave(self, data: Tensor) -> Leaving:
+        last = self._outgoing[-1].leaving if self._outgoing else None
+        if last is not None and last.tensor is data:  # the same to several peers
+            return last
+        if self._leaving_on is None:
+            self._leaving_on = torch.cuda.Stream(data.device)
+        return Leaving(data, self._leaving_on)
+
+    def _flush(self) -> None:
+        """Posts what has waited for its copy from the accelerator."""
+        while self._outgoing:
+            dst, job, tag, message, leaving = self._outgoing.popleft()
+            copied = None if leaving is None else leaving.arrived()
+            self._post(dst, self._pack(job, tag, message, copied=copied))
+
+    def _pack(
+        self,
+        job: int,
+        tag: int,
+        message: Any,
+        copied: Tensor | None = None,
+        is_direct: bool = False,
+    ) -> Packed:
+        if self._last is not None:
+            sent, sent_as, packed = self._last
+            if sent is message and sent_as == (job, tag):
+                return packed
+        packed = frames.pack(
+            job,
+            tag,
+            message,
+            self._headers,
+            BLOCK_NBYTES,
+            inline_nbytes=BLOCK_NBYTES,
+            copied=copied,
+            is_direct=is_direct,
+        )
+        self._last = message, (job, tag), packed
+        return packed
+
+    def _make_room(self, peer: int, nbytes: int) -> None:
+        with self._room:
+            was_full = self._bytes_unread[peer] > self._max_bytes_unread
+            self._bytes_unread[peer] -= nbytes
+            if was_full and self._bytes_unread[peer] <= self._max_bytes_unread:
+                self._room.notify_all()
+
+    def _await_room(self, peer: int) -> None:
+        """Runs in the thread of this peer."""
+        with self._room:
+            while (
+                self._bytes_unread[peer] > self._max_bytes_unread
+                and not self._is_sending
+                and not self._is_closed
+            ):
+                self._room.wait()
 
     def keep(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)
@@ -118,7 +294,10 @@ class GlooTransport:
         """
         if self._is_closed:
             return
-        self._is_closed = True
+        self._flush()
+        with self._room:
+            self._is_closed = True
+            self._room.notify_all()
         for peer in range(self.size):
             if peer != self.rank:
                 number = 0 if lost is None else lost + 1
@@ -136,15 +315,22 @@ class GlooTransport:
             waiter.start()
         for waiter in waiters:
             waiter.join(max(0.1, until - monotonic()))
+        if lost is not None and self._reducing is not None:
+            with suppress(RuntimeError):  # a collective may be under way, and would never end
+                self._reducing.abort()
 
     def _post(self, peer: int, packed: Packed) -> None:
+        is_direct = packed.is_direct
         for part in (packed.block, packed.payload):
             if part is None or peer in self._broken:
                 continue
             nbytes = part.numel()
             self._wait_below(peer, self._max_bytes_posted - nbytes, _MAX_POSTED - 1)
             try:
-                work = self._group.send([part], peer, 0)
+                if is_direct and part is packed.payload:
+                    work = self._send_payload(part, peer)
+                else:
+                    work = self._group.send([part], peer, 0)
             except RuntimeError:
                 self._lose(peer)
                 return
@@ -155,6 +341,11 @@ class GlooTransport:
     def _wait_below(self, peer: int, max_bytes: int, max_number: int) -> None:
         """Until no more than this is posted, or nothing."""
         posted = self._posted[peer]
+        if not posted or (self._bytes_posted[peer] <= max_bytes and len(posted) <= max_number):
+            return
+        with self._room:
+            self._is_sending = True
+            self._room.notify_all()
         while posted and (self._bytes_posted[peer] > max_bytes or len(posted) > max_number):
             work, part = posted.popleft()
             self._bytes_posted[peer] -= part.numel()
@@ -164,6 +355,16 @@ class GlooTransport:
                 self._lose(peer)
                 posted.clear()
                 self._bytes_posted[peer] = 0
+        self._is_sending = False
+
+    def _payload_group(self, src: int, dst: int) -> dist.ProcessGroup:
+        assert self._payloads is not None
+        return self._payloads.up if src < dst else self._payloads.down
+
+    def _send_payload(self, part: Tensor, peer: int) -> dist.Work:
+        group = self._payload_group(self.rank, peer)
+        with self._payload_locks[id(group)]:
+            return group.send([part], peer, 0)
 
     def _lose(self, peer: int) -> None:
         # Its receiving thread says that it is lost, after everything that came before.
@@ -176,7 +377,13 @@ class GlooTransport:
         try:
             while True:
                 self._group.recv([block], peer, 0).wait()
-                frame = frames.unpack(view, self._headers, self._max_payload_nbytes)
+                frame = frames.unpack(
+                    view,
+                    self._headers,
+                    self._max_payload_nbytes,
+                    block_nbytes=BLOCK_NBYTES,
+                    inline_nbytes=BLOCK_NBYTES,
+                )
                 if frame.kind == frames.GOODBYE:
                     if frame.tag > self.size:
                         raise WireError(f"it lost rank {frame.tag - 1} of {self.size}")
@@ -185,9 +392,14 @@ class GlooTransport:
                 if frame.kind == frames.DONE:
                     self._arrivals.put(Arrival(DONE, peer, frame.job, frame.tag))
                     continue
-                payload = self._payload(peer, frame, block)
-                message = frame.message(payload)
-                self._arrivals.put(Arrival(ARRIVED, peer, frame.job, frame.tag, message))
+                message, landing = self._message(peer, frame, block)
+                if self._is_closed:
+                    continue
+                arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message)
+                with self._room:
+                    self._bytes_unread[peer] += message_nbytes(message)
+                self._arrivals.put(arrival if landing is None else _Landed(arrival, landing))
+                self._await_room(peer)
         except WireError as error:
             # Where the next block would begin is not known any more.
             self._arrivals.put(Arrival(LOST, peer, message=f"it sent what is no message: {error}"))
@@ -195,14 +407,38 @@ class GlooTransport:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._arrivals.put(Arrival(LOST, peer, message=first))
 
+    def _message(self, peer: int, frame: frames.Frame, block: Tensor) -> tuple[Any, Landing | None]:
+        """What came, and its way to the accelerator if it lay on one."""
+        stream = self._landing_on
+        if not frame.on_device or stream is None or not frame.nbytes:
+            return frame.message(self._payload(peer, frame, block)), None
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+            payload = self._payload(peer, frame, block)
+            message = frame.message(payload.to(self._device, non_blocking=True))
+            data = tensor_of(message)
+            assert data is not None
+            return message, Landing(data, stream)
+
     def _payload(self, peer: int, frame: frames.Frame, block: Tensor) -> Tensor:
+        """The bytes of a message: on the host, unless they came directly."""
         if not frame.nbytes:
-            payload = _NO_BYTES
-        elif frame.start:  # a copy: it must be aligned, and the block is used again
-            payload = block[frame.start : frame.start + frame.nbytes].clone()
+            return _NO_BYTES
+        if frame.is_direct:
+            return self._direct_payload(peer, frame.nbytes)
+        is_pinned = frame.on_device and self._landing_on is not None
+        payload = torch.empty(frame.nbytes, dtype=torch.uint8, pin_memory=is_pinned)
+        if frame.start:  # a copy: it must be aligned, and the block is used again
+            payload.copy_(block[frame.start : frame.start + frame.nbytes])
         else:
-            payload = torch.empty(frame.nbytes, dtype=torch.uint8)
             self._group.recv([payload], peer, 0).wait()
-        if frame.on_device and self._device is not None:
-            payload = payload.to(self._device)
+        return payload
+
+    def _direct_payload(self, peer: int, nbytes: int) -> Tensor:
+        if self._payloads is None:
+            raise WireError("its payload comes directly, for which there is no group here")
+        group = self._payload_group(peer, self.rank)
+        payload = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        with self._payload_locks[id(group)]:
+            work = group.recv([payload], peer, 0)
+        work.wait()  # on an accelerator: what comes after it on this stream
         return payload

@@ -2,11 +2,14 @@
 
 from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
+
 ARRIVED, DONE, GOODBYE, LOST, JOINED = "arrived", "done", "goodbye", "lost", "joined"
+FINISHED = "finished"  # a native collective of this rank: `tag` is its number
 
 
 class Arrival(NamedTuple):
-    """Something happened: a message came, or a peer is done with a run, leaves, is lost or comes."""
+    """What happened: a message came, or a peer is done with a run, leaves, is lost or comes."""
 
     kind: str
     src: int
@@ -14,15 +17,33 @@ class Arrival(NamedTuple):
     # The hash of the tag; with DONE the number of the run; with GOODBYE 1 + the rank because of
     # whose loss the peer leaves, or 0.
     tag: int = 0
-    message: Any = None  # with LOST the reason, a text
+    # With LOST the reason, a text; with FINISHED the mean, or what went wrong, an exception.
+    message: Any = None
     # With LOST and JOINED: when, on the clock of who keeps the membership; None: it keeps none.
     # A worker that comes has this as its `life`, by which servers know it from who it was before.
     time_s: float | None = None
     number: int = 0  # of this message among those of `src`, from 1; 0: they are not numbered
 
 
+def tensor_of(message: Any) -> Tensor | None:
+    """The tensor in a message, if it has one."""
+    data = message if isinstance(message, Tensor) else getattr(message, "data", None)
+    return data if isinstance(data, Tensor) else None
+
+
+def message_nbytes(message: Any) -> int:
+    """Of the tensor in a message."""
+    data = tensor_of(message)
+    return 0 if data is None else data.numel() * data.element_size()
+
+
 class Transport(Protocol):
-    """Messages between this rank and others: between two ranks they stay in order."""
+    """Messages between this rank and others: between two ranks they stay in order.
+
+    One that has an all-reduce of its own has `native_mean(x)` besides: it starts one among all its
+    ranks, and returns a number, with which `next` will tell that it is FINISHED; None if it cannot
+    add such tensors. All ranks start the same ones in the same order.
+    """
 
     @property
     def rank(self) -> int: ...

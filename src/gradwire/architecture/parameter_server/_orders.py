@@ -1,0 +1,155 @@
+"""What workers order from servers that form means, and what these answer other than a tensor.
+
+All of it is values, so that it can travel. A server does not trust an order: it is checked here as
+far as a server can, and what a job makes of messages that do not belong to it is an error, which
+all members are told.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal
+
+from torch import Tensor
+
+from gradwire.core.errors import NonFiniteError, PeerLost, WireError
+from gradwire.core.group import Job, Merging, maximum, mean_in_order
+from gradwire.core.spec import Spec
+
+_MAX_TEXT = 1000  # characters of an error that are told
+_MAX_NBYTES = 1 << 32  # of a tensor that is decoded for a member
+
+
+@dataclass(frozen=True)
+class Order:
+    """The header of a message for a server: what to do with it and everyone's."""
+
+    label: str
+    round: int  # of the exchanges of this tensor
+    members: tuple[int, ...]
+    job: Job | None  # None: hand the message on
+    to: tuple[int, ...] = ()  # to these
+
+    def check(self, rank: int, num_workers: int) -> None:
+        """Refuses what `rank` cannot order."""
+        members = set(self.members)
+        if len(members) < len(self.members) or not members <= set(range(num_workers)):
+            what = f"an exchange among {self.members}, but there are workers 0 .. {num_workers - 1}"
+        elif rank not in members:
+            what = f"an exchange among {self.members}, of which it is none"
+        elif not set(self.to) <= members - {rank} or len(set(self.to)) < len(self.to):
+            what = f"that something is handed on to {self.to}, not to others of {self.members}"
+        elif (self.job is None) != bool(self.to):
+            what = "neither a job nor that something is handed on, or both"
+        elif not _is_bounded(self.job):
+            what = f"a job on a tensor beyond the limit of {_MAX_NBYTES} bytes: {self.job!r:.200}"
+        else:
+            return
+        raise WireError(f"rank {rank} ordered {what} (tensor {self.label!r}, round {self.round})")
+
+    @property
+    def digest(self) -> int:
+        """By which to know whether two ordered the same job."""
+        digest = blake2b(repr(self.job).encode("utf-8", "replace"), digest_size=7).digest()
+        return int.from_bytes(digest, "little")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The header of an answer that will not come: a member is gone."""
+
+    rank: int
+    crashed_s: float | None
+    noticed_s: float
+
+    @staticmethod
+    def of(error: PeerLost) -> "Lost":
+        return Lost(error.rank, error.crashed_s, error.noticed_s)
+
+    def error(self) -> Exception:
+        return PeerLost(self.rank, self.crashed_s, self.noticed_s)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The header of an answer that will not come: the order was wrong, or its job failed."""
+
+    kind: Literal["wire", "nonfinite", "value", "other"]
+    text: str
+
+    @staticmethod
+    def of(error: Exception) -> "Failed":
+        kind: Literal["wire", "nonfinite", "value", "other"] = "other"
+        if isinstance(error, WireError):
+            kind = "wire"
+        elif isinstance(error, NonFiniteError):
+            kind = "nonfinite"
+        elif isinstance(error, ValueError):
+            kind = "value"
+        text = str(error).encode("utf-8", "replace").decode()
+        if kind == "other":
+            text = f"{type(error).__name__}: {text}"
+        return Failed(kind, text[:_MAX_TEXT])
+
+    def error(self) -> Exception:
+        """What the workers raise."""
+        kinds: dict[str, type[Exception]] = {
+            "wire": WireError,
+            "nonfinite": NonFiniteError,
+            "value": ValueError,
+        }
+        return kinds.get(self.kind, RuntimeError)(self.text)
+
+
+@dataclass(frozen=True)
+class MeanOfVectors(Job):
+    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
+        _check_alike(messages)
+        if not messages[0].is_floating_point():
+            raise WireError(f"a server got {messages[0].dtype}, of which there is no mean")
+        return mean_in_order(messages, len(messages)), None
+
+
+@dataclass(frozen=True)
+class Maximum(Job):
+    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
+        _check_alike(messages)
+        return maximum(messages), None
+
+
+@dataclass(frozen=True)
+class MergeInPairs(Job):
+    """Merges as a binomial tree does, so that the result is the same."""
+
+    merging: Merging
+
+    def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
+        level = list(messages)
+        while len(level) > 1:
+            pairs = [self.merging.merge(a, b) for a, b in zip(level[::2], level[1::2])]
+            level = pairs + level[len(pairs) * 2 :]
+        return self.merging.settle(level[0]), None
+
+
+def _is_bounded(job: Any) -> bool:
+    """Whether the tensor that a job is about, where it names one, could be in a message."""
+    spec = getattr(getattr(job, "merging", job), "spec", None)
+    if not isinstance(spec, Spec):
+        return True
+    nbytes = spec.dtype.itemsize
+    for dim in spec.shape:
+        if dim < 0:
+            return False
+        nbytes *= max(dim, 1)
+    return nbytes <= _MAX_NBYTES
+
+
+def _check_alike(messages: Sequence[Tensor]) -> None:
+    """What is added must be vectors of one kind."""
+    first = messages[0]
+    for message in messages:
+        if (message.shape, message.dtype) != (first.shape, first.dtype):
+            raise WireError(
+                f"a server got {tuple(message.shape)} {message.dtype} for a tensor of which it "
+                f"also got {tuple(first.shape)} {first.dtype}; all workers must send the same"
+            )

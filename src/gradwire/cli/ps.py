@@ -1,0 +1,163 @@
+"""`gradwire ps`: one node of a run with servers, on real processes, and the keys of such a job.
+
+What ps-lite and BytePS say by environment variables holds where no flag says otherwise: DMLC_ROLE,
+DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler), DMLC_NUM_WORKER, DMLC_NUM_SERVER,
+DMLC_WORKER_ID, DMLC_NODE_HOST (where a server is reached).
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from gradwire.architecture import ARCHITECTURE
+from gradwire.cli.console import Folder, new_folder, out
+from gradwire.cli.processes import be_node
+from gradwire.cli.run import show_run
+from gradwire.experiment.config import Config
+from gradwire.experiment.served import Place
+from gradwire.runtime.process.zeromq.keys import make_keys
+
+Role = Literal["scheduler", "server", "worker"]
+_PORT = 9092  # of the scheduler, unless said otherwise
+
+
+@dataclass(frozen=True)
+class PsCommand:
+    """Be the scheduler, a server or a worker of a run with servers; `ps keys FILE` makes keys.
+
+    All nodes take the same settings, or the same `--config FILE`.
+    """
+
+    role: Annotated[Literal["scheduler", "server", "worker", "keys", ""], tyro.conf.Positional] = ""
+    """What this node is; by default $DMLC_ROLE."""
+    file: Annotated[Path | None, tyro.conf.Positional] = None
+    """With `keys`: where to write them. Give the file to all nodes, and to nobody else."""
+    config: Config = Config()
+    scheduler: str = ""
+    """Where the scheduler is, tcp://HOST:PORT; by default this machine's loopback interface."""
+    number: int | None = None
+    """Which of the workers or servers this is, from 0; by default any that is missing."""
+    bind: str = ""
+    """Server: where it listens, tcp://HOST:PORT; port 0 is any free one."""
+    advertise: str | None = None
+    """Server: where others reach it, if that is another address."""
+    keys: Folder = None
+    """The job's keys (`gradwire ps keys FILE`). Needed for all that is not loopback."""
+    insecure: bool = False
+    """Do without keys on a network where everybody is trusted."""
+    out: Folder = None
+    """Folder for the records, and for what servers need to go on after a crash."""
+    resume: Folder = None
+    """Go on with the interrupted run in this folder."""
+    durable: bool = False
+    """Server: acknowledge updates only when they are on disk."""
+    heartbeat: str = "5s"
+    """Scheduler: how long a worker may be silent before it is lost."""
+    server_wait: str = "60s"
+    """How long to wait for a server to come back."""
+    join_wait: str = "60s"
+    """How long to wait at the start until all are there."""
+    checkpoint_every: str = "30s"
+    """How often to write checkpoints."""
+    timeout: str = "300s"
+    """How long nothing may happen before this node gives up."""
+    json: bool = False
+    """Scheduler: print the summary as JSON."""
+
+    def __call__(self) -> None:
+        if self.role == "keys":
+            self._make_keys()
+            return
+        if self.file is not None:
+            raise ValueError(f"{self.file}: a file goes with `gradwire ps keys FILE` only")
+        node = from_environment(self, os.environ)
+        role = node.role
+        assert role in ("scheduler", "server", "worker")
+        folder = node.resume or node.out
+        if folder is None and role == "scheduler":
+            folder = new_folder("run")
+        place = Place(
+            role,
+            node.scheduler,
+            node.number,
+            node.bind or _usual_bind(node.scheduler),
+            node.advertise,
+            node.keys,
+            node.insecure,
+            node.durable,
+            node.heartbeat,
+            node.server_wait,
+            node.join_wait,
+        )
+        be_node(
+            replace(node.config, engine="process"),
+            place,
+            folder,
+            resumes=node.resume is not None,
+            checkpoint_every=node.checkpoint_every,
+            timeout=node.timeout,
+            show=lambda run, where: show_run(run, where, self.json),
+        )
+
+    def _make_keys(self) -> None:
+        if self.file is None:
+            raise ValueError("say where to write them: gradwire ps keys FILE")
+        make_keys(self.file)
+        out.print(
+            f"{self.file} holds the keys of one job. Copy it to all its nodes, and let nobody else "
+            f"read it; each takes it with --keys {self.file}",
+            soft_wrap=True,
+        )
+
+
+def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCommand:
+    """With what the variables of ps-lite say, where flags do not."""
+
+    def number(name: str) -> int | None:
+        text = environment.get(name, "")
+        if text and not re.fullmatch(r"\d+", text):
+            raise ValueError(f"{name} must be a number, got {text!r}")
+        return int(text) if text else None
+
+    role = command.role or environment.get("DMLC_ROLE", "")
+    if role not in ("scheduler", "server", "worker"):
+        raise ValueError(
+            "say what this node is: gradwire ps scheduler, server or worker (or DMLC_ROLE)"
+            + (f", not {role!r}" if role else "")
+        )
+    scheduler = command.scheduler
+    if not scheduler:
+        host = environment.get("DMLC_PS_ROOT_URI", "127.0.0.1")
+        scheduler = f"tcp://{host}:{number('DMLC_PS_ROOT_PORT') or _PORT}"
+    config = command.config
+    workers, servers = number("DMLC_NUM_WORKER"), number("DMLC_NUM_SERVER")
+    if workers is not None and config.workers == Config().workers:
+        config = replace(config, workers=workers)
+    if not ARCHITECTURE.parse(config.architecture).num_others:
+        if config.architecture != Config().architecture:
+            raise ValueError(f"{config.architecture} has no servers: try parameter_server(1)")
+        config = replace(config, architecture=f"parameter_server({servers or 1})")
+    found = ARCHITECTURE.parse(config.architecture).num_servers
+    if servers not in (None, found):
+        raise ValueError(f"DMLC_NUM_SERVER is {servers}, but {config.architecture} has {found}")
+    own = command.number
+    if own is None and role == "worker":
+        own = number("DMLC_WORKER_ID")
+    bind = command.bind
+    if not bind and role == "server" and environment.get("DMLC_NODE_HOST"):
+        bind = f"tcp://{environment['DMLC_NODE_HOST']}:0"
+    return replace(
+        command, role=role, scheduler=scheduler, config=config, number=own, bind=bind
+    )
+
+
+def _usual_bind(scheduler: str) -> str:
+    """Where servers listen: on loopback if the scheduler is there, else on all interfaces."""
+    host = scheduler.removeprefix("tcp://").rpartition(":")[0]
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    return "tcp://127.0.0.1:0" if is_local else "tcp://0.0.0.0:0"

@@ -1,0 +1,56 @@
+"""The header objects that travel in real runs."""
+
+import sys
+
+from gradwire.architecture import ARCHITECTURE
+from gradwire.architecture.gossip import _posts
+from gradwire.architecture.parameter_server import _orders
+from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Codec
+from gradwire.core.group import Job, Merging
+from gradwire.core.key import Key
+from gradwire.core.node import Membership
+from gradwire.core.spec import Spec
+from gradwire.runtime.process.headers import Headers
+from gradwire.training import wire
+
+_PACKAGE = "gradwire"
+
+
+def _values(kind: type) -> list[type]:
+    """The classes that inherit from a kind, in an order that is the same everywhere."""
+    found: dict[str, type] = {}
+    classes: list[type] = kind.__subclasses__()
+    for cls in classes:
+        # Not what a test made, nor what `slots` left behind.
+        is_ours = cls.__module__.partition(".")[0] == _PACKAGE
+        if is_ours and getattr(sys.modules[cls.__module__], cls.__name__, None) is cls:
+            found[f"{cls.__module__}.{cls.__name__}"] = cls
+    return [found[name] for name in sorted(found)]
+
+
+# What servers are ordered to do is found where it is defined, as algorithms are.
+for _registry in (ARCHITECTURE, COMPRESSION):
+    _registry.names()  # imports them
+
+HEADERS = Headers(
+    Membership,
+    wire.PushHeader,
+    wire.PullHeader,
+    wire.AnswerHeader,
+    _posts.Post,
+    _posts.Back,
+    _posts.Hello,
+    _posts.Stranger,
+    _posts.Welcome,
+    _posts.Request,
+    _posts.Answer,
+    _orders.Order,
+    _orders.Lost,
+    _orders.Failed,
+    Spec,
+    Key,
+    *_values(Job),
+    *_values(Merging),
+    parse={Codec: COMPRESSION.parse},
+)

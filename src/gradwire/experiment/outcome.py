@@ -1,0 +1,131 @@
+"""What comes out of a run, whichever engine it ran on: rows of metrics, the summary, the model."""
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire import kernels
+from gradwire.core.notation import Expression
+from gradwire.core.protocols import Replica
+from gradwire.experiment.config import Config
+from gradwire.experiment.figures import number
+from gradwire.experiment.record import Row
+from gradwire.experiment.setup import Experiment
+from gradwire.runtime.ledger import Ledger
+
+Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out."""
+
+    config: Config  # as resolved
+    metrics: list[Row]
+    summary: Row
+    params: Tensor  # [d], what the workers agreed on last
+    buffers: Mapping[str, Tensor]  # running statistics of the first worker that is there
+    replicas: list[Replica]  # of all workers; on a real rank its own
+    ledger: Ledger
+
+    @property
+    def bytes_sent(self) -> int:
+        """By all nodes, in the whole run."""
+        return self.ledger.total_bytes
+
+    @property
+    def virtual_time_s(self) -> float:
+        """Of a simulated run."""
+        time_s: float = self.summary["virtual_time_s"]
+        return time_s
+
+    @property
+    def training_time_s(self) -> float:
+        """Measured on real processes, without evaluations and checkpoints."""
+        time_s: float = self.summary["training_time_s"]
+        return time_s
+
+    @property
+    def accuracy(self) -> float:
+        """On the test set, at the end."""
+        accuracy: float = self.summary["test_accuracy"]
+        return accuracy
+
+
+def config_of(config: Config | None, settings: Mapping[str, Any], source: str) -> Config:
+    """A configuration with some settings replaced; expressions may be objects."""
+    written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
+    return Config.from_dict({**(asdict(config) if config else {}), **written}, source)
+
+
+@contextlib.contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Lets torch use so many CPU threads for a while; 0: as many as it uses now."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def metrics_row(
+    experiment: Experiment,
+    step: int,
+    model: tuple[Tensor, Mapping[str, Tensor]],
+    losses: Sequence[float],
+    **others: Any,
+) -> Row:
+    """One evaluation: the model on the test set, and what else is known at this step."""
+    test = experiment.plan.task.evaluate(*model, experiment.test_batches())
+    return {
+        "step": step,
+        "epoch": step / experiment.steps_per_epoch,
+        "train_loss": number(sum(losses) / len(losses)) if losses else None,
+        "test_loss": number(test.loss),
+        "test_accuracy": test.accuracy,
+        **others,
+    }
+
+
+def summary_of(
+    experiment: Experiment, last: Row, ledger: Ledger, num_gradients: int, **others: Any
+) -> Row:
+    """The end of a run, given its last row of metrics."""
+    config, num_steps = experiment.config, experiment.plan.num_steps
+    return {
+        "config": asdict(config),
+        "steps": num_steps,
+        "steps_done": last["step"],
+        "gradients": num_gradients,
+        "parameters": experiment.plan.task.initial_params().numel(),
+        "test_accuracy": last["test_accuracy"],
+        "test_loss": last["test_loss"],
+        "distance": last["distance"],
+        "dropped_steps": last["dropped_steps"],
+        "bytes_sent": ledger.total_bytes,
+        "bytes_per_worker_step": ledger.total_bytes / (config.workers * num_steps),
+        "busiest_node_bytes": ledger.busiest_node_bytes,
+        "messages_sent": ledger.total_messages,
+        "bytes_by_link": ledger.link_bytes,
+        "bytes_by_tensor": dict(ledger.tensor_bytes),
+        **others,
+        "kernels": kernels.backend(),
+        "versions": {
+            "gradwire": gradwire.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def to_dict(replica: Replica) -> dict[str, Any]:
+    """For a checkpoint; `Replica(**values)` is the replica again."""
+    # Not `asdict`, which copies: replicas that share a tensor share it in the file as well.
+    return {field.name: getattr(replica, field.name) for field in fields(replica)}

@@ -1,0 +1,108 @@
+"""Runs an experiment as one rank of torch.distributed's process group; all ranks call `run`.
+
+This is for architectures without servers; `served.py` has the others. What a rank does is in
+`node_run.py`.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from gradwire.architecture import ARCHITECTURE
+from gradwire.core.errors import DataError
+from gradwire.experiment.config import Config
+from gradwire.experiment.headers import HEADERS
+from gradwire.experiment.machine import default_threads, own_device
+from gradwire.experiment.node_run import LostError, NodeRun, Where
+from gradwire.experiment.outcome import Progress, Run, config_of, use_threads
+from gradwire.experiment.record import Record
+from gradwire.experiment.setup import Experiment, prepare
+from gradwire.experiment.signals import Signals
+from gradwire.runtime.network import parse_duration
+from gradwire.runtime.process.gloo import GlooTransport
+
+
+def run(
+    config: Config | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+    checkpoint_every: str = "30s",
+    timeout: str = "300s",
+    is_restart: bool = False,
+    signals: Signals | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains as one rank of torch.distributed's process group; all ranks call it alike.
+
+        torch.distributed.init_process_group("gloo")
+        run = gradwire.run(workers=4, compression="ef(topk(0.01))", out="runs/first")
+
+    `settings` are the fields of `Config`. With `out` the run leaves its records there, and every
+    rank its checkpoints: at evaluations and so often besides. `resume` goes on with the run in that
+    folder, to the same bits as if it had not been interrupted; so does `out` if `is_restart` and
+    the folder holds this very run. `timeout` is how long nothing may happen before a rank gives up.
+    """
+    if not dist.is_initialized():
+        raise ValueError(
+            "gradwire.run is called on every rank of a process group, and there is none: call "
+            "torch.distributed.init_process_group first, or gradwire run --engine process"
+        )
+    if resume is not None:
+        if config is not None or settings or out is not None:
+            raise ValueError("resume goes on with the run's own settings; give no others")
+        chosen = Record.open(Path(resume)).config
+    else:
+        chosen = config_of(config, {**settings, "engine": "process"}, "run")
+    folder = out if resume is None else resume
+    where = Where(None if folder is None else Path(folder), resume is not None, is_restart)
+    if chosen.record_order and where.folder is None:
+        raise ValueError("record_order leaves files with the records: give a folder, out=...")
+    size = num_nodes(chosen)
+    if dist.get_world_size() != size:
+        raise ValueError(
+            f"workers = {chosen.workers} on {chosen.architecture} makes {size} ranks, but there "
+            f"are {dist.get_world_size()}"
+        )
+    every_s, timeout_s = parse_duration(checkpoint_every), parse_duration(timeout)
+    if not timeout_s > 0:
+        raise ValueError(f"timeout must be above 0, got {timeout!r}")
+    with use_threads(chosen.threads or default_threads(size)):
+        transport = GlooTransport(headers=HEADERS, send_s=timeout_s, device=own_device(chosen))
+        lost = None
+        try:
+            node = NodeRun(
+                prepared(chosen, is_quiet=transport.rank > 0),
+                transport,
+                chosen.workers,
+                where,
+                checkpoint_every_s=every_s,
+                timeout_s=timeout_s,
+                signals=signals or Signals(),
+                progress=progress,
+            )
+            return node.run()
+        except LostError as error:
+            lost = error.rank
+            raise
+        finally:
+            transport.close(lost)
+
+
+def prepared(config: Config, is_quiet: bool) -> Experiment | str:
+    """The experiment, or why there is none: all ranks must hear that. One has warnings to say."""
+    try:
+        with warnings.catch_warnings():
+            if is_quiet:
+                warnings.simplefilter("ignore")
+            return prepare(config)
+    except (ValueError, DataError, OSError) as error:
+        return str(error) or type(error).__name__
+
+
+def num_nodes(config: Config) -> int:
+    """The ranks that a run needs: workers, and whoever else the architecture has."""
+    return config.workers + ARCHITECTURE.parse(config.architecture).num_others

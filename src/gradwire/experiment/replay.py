@@ -1,0 +1,250 @@
+"""Runs on real processes, done again in one process from the order that they recorded.
+
+With `record_order` every rank of a real run leaves `order-RANK.jsonl` with the records
+(`runtime/order.py`). From these and the configuration `replay` computes the same run again, on the
+programs that the ranks ran, and compares: of every rank all that it had in the end, bit by bit, and
+the bytes on every link.
+"""
+
+import json
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.protocols import Replica
+from gradwire.experiment.figures import counted, distance_of, noted, number
+from gradwire.experiment.outcome import Run, metrics_row, summary_of, use_threads
+from gradwire.experiment.parts import Part, ServerPart, WorkerPart, holders, part_of
+from gradwire.experiment.record import Record, Row
+from gradwire.experiment.setup import Experiment, prepare
+from gradwire.runtime.order import Order, OrderError, Recorder, load
+from gradwire.runtime.process.engine import ProcessEngine
+from gradwire.runtime.replay import ReplayEngine
+from gradwire.training.worker import TrainingWorker
+
+
+def order_path(folder: Path, rank: int) -> Path:
+    return folder / f"order-{rank}.jsonl"
+
+
+def recorder(folder: Path, experiment: Experiment, rank: int, step: int) -> Recorder | None:
+    """Where a rank of a run writes its order, from this step on."""
+    path, workers = order_path(folder, rank), experiment.plan.num_workers
+    num_nodes = workers + experiment.plan.architecture.num_others
+    about = experiment.config.to_toml()
+    try:
+        return Recorder(path, rank, num_nodes, workers, about, step)
+    except OrderError as error:
+        warnings.warn(
+            f"the order of this run is not complete and no longer recorded: {error}",
+            GradwireWarning,
+            stacklevel=2,
+        )
+        path.unlink(missing_ok=True)
+        return None
+
+
+@contextmanager
+def recorded(engine: ProcessEngine, log: Recorder | None, first: int, last: int) -> Iterator[None]:
+    """What the engine runs meanwhile is recorded, as the steps first .. last - 1."""
+    if log is not None:
+        log.steps = (first, last)
+    engine.log = log
+    try:
+        yield
+    finally:
+        engine.log = None
+
+
+def finish(log: Recorder | None, part: Part) -> None:
+    """The rank came to the end of the run."""
+    if log is not None:
+        log.result(digest_of(part.snapshot()))
+        log.close()
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came out of a replay, and what of it is not as the ranks had it."""
+
+    run: Run
+    differs: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.differs
+
+
+def replay(folder: str | Path) -> Replayed:
+    """Computes the recorded run in this folder again."""
+    record = Record.open(Path(folder))
+    began = time.perf_counter()
+    summary, orders = _summary(record), _orders(record)
+    with use_threads(summary.get("threads", 0)):
+        experiment = prepare(record.config)
+        return _replayed(experiment, orders, summary, began)
+
+
+def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: float) -> Replayed:
+    plan = experiment.plan
+    _check(experiment, orders)
+    parts = [part_of(plan, rank) for rank in range(len(orders))]
+    engine = ReplayEngine(orders, evaluate=plan.task.gradients)
+    for first, last in engine.steps:
+        programs = [part.program(first, last, _Nobody()) for part in parts]
+        results = engine.run(programs[: plan.num_workers], programs[plan.num_workers :])
+        for part, result in zip(parts, results):
+            if result is not None:
+                part.took(result)
+    differs = [
+        f"rank {order.rank}"
+        for order, part in zip(orders, parts)
+        if order.rank not in _lost(summary) and order.result != digest_of(part.snapshot())
+    ]
+    if engine.ledger.link_bytes != summary["bytes_by_link"]:
+        differs.append("bytes on the links")
+    replicas = [part.replica for part in parts if isinstance(part, WorkerPart)]
+    reports = [part.report(digests=False) for part in parts[: plan.num_workers]]
+    params, buffers = _model(experiment, parts, reports)
+    row = metrics_row(
+        experiment,
+        engine.steps[-1][1] if engine.steps else 0,
+        (params, buffers),
+        [float(replica.loss) for replica in replicas if replica.loss is not None],
+        time_s=engine.now,
+        bytes_sent=engine.ledger.total_bytes,
+        distance=number(distance_of([replica.params for replica in replicas])),
+        dropped_steps=max(replica.num_dropped for replica in replicas),
+    )
+    servers = [part.server for part in parts if isinstance(part, ServerPart)]
+    again = summary_of(
+        experiment,
+        row,
+        engine.ledger,
+        sum(replica.num_gradients for replica in replicas),
+        noted={**noted(servers), **counted(replicas)},
+        wall_time_s=time.perf_counter() - began,
+        replay_differs=differs,
+    )
+    # Times are those of the ranks.
+    run = Run(
+        experiment.config, [row], {**summary, **again}, params, buffers, replicas, engine.ledger
+    )
+    return Replayed(run, tuple(differs))
+
+
+def _summary(record: Record) -> Row:
+    path = record.folder / "summary.json"
+    if not path.exists():
+        raise ValueError(f"{record.folder}: the run has not come to its end, or not been recorded")
+    summary: Row = json.loads(path.read_text())
+    if "stopped" in summary:
+        raise ValueError(
+            f"{record.folder}: the run stopped before its end, so it cannot be replayed: "
+            f"{summary['stopped']}"
+        )
+    return summary
+
+
+def _lost(summary: Row) -> frozenset[int]:
+    """The ranks that were killed."""
+    return frozenset(row["rank"] for row in summary["lost"])
+
+
+def _orders(record: Record) -> list[Order]:
+    first = order_path(record.folder, 0)
+    if not first.exists():
+        raise ValueError(
+            f"{record.folder} holds no recorded order: there is no {first.name} in it. Run it with "
+            "--engine process --record-order."
+        )
+    num_nodes, lost = load(first, was_killed=True).num_nodes, _lost(_summary(record))
+    return [
+        load(order_path(record.folder, rank), was_killed=rank in lost) for rank in range(num_nodes)
+    ]
+
+
+def _check(experiment: Experiment, orders: list[Order]) -> None:
+    expected = experiment.plan.num_workers + experiment.plan.architecture.num_others
+    if len(orders) != expected:
+        raise OrderError(f"orders of {len(orders)} nodes, but this run has {expected}")
+    about = experiment.config.to_toml()
+    for order in orders:
+        if order.about != about:
+            lines = zip(order.about.splitlines(), about.splitlines())
+            pairs = [f"{there} there, {here} here" for there, here in lines if there != here]
+            raise OrderError(
+                f"{order.source} is the order of another configuration: "
+                + (pairs[0] if pairs else "it has other settings")
+            )
+
+
+def _model(
+    experiment: Experiment, parts: list[Part], reports: list[Row]
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """What is evaluated: what the servers hold, or one worker."""
+    ranks, plan = holders(experiment.plan, reports), experiment.plan
+    held = [parts[rank].model() for rank in ranks]
+    buffers = held[0][1:]
+    if ranks[0] >= plan.num_workers:
+        buffers = parts[0].model()[1:]
+    params = torch.cat([shard[0] for shard in held]) if len(held) > 1 else held[0][0]
+    return params, dict(zip(plan.task.initial_buffers(), buffers))
+
+
+class _Nobody:
+    """Who looks on, and does nothing."""
+
+    def begins(self, worker: TrainingWorker) -> None:
+        pass
+
+    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        pass
+
+
+def digest_of(state: Any) -> str:
+    """By which to tell whether two states are the same, bit by bit.
+
+    A state is made of tensors, dataclasses, dicts, sequences, sets and plain values.
+    """
+    hashed = blake2b(digest_size=16)
+    for piece in _pieces(state):
+        hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes | memoryview]:
+    if isinstance(value, Tensor):
+        yield f"tensor {value.dtype} {tuple(value.shape)};".encode()
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            yield flat.view(torch.uint8).numpy().data
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        yield f"{type(value).__name__} {value!r};".encode()
+    elif isinstance(value, Mapping):
+        yield f"mapping {len(value)};".encode()
+        for key in sorted(value, key=repr):
+            yield from _pieces(key)
+            yield from _pieces(value[key])
+    elif isinstance(value, frozenset | set):
+        yield from _pieces(sorted(value, key=repr))
+    elif isinstance(value, tuple | list | deque):
+        yield f"sequence {len(value)};".encode()
+        for item in value:
+            yield from _pieces(item)
+    elif is_dataclass(value):
+        yield f"{type(value).__name__};".encode()
+        for field in fields(value):
+            yield from _pieces(getattr(value, field.name))
+    else:
+        raise TypeError(f"a state does not hold {type(value).__name__}: {value!r}")

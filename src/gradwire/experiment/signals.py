@@ -1,0 +1,58 @@
+"""SIGTERM and SIGINT: a rank ends where all can stop, and leaves a checkpoint.
+
+While a rank waits for such a point a signal is only noted. A second one, or one at any other time,
+ends it at once.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Who sends a signal to a whole group of processes often sends it to each of them as well.
+_SAME_S = 2.0
+
+
+class Interrupted(Exception):
+    """A run that ended because of a signal."""
+
+    def __init__(self, number: int, advice: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}. {advice}".strip())
+        self.number = number
+
+
+class Signals:
+    """What this process was told."""
+
+    def __init__(self) -> None:
+        self.wanted = 0  # the signal, once there was one
+        self._may_wait = False
+        self._told_s = 0.0
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator["Signals"]:
+        """In the main thread: signals go to this object for a while."""
+        before = {number: signal.signal(number, self._tell) for number in _SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Somebody looks at `wanted` from time to time."""
+        self._may_wait = True
+        try:
+            yield
+        finally:
+            self._may_wait = False
+
+    def _tell(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._may_wait and (not self.wanted or now - self._told_s < _SAME_S):
+            self.wanted, self._told_s = number, now if not self.wanted else self._told_s
+            return
+        raise Interrupted(number)

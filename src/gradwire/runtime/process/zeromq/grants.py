@@ -1,0 +1,68 @@
+"""Who may send a large message now: few at a time, in order of (priority, size, arrival).
+
+Many that send to one at once collide on its link and lose what they gain. So each asks first, with
+the number of the message, and the next one is let go when an earlier one has arrived.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+
+class _Wish(NamedTuple):
+    priority: float
+    nbytes: int
+    order: int
+    peer: int
+    number: int
+
+
+class Grants:
+    """Of one node for all its peers; each peer asks for one message at a time."""
+
+    def __init__(self, max_large: int) -> None:
+        self._max_large = max_large
+        self._order = count()
+        self._wishes: dict[int, _Wish] = {}
+        self._granted: dict[int, int] = {}  # peer -> number
+
+    def ask(self, peer: int, number: int, nbytes: int, priority: float) -> None:
+        """Asking again for the same message changes nothing."""
+        wish = self._wishes.get(peer)
+        if wish is None or wish.number != number:
+            self._wishes[peer] = _Wish(priority, nbytes, next(self._order), peer, number)
+
+    def holds(self, peer: int, number: int) -> bool:
+        """Whether this message was granted and has not arrived."""
+        return self._granted.get(peer) == number
+
+    def grant(self, may: Callable[[int], bool] = lambda peer: True) -> tuple[int, int] | None:
+        """The next (peer, number) that may go, if one may. `may` tells who must wait all the same.
+
+        A peer has one grant at a time.
+        """
+        if len(self._granted) >= self._max_large or not self._wishes:
+            return None
+        able = [
+            wish
+            for wish in self._wishes.values()
+            if wish.peer not in self._granted and may(wish.peer)
+        ]
+        if not able:
+            return None
+        wish = min(able)
+        del self._wishes[wish.peer]
+        self._granted[wish.peer] = wish.number
+        return wish.peer, wish.number
+
+    def arrived(self, peer: int, number: int) -> bool:
+        """What is up to this number has arrived; whether that makes place for another one."""
+        if self._granted.get(peer, number + 1) <= number:
+            del self._granted[peer]
+            return True
+        return False
+
+    def forget(self, peer: int) -> None:
+        """It is lost, or begins anew."""
+        self._wishes.pop(peer, None)
+        self._granted.pop(peer, None)

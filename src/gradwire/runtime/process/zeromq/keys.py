@@ -1,0 +1,70 @@
+"""The keys of a job: two CURVE key pairs in one file.
+
+Scheduler and servers, which bind, prove who they are with the first pair; who connects to them does
+with the second. All members of a job have both. A peer that has not the second is turned away in
+the handshake, before anything of the job is sent to it.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+_NAMES = ("binding_public", "binding_secret", "connecting_public", "connecting_secret")
+_KEY = re.compile(r"[!-~]{40}")  # Z85
+_TITLE = "# The keys of a gradwire job. Who has this file can join; keep it secret."
+
+
+@dataclass(frozen=True, repr=False)
+class JobKeys:
+    """Z85 texts of 40 characters."""
+
+    binding_public: bytes
+    binding_secret: bytes
+    connecting_public: bytes
+    connecting_secret: bytes
+
+    def __repr__(self) -> str:  # secrets do not belong into logs
+        return f"JobKeys({self.binding_public.decode()} ..)"
+
+
+def make_keys(path: str | Path) -> JobKeys:
+    """Makes the keys of a job and writes them to a new file that only its owner can read."""
+    keys = JobKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
+    lines = [_TITLE, *(f"{name} = {getattr(keys, name).decode()}" for name in _NAMES)]
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileExistsError(
+            f"{path} exists; a job that runs may need it. Give another name, or delete it first."
+        ) from None
+    with os.fdopen(file, "w") as stream:
+        stream.write("\n".join(lines) + "\n")
+    return keys
+
+
+def load_keys(path: str | Path) -> JobKeys:
+    """Reads what `make_keys` wrote."""
+    path = Path(path)
+    if path.stat().st_mode & 0o077:
+        raise PermissionError(f"others may read the keys in {path}; run: chmod 600 {path}")
+    found = {}
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, key = line.partition(" = ")
+            if name not in _NAMES or name in found or not _KEY.fullmatch(key):
+                raise ValueError(f"{path} has a line that is no key of a job: it begins {name!r}")
+            found[name] = key.encode()
+    missing = [name for name in _NAMES if name not in found]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; make it by: gradwire ps keys FILE")
+    keys = JobKeys(**found)
+    for public, secret in (
+        (keys.binding_public, keys.binding_secret),
+        (keys.connecting_public, keys.connecting_secret),
+    ):
+        if zmq.curve_public(secret) != public:
+            raise ValueError(f"{path} is damaged: a public key does not belong to its secret one")
+    return keys

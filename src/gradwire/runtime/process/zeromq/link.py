@@ -1,0 +1,213 @@
+"""What a node keeps about its messages to and from one peer: numbers, and what may be needed again.
+
+Messages in each direction have numbers from 1. A receiver takes only the next number; a lower one
+it has, a higher one tells that something is missing. A sender keeps what is not acknowledged.
+After a break each side learns what the other has taken, and sends again what is above.
+
+No sockets here: a link decides, the transport moves the bytes.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+Part = bytes | memoryview
+_OVERHEAD_NBYTES = 256
+
+
+class Out(NamedTuple):
+    """A message to send."""
+
+    kind: int
+    src: int
+    dst: int
+    body: Part
+    payload: Part | None
+    priority: float
+
+    @property
+    def nbytes(self) -> int:
+        """What it counts for in limits: a small one is not for nothing."""
+        return (
+            _OVERHEAD_NBYTES + len(self.body) + (0 if self.payload is None else len(self.payload))
+        )
+
+
+NEXT, DUPLICATE, GAP = range(3)
+
+
+class Link:
+    """To one peer. `life` is that of the worker on it, or of the peer if no worker is."""
+
+    def __init__(
+        self, peer: int, identity: bytes | None, life: float, before: tuple[int, int] | None = None
+    ) -> None:
+        """`before`: how many were received and sent when this process began again."""
+        self.peer = peer
+        self.identity = identity  # by which a binding socket finds it; None: we connect
+        self.life = life
+        self.is_fresh = before is None
+        self.is_up = False  # whether both know what the other has
+        self.resume_s = 0.0  # when to try that again
+        self.has_left = False  # it said goodbye
+        self.era = 0  # changes when numbers begin anew
+        self.peer_life: float | None = None  # of the process there, when last heard
+        received, sent = (0, 0) if before is None else before
+        # Out. Numbers 1 .. num_released are gone, then come those kept.
+        self.num_released = sent
+        self.kept: deque[Out] = deque()
+        self.num_sent = sent  # up to this number on the connection as it is now
+        self.num_taken_there = sent
+        self._num_acknowledged = sent  # by the peer, perhaps before it was sent again
+        self._num_room = sent  # up to this number messages do not count as posted
+        self.bytes_posted = 0
+        self.announced = 0  # the number of the large message that waits for a grant
+        self.granted = 0
+        # In.
+        self.num_taken = received
+        self.num_handed = received  # up to this number the caller has them
+        self.num_cleared = received  # up to this number they are acknowledged
+        self.unread_bytes = 0
+        self._asked: deque[int] = deque()  # handed over, to be acknowledged by the caller
+        self.misses = False  # it was told that something is missing
+        self.was_full = False  # it must be told once there is room
+        self.told = (0, 0, 0)  # the last counts that it was told
+
+    # Out.
+
+    @property
+    def num_posted(self) -> int:
+        """The number of the last message."""
+        return self.num_released + len(self.kept)
+
+    def post(self, out: Out) -> int:
+        self.kept.append(out)
+        number = self.num_posted
+        if number > self._num_room:
+            self.bytes_posted += out.nbytes
+        self._release()
+        self.num_sent = max(self.num_sent, min(self.num_taken_there, number))
+        return number
+
+    @property
+    def to_send(self) -> tuple[int, Out] | None:
+        """The next message for the connection, with its number."""
+        if self.num_sent >= self.num_posted:
+            return None
+        number = self.num_sent + 1
+        return number, self.kept[number - self.num_released - 1]
+
+    def heard(self, acknowledged: int, room: int, taken: int) -> bool:
+        """The peer tells how far it is; False if it cannot be."""
+        if not acknowledged <= taken <= max(self.num_posted, self.num_taken_there) or room > taken:
+            return False
+        self.num_taken_there = max(self.num_taken_there, taken)
+        if room > self._num_room:
+            first = self.num_released
+            for number in range(self._num_room + 1, min(room, self.num_posted) + 1):
+                self.bytes_posted -= self.kept[number - first - 1].nbytes
+            self._num_room = room
+        if acknowledged > self._num_acknowledged:
+            self._num_acknowledged = acknowledged
+            self._release()
+        return True
+
+    def _release(self) -> None:
+        """What is acknowledged has room too, so its bytes are not counted any more."""
+        while self.kept and self.num_released < self._num_acknowledged:
+            self.kept.popleft()
+            self.num_released += 1
+        self.num_sent = max(self.num_sent, self.num_released)
+
+    def resumed(
+        self, taken: int, first: int, life: float, is_fresh: bool, knows_us: bool = True
+    ) -> str | None:
+        """A connection was made. The peer has taken this many and can send from `first` on.
+
+        A text if the two do not fit together any more. A peer that is another process than before
+        and knows nothing of it begins with 1; so do we, with what it has not acknowledged. If it is
+        we who are another process than it knows (not `knows_us`), it will do the same.
+        """
+        if not knows_us:
+            first = min(first, self.num_taken + 1)
+            taken = 0 if self.is_fresh else taken
+        is_other = self.peer_life is not None and life != self.peer_life
+        if is_other and is_fresh:
+            self.era += 1
+            self.num_taken = self.num_handed = self.num_cleared = self.unread_bytes = 0
+            self._asked.clear()
+            self.told = (0, 0, 0)
+        if first > self.num_taken + 1:
+            return f"it cannot send messages {self.num_taken + 1} to {first - 1} any more"
+        if taken < self.num_released:
+            if not is_other:
+                return f"messages {taken + 1} to {self.num_released} cannot be sent to it any more"
+            self.num_released = self._num_acknowledged = taken  # the numbers begin again there
+        elif taken > self.num_posted and self.is_fresh:
+            return f"it has message {taken}, but {self.num_posted} were sent"
+        self.peer_life = life
+        self.misses = self.was_full = False
+        self.announced = self.granted = 0
+        self._num_room = self._num_acknowledged = min(self._num_acknowledged, taken)
+        self.bytes_posted = sum(
+            out.nbytes
+            for number, out in enumerate(self.kept, self.num_released + 1)
+            if number > self._num_room
+        )
+        self.num_taken_there = taken
+        self.num_sent = max(min(taken, self.num_posted), self.num_released)
+        self.is_up = True
+        return None
+
+    def again(self, taken: int) -> None:
+        """The peer misses what is above this number."""
+        self.num_sent = max(self.num_released, min(taken, self.num_posted))
+        self.announced = self.granted = 0
+
+    def down(self) -> None:
+        self.is_up = False
+        self.announced = self.granted = 0
+
+    def clear(self) -> None:
+        """Nothing more is sent to this peer."""
+        self.num_released = self.num_sent = self.num_posted
+        self.num_taken_there = max(self.num_taken_there, self.num_posted)
+        self.kept.clear()
+        self.bytes_posted = 0
+        self.down()
+
+    # In.
+
+    def judge(self, number: int) -> int:
+        if number == self.num_taken + 1:
+            return NEXT
+        return DUPLICATE if number <= self.num_taken else GAP
+
+    def take(self, nbytes: int) -> int:
+        """The number that it has."""
+        self.num_taken += 1
+        self.unread_bytes += nbytes
+        self.misses = False
+        return self.num_taken
+
+    def hand(self, number: int, nbytes: int, era: int, is_asked: bool) -> None:
+        """The caller has this message. If it is to say so, it is not acknowledged yet."""
+        if era != self.era:
+            return
+        self.unread_bytes -= nbytes
+        self.num_handed = number
+        if is_asked:
+            self._asked.append(number)
+        self._clear()
+
+    def acknowledge(self, number: int) -> None:
+        while self._asked and self._asked[0] <= number:
+            self._asked.popleft()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.num_cleared = self._asked[0] - 1 if self._asked else self.num_handed
+
+    def counts(self, has_room: bool) -> tuple[int, int, int]:
+        """What headers tell: acknowledged, room, taken."""
+        room = self.num_taken if has_room else self.num_cleared
+        return self.num_cleared, room, self.num_taken

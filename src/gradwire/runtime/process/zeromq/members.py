@@ -1,0 +1,257 @@
+"""Membership as a node sees it: it joins, shows that it is there, and learns who comes and goes.
+
+The scheduler is one too, and keeps the list for the others.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+from gradwire.runtime.process.transport import GOODBYE, JOINED, LOST, Arrival
+from gradwire.runtime.process.zeromq import messages as msg
+from gradwire.runtime.process.zeromq.errors import JoinError, NoMemberError
+from gradwire.runtime.process.zeromq.inbox import Inbox, Letter
+from gradwire.runtime.process.zeromq.link import Out
+from gradwire.runtime.process.zeromq.membership import Registry
+from gradwire.runtime.process.zeromq.place import Place
+from gradwire.runtime.process.zeromq.refusals import Refusal
+from gradwire.runtime.process.zeromq.traffic import Traffic
+from gradwire.runtime.process.zeromq.wire import Wire
+
+_NUM_DEPARTED = 1024
+
+
+class Members:
+    """What both have in common: links to those that are there."""
+
+    def __init__(self, place: Place, wire: Wire, inbox: Inbox) -> None:
+        self.gone: set[int] = set()  # lost, or said goodbye
+        self.departed: deque[bytes] = deque(maxlen=_NUM_DEPARTED)  # identities; said goodbye
+        self.traffic: Traffic  # made after this
+        self._place, self._wire, self._inbox = place, wire, inbox
+
+    def change(self, event: msg.Event) -> None:
+        """Somebody is lost, or has come."""
+        kind, rank, time_s, identity, text = event
+        if kind == msg.IS_LOST:
+            self.lose(rank, text, time_s)
+            return
+        is_worker = rank < self._place.num_workers
+        if is_worker:
+            self.traffic.remove(rank)  # of before
+        was_gone = rank in self.gone
+        self.gone.discard(rank)
+        self._introduce(rank, identity, time_s, text)
+        if is_worker or was_gone:
+            self._inbox.put(Letter(Arrival(JOINED, rank, time_s=time_s)))
+
+    def _introduce(self, rank: int, identity: bytes, life: float, address: str) -> None:
+        """There is a member; we make a link to it if there is to be one."""
+        raise NotImplementedError
+
+    def lose(self, rank: int, reason: str, time_s: float | None = None) -> None:
+        if rank not in self.gone:
+            self.gone.add(rank)
+            self.traffic.remove(rank)
+            self._wire.disconnect(rank)
+            self._inbox.put(Letter(Arrival(LOST, rank, message=reason, time_s=time_s)))
+
+    def left(self, rank: int) -> None:
+        """It said goodbye."""
+        link = self.traffic.links.get(rank)
+        if rank == self._place.scheduler:  # others may still need it, and it waits for them
+            if link is not None:
+                link.has_left = True
+            return
+        self.gone.add(rank)
+        if link is not None and link.identity is not None:
+            self.departed.append(link.identity)
+        self.traffic.remove(rank)
+        self._wire.disconnect(rank)
+
+
+class Desk(Members):
+    """The scheduler's."""
+
+    def __init__(self, place: Place, wire: Wire, inbox: Inbox, registry: Registry) -> None:
+        super().__init__(place, wire, inbox)
+        self.registry = registry
+        self._start_s = time.monotonic()
+
+    @property
+    def is_in(self) -> bool:
+        return self.registry.is_complete
+
+    def problem(self) -> str:
+        return f"the job is not complete: {self.registry.missing()}"
+
+    def tick(self, now: float) -> None:
+        self.registry.check(self._now())
+        self._settle()
+
+    def take(self, identity: bytes | None, peer: int, kind: int) -> bool:
+        """Whether a message from this member was for us alone."""
+        self.registry.heard(peer, self._now())
+        if kind == msg.BEAT:
+            self._wire.put(identity, peer, self._place.header(msg.BEATEN, peer))
+        return kind == msg.BEAT
+
+    def take_hello(self, identity: bytes, hello: msg.Hello) -> None:
+        registry = self.registry
+        if hello.identity != identity:
+            raise Refusal("source", "a node says that it is another one", msg.CANNOT_JOIN)
+        problem = registry.hello(hello, self._now())
+        if problem is not None:
+            raise Refusal("hello", problem, msg.CANNOT_JOIN)
+        self._settle()
+        if registry.rank(identity) is None:
+            text = registry.missing()
+            if registry.is_complete:
+                text = "all ranks are taken; it waits until one is lost"
+            head = self._place.header(msg.WAIT)
+            self._wire.put(identity, msg.NOBODY, head, msg.pack_text(text))
+
+    def left(self, rank: int) -> None:
+        self.registry.left(rank, self._now())
+        super().left(rank)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def _settle(self) -> None:
+        """Tells what has changed."""
+        registry, links = self.registry, self.traffic.links
+        events, registry.events = registry.events, []
+        welcomes, registry.welcomes = registry.welcomes, []
+        changed = {event.rank for event in events}
+        for rank in welcomes:
+            if rank not in links and rank not in changed:
+                self._introduce(rank, registry.identity(rank), registry.life(rank), "")
+        for event in events:
+            self.change(event)
+            body = msg.pack_event(event)
+            for peer, link in list(links.items()):
+                if peer != event.rank:
+                    out = Out(msg.EVENT, self._place.rank, peer, body, None, 0.0)
+                    self.traffic.post(link, out)
+        for rank in welcomes:
+            body = msg.pack_welcome(registry.welcome(rank))
+            identity = registry.identity(rank)
+            self._wire.put(identity, rank, self._place.header(msg.WELCOME), body)
+
+    def _introduce(self, rank: int, identity: bytes, life: float, address: str) -> None:
+        if rank in self.traffic.links:  # a server, begun again: it tells what it still knows
+            self.traffic.replace(rank, identity)
+        else:
+            self.traffic.add(rank, identity, life)
+
+
+class Member(Members):
+    """A worker's or a server's. `connect(peer, address)` connects, `enter()` is called when in."""
+
+    def __init__(
+        self,
+        place: Place,
+        wire: Wire,
+        inbox: Inbox,
+        hello: msg.Hello,
+        *,
+        heartbeat_s: float,
+        server_s: float,
+        connect: Callable[[int, str], None],
+        enter: Callable[[], None],
+    ) -> None:
+        super().__init__(place, wire, inbox)
+        self.failure: Exception | None = None
+        self.heard = ""  # about why it takes so long to join
+        self._hello = hello
+        self._heartbeat_s, self._server_s = heartbeat_s, server_s
+        self._connect, self._enter = connect, enter
+        self._news_s = -1.0  # events up to this time are known
+        self._heard_s = self._tick_s = time.monotonic()
+        self._beat_s = -inf
+
+    @property
+    def is_in(self) -> bool:
+        return self._place.rank >= 0
+
+    def problem(self) -> str:
+        said = self.heard or "it does not answer"
+        return f"this {self._place.role_name} could not join at the scheduler: {said}"
+
+    def say_hello(self) -> None:
+        head = self._place.header(msg.HELLO)
+        self._wire.put(None, self._place.scheduler, head, msg.pack_hello(self._hello))
+
+    def tick(self, now: float) -> None:
+        place = self._place
+        if now - self._tick_s > self._heartbeat_s / 2:
+            self._heard_s += now - self._tick_s  # it was we who slept
+        self._tick_s = now
+        if not self.is_in:
+            self.say_hello()
+            return
+        if now - self._beat_s >= self._heartbeat_s / 5 and not place.is_closed:
+            self._beat_s = now
+            self._wire.put(None, place.scheduler, place.header(msg.BEAT, place.scheduler))
+        if now - self._heard_s > self._server_s:
+            reason = f"nothing was heard of the scheduler for {self._server_s:g} s"
+            self.lose(place.scheduler, reason)
+
+    def take(self, kind: int, body: bytes) -> bool:
+        """Whether a message from the scheduler was for us alone."""
+        self._heard_s = time.monotonic()
+        if kind == msg.WELCOME:
+            self._take_welcome(msg.unpack_welcome(body))
+        elif kind == msg.WAIT:
+            self.heard = msg.unpack_text(body)
+        return kind in (msg.WELCOME, msg.WAIT, msg.BEATEN)
+
+    def take_error(self, code: int, text: str) -> bool:
+        """The scheduler refuses something; whether that is the end."""
+        if code == msg.CANNOT_JOIN and not self.is_in:
+            self.failure = JoinError(f"the scheduler refuses this {self._place.role_name}: {text}")
+        elif code == msg.DECLARED_LOST and self.is_in and not self._place.is_closed:
+            self.failure = NoMemberError(
+                f"rank {self._place.rank} is not in the job any more ({text}). What it does now is "
+                "lost; start it again, and it joins as a new one."
+            )
+        return self.failure is not None
+
+    def take_event(self, event: msg.Event) -> None:
+        if event.time_s > self._news_s:
+            self._news_s = event.time_s
+            self.change(event)
+
+    def _take_welcome(self, welcome: msg.Welcome) -> None:
+        place = self._place
+        if self.is_in:
+            return
+        place.rank, place.life, self._news_s = welcome.rank, welcome.life, welcome.time_s
+        for rank, is_there, has_left, life, time_s, identity, address in welcome.entries:
+            if rank == place.rank:
+                continue
+            if is_there:
+                self._introduce(rank, identity, life, address)
+                if place.life > 0 and life > 0 and rank < place.num_workers:
+                    self._inbox.put(Letter(Arrival(JOINED, rank, time_s=life)))
+                continue
+            self.gone.add(rank)
+            gone = Arrival(GOODBYE, rank)
+            if not has_left:
+                reason = "it was lost before this node came"
+                gone = Arrival(LOST, rank, message=reason, time_s=time_s)
+            self._inbox.put(Letter(gone))
+        self._enter()
+
+    def _introduce(self, rank: int, identity: bytes, life: float, address: str) -> None:
+        place, traffic = self._place, self.traffic
+        if rank == place.scheduler:
+            traffic.resume(traffic.add(rank, None, 0.0))
+        elif place.is_worker and rank >= place.num_workers:
+            if rank not in traffic.links:
+                traffic.add(rank, None, place.life)
+            self._connect(rank, address)
+        elif place.is_server and rank < place.num_workers:
+            traffic.add(rank, identity, life)

@@ -1,0 +1,78 @@
+"""Whose turn it is with the sockets: the caller's while it is in the transport, else a stand-in's.
+
+Sockets may move between threads that exclude each other. The caller's thread serves them itself
+while it waits, so that a message needs no switch of threads. When it has been away for a while, a
+thread stands in for it, until the caller is back and wakes it out of its wait.
+"""
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, sleep
+from types import TracebackType
+
+_AWAY_S = 0.002
+_PAUSE_S = 0.004  # between two looks while the caller is there
+
+
+class Turns:
+    """`with turns:` is the caller's turn. `serve(timeout_s)` waits for the sockets once."""
+
+    def __init__(self, serve: Callable[[float], None], name: str) -> None:
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._left_s = monotonic()
+        self._is_wanted = False
+        self._is_over = False
+        self.waked, self._waking = socket.socketpair()  # the first is polled with the sockets
+        self.waked.setblocking(False)
+        self._waking.setblocking(False)
+        self._thread = threading.Thread(target=self._stand_in, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Not from within a turn."""
+        self._is_over = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.waked.close()
+        self._waking.close()
+
+    def drain(self) -> None:
+        with suppress(BlockingIOError):
+            self.waked.recv(4096)
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._is_wanted = True
+            self._wake()
+            self._lock.acquire()
+            self._is_wanted = False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._left_s = monotonic()
+        self._lock.release()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            self._waking.send(b"!")
+
+    def _stand_in(self) -> None:
+        while not self._is_over:
+            sleep(_PAUSE_S if self._lock.locked() else _AWAY_S)
+            if monotonic() - self._left_s < _AWAY_S or not self._lock.acquire(blocking=False):
+                continue
+            try:
+                while not (self._is_wanted or self._is_over):
+                    self._serve(0.25)
+            finally:
+                self._lock.release()

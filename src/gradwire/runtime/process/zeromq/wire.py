@@ -1,0 +1,127 @@
+"""The open sockets of a node: one to poll, to read and to write them all."""
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import zmq
+
+from gradwire.runtime.process.zeromq.link import Part
+from gradwire.runtime.process.zeromq.messages import NOBODY
+from gradwire.runtime.process.zeromq.sockets import CONNECTED, DISCONNECTED, Connection, Sockets
+
+SENT, FULL, GONE = range(3)
+_MAX_AT_ONCE = 32  # messages from one socket before the others have their turn
+_MORE = zmq.NOBLOCK | zmq.SNDMORE
+
+# Who sent a message: the identity with which it came to our binding socket, or the peer that we
+# connected to; and its parts.
+Take = Callable[[bytes | None, int, list[Any]], None]
+# What happened to the connection to a peer.
+Changed = Callable[[int, int], None]
+
+
+class Wire:
+    def __init__(self, sockets: Sockets) -> None:
+        self.num_bytes_sent = 0
+        self.connected: set[int] = set()  # peers
+        self._sockets = sockets
+        self._poller = zmq.Poller()
+        self._readers: dict[Any, Callable[[], None]] = {}
+        self._connections: dict[int, Connection] = {}
+        self._router: Any = None
+
+    def bind(self, address: str) -> str:
+        """Where it is. Nothing is read before `serve`."""
+        self._router, bound = self._sockets.bind(address)
+        return bound
+
+    def serve(self, take: Take) -> None:
+        """From now on who connects to us is heard."""
+        if self._router is not None:
+            self.listen(self._router, lambda: self._read(self._router, NOBODY, take))
+
+    def connect(self, peer: int, address: str, take: Take, changed: Changed) -> None:
+        """Instead of the connection to this peer that there may be."""
+        self.disconnect(peer)
+        connection = self._connections[peer] = self._sockets.connect(address)
+
+        def watch() -> None:
+            for change in connection.happened():
+                if change == CONNECTED:
+                    self.connected.add(peer)
+                elif change == DISCONNECTED:
+                    self.connected.discard(peer)
+                changed(peer, change)
+
+        self.listen(connection.socket, lambda: self._read(connection.socket, peer, take))
+        self.listen(connection.monitor, watch)
+
+    def disconnect(self, peer: int) -> None:
+        connection = self._connections.pop(peer, None)
+        self.connected.discard(peer)
+        if connection is not None:
+            for source in (connection.socket, connection.monitor):
+                self._poller.unregister(source)
+                del self._readers[source]
+            self._sockets.drop(connection)
+
+    def listen(self, source: Any, reader: Callable[[], None]) -> None:
+        self._readers[source] = reader
+        self._poller.register(source, zmq.POLLIN)
+
+    def poll(self, timeout_s: float) -> None:
+        """Waits for something to read, and has it read."""
+        for source, _ in self._poller.poll(ceil(max(0.0, timeout_s) * 1000)):
+            reader = self._readers.get(source)
+            if reader is not None:  # it may have gone in between
+                reader()
+
+    def put(
+        self,
+        identity: bytes | None,
+        peer: int,
+        head: bytes,
+        body: Part = b"",
+        payload: Part | None = None,
+    ) -> int:
+        """Gives a message to a socket, by identity or peer as in `Take`. It never blocks."""
+        nbytes = len(head) + len(body)
+        try:
+            if identity is None:
+                connection = self._connections.get(peer)
+                if connection is None:
+                    return GONE
+                socket: Any = connection.socket
+            else:
+                socket = self._router
+                socket.send(identity, _MORE)
+                nbytes += len(identity)
+            socket.send(head, _MORE)
+            if payload is None:
+                socket.send(body, zmq.NOBLOCK)
+            else:
+                socket.send(body, _MORE)
+                socket.send(payload, zmq.NOBLOCK, copy=False)
+                nbytes += len(payload)
+        except zmq.Again:
+            return FULL
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return GONE
+            raise
+        self.num_bytes_sent += nbytes
+        return SENT
+
+    def close(self, linger_ms: int) -> None:
+        self._sockets.close(linger_ms)
+
+    def _read(self, socket: Any, peer: int, take: Take) -> None:
+        for _ in range(_MAX_AT_ONCE):
+            try:
+                parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            take(parts.pop(0).bytes if peer == NOBODY else None, peer, parts)
+            if socket.closed or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return

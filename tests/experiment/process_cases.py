@@ -1,0 +1,105 @@
+"""What the ranks of test_processes.py run, one after the other in one process group."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import gradwire
+from gradwire.core.errors import GradwireWarning
+from gradwire.experiment.signals import Interrupted, Signals
+
+SIZE = 3
+TINY: dict[str, Any] = {
+    "workers": SIZE,
+    "model": "mlp((8,))",
+    "batch_size": 4,
+    "steps": 20,
+    "eval_every": 4,
+    "threads": 1,
+    "evaluation": "sequential",  # batched products of tiny matrices have bits of their own
+}
+CASES: dict[str, dict[str, Any]] = {
+    "feedback": {
+        "compression": "ef(topk(0.1))",
+        "optimizer": "sgd(0.1, momentum=0.9)",
+        "momentum_at": "after",
+    },
+    "rounds": {
+        "synchronization": "localsgd(3)",
+        "architecture": "ring",
+        "compression": "qsgd(4)",
+        "scheduling": 'sequential("layer")',
+    },
+    # Rank 0 does not always have the newest model.
+    "clients": {"synchronization": "fedavg(0.7)", "batch_size": 96},
+    "gossip": {"architecture": "gossip(ring, choco(0.3))", "compression": "topk(0.3)"},
+    "dropping": {"optimizer": "sgd(1e30)", "nonfinite": "skip"},
+}
+
+
+def run(rank: int, folder: Path) -> Any:
+    """The cases with their records, and what goes wrong in all the ways there are."""
+    for name, settings in CASES.items():
+        gradwire.run(out=folder / name, **TINY | settings)
+    return {
+        "asynchronous": _asynchronous(folder),
+        "interrupted": _interrupted(rank, folder),
+        "refused": _refused(rank, folder),
+    }
+
+
+def _asynchronous(folder: Path) -> Any:
+    settings = {"synchronization": "asp", "architecture": "gossip(ring, adpsgd)"}
+    run = gradwire.run(out=folder / "asynchronous", **TINY, **settings)
+    return {"steps": [row["step"] for row in run.metrics], "distance": run.summary["distance"]}
+
+
+def _interrupted(rank: int, folder: Path) -> Any:
+    """Signals end it twice, one checkpoint is damaged: it goes on to the same bits."""
+    place, told = folder / "interrupted", []
+    new: dict[str, Any] = {"out": place, **TINY, **CASES["feedback"]}
+    for limit, settings in ((4, new), (12, {"resume": place})):
+        signals = Signals()
+
+        def progress(row: Any, steps: int, signals: Signals = signals, limit: int = limit) -> None:
+            if row["step"] >= limit:
+                signals.wanted = 15
+
+        with signals.waiting():
+            try:
+                gradwire.run(progress=progress, signals=signals, **settings)
+            except Interrupted as stop:
+                told.append([stop.number, str(stop)])
+        dist.barrier()
+        found = sorted(place.glob("checkpoints/*/rank-1.pt"))
+        if limit == 12 and rank == 1:
+            found[-1].write_bytes(found[-1].read_bytes()[:-100])
+        dist.barrier()
+    with pytest.warns(GradwireWarning) if rank == 1 else nullcontext():
+        run = gradwire.run(resume=place)
+    return {"told": told, "steps": [row["step"] for row in run.metrics]}
+
+
+def _refused(rank: int, folder: Path) -> Any:
+    def attempt(**settings: Any) -> str:
+        with pytest.raises(ValueError, match=r"\w") as caught:
+            gradwire.run(**TINY | settings)
+        return str(caught.value)
+
+    seed = 7 if rank == 2 else 0
+    return {
+        "simulated": attempt(bandwidth="1Mbit", faults=("crash(1, at=1.0)",)),
+        "different": attempt(seed=seed),
+        "only one": attempt(data="nowhere" if rank == 1 else "digits"),
+        "there": attempt(out=folder / "feedback"),
+        "ranks": attempt(workers=2),
+        "servers": attempt(architecture="parameter_server(2)"),
+    }
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,95 @@
+"""Real processes are killed, stopped and started again: the same bits come out, nothing stays."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiment.processes_at_work import (
+    FLAGS,
+    TORCHRUN,
+    Command,
+    are_gone,
+    checkpoint,
+    gradwire_run,
+    is_saved,
+    simulated,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
+    folder = tmp_path / "run"
+    new = ("--engine", "process", "--workers", "2", *FLAGS, "--out", str(folder))
+    # A rank that is killed ends all of them; they start again as often as they may.
+    with gradwire_run(*new, "--restarts", "1") as command:
+        command.wait_for(checkpoint(folder, 50))
+        os.kill(command.ranks[1], signal.SIGKILL)
+        command.wait_for(checkpoint(folder, 150))
+        os.kill(command.ranks[0], signal.SIGKILL)
+        killed_s = time.monotonic()
+        code, said = command.end()
+        assert time.monotonic() - killed_s < 20
+        assert code == 3
+        assert said.count("rank 1 was lost") == said.count("rank 0 was lost") == 1
+        assert "starting again (1 of 1)" in said
+        assert "rank 0 was killed by SIGKILL" in said
+        assert "Traceback" not in said
+        assert f"gradwire run --resume {folder}" in said
+        assert are_gone(list(command.ranks.values()))
+    # A signal to one rank stops all of them, with a checkpoint.
+    with gradwire_run("--resume", str(folder)) as command:
+        command.wait_for(checkpoint(folder, 250))
+        ports = _ports(command.process.pid)
+        os.kill(command.ranks[1], signal.SIGTERM)
+        code, said = command.end()
+        assert code == 128 + signal.SIGTERM
+        assert "stopped by SIGTERM. Go on from step" in said
+        assert "Traceback" not in said
+        assert are_gone(list(command.ranks.values()))
+        assert ports
+        for port in ports:  # is free again
+            socket.create_server(("127.0.0.1", port)).close()
+    # torchrun starts them again, too.
+    elastic = ("--nproc-per-node", "2", "--max-restarts", "1", "--rdzv-backend", "c10d")
+    where = ("--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1")
+    job = ("-m", "gradwire", "run", "--resume", str(folder))
+    with Command(*TORCHRUN, *elastic, *where, *job, env={"GLOO_SOCKET_IFNAME": "lo"}) as command:
+        command.wait_for(checkpoint(folder, 400))
+        os.kill(command.ranks[1], signal.SIGKILL)
+        code, said = command.end()
+        assert code == 0, said
+        assert said.count("rank 1 was lost") == 1
+        assert "test accuracy" in said
+    assert is_saved(folder, simulated(workers=2))
+
+
+def test_no_rank_outlives_its_launcher(tmp_path):
+    folder = tmp_path / "run"
+    new = ("--engine", "process", "--workers", "2", *FLAGS, "--steps", "100000")
+    with gradwire_run(*new, "--out", str(folder)) as command:
+        command.wait_for(checkpoint(folder, 50))
+        assert len(command.ranks) == 2
+        command.process.kill()
+        command.process.wait()
+        assert are_gone(list(command.ranks.values()))
+
+
+def _ports(pid: int) -> list[int]:
+    """On which a process listens."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{name}")
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[9] in inodes and fields[3] == "0A":
+            found.append(int(fields[1].partition(":")[2], 16))
+    return found

@@ -1,0 +1,116 @@
+"""A server that is killed at any moment and begun again: nothing is lost, nothing counts twice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.core.key import Key
+from quadratics import _train
+from runtime.process.durable_world import Outcome, run, same
+
+HOLDING = 'parameter_server(optimizer="server")'
+SQUEEZING = 'parameter_server(optimizer="server", answers="compressed")'
+FORMING = 'parameter_server(optimizer="worker", answers="compressed")'
+
+
+def plan_of(synchronization: str, architecture: str, compression: str, **settings: Any) -> Any:
+    settings = {"workers": 3, "steps": 5, "momentum": 0.9, "layers": (40, 9)} | settings
+    return _train(synchronization, architecture, compression, **(settings | {"pause_at": ()})).plan
+
+
+def agree(one: Outcome, other: Outcome) -> None:
+    assert one.params.keys() == other.params.keys()
+    assert same(one.params, other.params)
+    assert same(one.state, other.state)
+
+
+CASES = [
+    ("asp", HOLDING, "identity", {}),
+    ("asp", SQUEEZING, "ef(topk(0.3))", {}),
+    ("bsp", HOLDING, "identity", {}),
+    ("bsp(backup=1)", SQUEEZING, "ef(sign)", {}),
+    ("ssp(1)", HOLDING, "identity", {}),
+    ("r2sp", SQUEEZING, "sign", {}),
+    ("fedavg(1.0)", HOLDING, "identity", {}),
+    ("bsp", FORMING, "identity", {}),
+    ("bsp", FORMING, "ef(topk(0.3))", {}),
+    ("asp", HOLDING, "identity", {"dies": {1: 2}, "returns": {1: 3}}),
+    ("asp", SQUEEZING, "sign", {"dies": {1: 2}, "returns": {1: 3}}),
+    ("ssp(2)", HOLDING, "identity", {"dies": {2: 1}, "returns": {2: 4}}),
+    ("bsp(backup=1)", HOLDING, "identity", {"dies": {2: 1}, "returns": {2: 4}}),
+    ("r2sp", HOLDING, "identity", {"dies": {1: 2}, "returns": {1: 3}}),
+    ("fedavg(1.0)", HOLDING, "identity", {"dies": {1: 2}, "returns": {1: 3}}),
+    ("bsp(timeout=0.003)", HOLDING, "identity", {"absent": (2,)}),
+]
+
+
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "order"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
+def test_a_crash_at_any_moment_changes_nothing(
+    tmp_path: Path, monkeypatch, case: Any, is_durable: bool, every: int
+) -> None:
+    *dimensions, happens = case
+    if "dies" in happens and not is_durable and dimensions[0] in ("r2sp", "fedavg(1.0)"):
+        pytest.skip("what only the worker had is lost with it, and others waited for that")
+    plan = plan_of(*dimensions)
+    settings = {"is_durable": is_durable, **happens}
+    expected, names = run(plan, tmp_path / "none", monkeypatch, **settings)
+    for number in range(len(dimensions[0]) % every, len(names), every):
+        folder = tmp_path / str(number)
+        outcome, _ = run(plan, folder, monkeypatch, limits=(number,), **settings)
+        assert outcome.num_starts == 2
+        if is_durable or "dies" not in happens:
+            agree(outcome, expected)
+
+
+@pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "order"])
+@pytest.mark.parametrize("case", CASES[1:2] + CASES[8:9] + CASES[-1:], ids=str)
+def test_crashes_again_and_again(tmp_path: Path, monkeypatch, case: Any, is_durable: bool) -> None:
+    *dimensions, happens = case
+    plan = plan_of(*dimensions)
+    settings = {"is_durable": is_durable, "max_nbytes": 1500, **happens}
+    expected, _ = run(plan, tmp_path / "none", monkeypatch, **settings)
+    key = Key(0).child("crashes")
+    num_starts = 0
+    for number in range(4):
+        limits = tuple((8 + key.at(number).integers(20, 25)).tolist())
+        outcome, _ = run(plan, tmp_path / str(number), monkeypatch, limits=limits, **settings)
+        agree(outcome, expected)
+        num_starts += outcome.num_starts
+    assert num_starts > 20
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_the_machine_crashes_with_it(tmp_path: Path, monkeypatch, share: float) -> None:
+    """Of what was written since the last sync only a part may be there."""
+    plan = plan_of("asp", SQUEEZING, "topk(0.3)")
+    expected, names = run(plan, tmp_path / "none", monkeypatch)
+
+    def lose(folder: Path, synced: dict[str, int]) -> None:
+        for path in folder.glob("journal-*"):
+            least, size = synced.get(path.name, 0), path.stat().st_size
+            with path.open("r+b") as file:
+                file.truncate(least + int(share * (size - least)))
+
+    for number in range(3, len(names), 11):
+        folder = tmp_path / str(number)
+        outcome, _ = run(plan, folder, monkeypatch, limits=(number,), after=lose)
+        agree(outcome, expected)
+
+
+def test_what_is_acknowledged_and_when(tmp_path: Path, monkeypatch) -> None:
+    plan = plan_of("asp", HOLDING, "identity")
+    _, names = run(plan, tmp_path / "durable", monkeypatch, max_nbytes=1 << 30)
+    first = names.index("acknowledge")
+    assert names[:first].count("hand over") == 0  # at once
+    assert names[first - 2 : first] == ["write", "sync"]
+    assert names.count("sync") <= names.count("hand over") // 2  # many at a time
+    _, names = run(plan, tmp_path / "order", monkeypatch, max_nbytes=1 << 30, is_durable=False)
+    first = names.index("acknowledge")
+    assert names[:first].count("hand over") == 18  # 15 pushes, and that all are done
+    assert "rename" in names[:first]  # when a state is on disk
+    assert names[3 : names.index("rename")].count("sync") == 1  # that of the state
+    size = sum(path.stat().st_size for path in (tmp_path / "order").glob("journal-*0.log"))
+    assert size < 18 * 100

@@ -1,0 +1,48 @@
+"""The ledger has the bytes that really leave: those that the loopback interface counts.
+
+In a network namespace of its own, so that nobody else's bytes are counted.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.process.launching import launch
+from runtime.process.traffic_cases import CASES
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    name = f"gradwire-{os.getpid()}"
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and the command ip, to make a network namespace")
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"cannot make a network namespace: {made.stderr.strip()}")
+    try:
+        up = ["ip", "-n", name, "link", "set", "lo", "up"]
+        subprocess.run(up, check=True, capture_output=True)
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def test_bytes_on_the_interface(namespace: str, tmp_path: Path) -> None:
+    size = 3
+    within = ("ip", "netns", "exec", namespace)
+    codes, results = launch(tmp_path, size, "runtime.process.traffic_cases:run", 60, within)
+    assert codes == [0] * size
+    for case, seen in zip(CASES, zip(*results), strict=True):
+        ledger, sent = (sum(one[name] for one in seen) for name in ("ledger", "transport"))
+        interface = max(one["interface"] for one in seen)
+        print(
+            f"{case}: ledger {ledger}, with frames {sent} ({sent / ledger - 1:+.3%}), "
+            f"on the interface {interface} ({interface / sent - 1:+.3%})"
+        )
+        assert ledger > 4 << 20
+        assert ledger < sent < 1.001 * ledger  # 40 bytes or so per message
+        assert sent < interface < 1.03 * sent

@@ -1,0 +1,196 @@
+"""Messages that should not be: counted, answered with an error, dropped. Nobody else notices."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import zmq
+
+from gradwire.runtime.process import frames
+from gradwire.runtime.process.frames import Headers
+from gradwire.runtime.process.transport import ARRIVED
+from gradwire.runtime.process.zeromq import messages as msg
+from gradwire.runtime.process.zeromq.messages import Header
+from runtime.process.zeromq.jobs import Job, job, next_of, wait_until
+
+SERVER, SCHEDULER = 1, 2
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Job]:
+    with job(1, max_payload_nbytes=1 << 20) as one:
+        yield one
+
+
+class Peer:
+    """A socket that says what it likes."""
+
+    def __init__(self, address: str, identity: bytes = b"") -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        if identity:
+            self.socket.routing_id = identity
+        self.socket.connect(address)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def answers(self, *parts: bytes) -> list[bytes]:
+        self.socket.send_multipart(parts)
+        assert self.socket.poll(5000), "no answer"
+        return self.socket.recv_multipart()
+
+
+def is_alive(made: Job) -> bool:
+    """Whether messages still come."""
+    sent = torch.arange(30_000)
+    made.nodes[0].send(SERVER, 0, 0, sent)
+    made.nodes[SERVER].send(SCHEDULER, 0, 0, sent)
+    return all(
+        torch.equal(next_of(made.nodes[rank], ARRIVED).message, sent)
+        for rank in (SERVER, SCHEDULER)
+    )
+
+
+def block(value: int = 1) -> bytes:
+    return bytes(frames.pack(0, 0, torch.tensor([value]), Headers()).block.numpy())
+
+
+def head(made: Job, kind: int, **fields: int) -> bytes:
+    job_ = made.nodes[0]._place.job
+    return Header(kind, job_, **{"src": 0, "dst": SERVER, **fields}).pack()
+
+
+@pytest.mark.parametrize("rank", [SERVER, SCHEDULER])
+def test_strangers(made: Job, rank: int) -> None:
+    node = made.nodes[rank]
+    good = head(made, msg.DATA, number=1, dst=rank)
+    cases = {
+        "malformed": [
+            (b"",),
+            (b"hello", b"world"),
+            (good,),
+            (good, b"", b"", b"", b""),
+            (good[:-1], b""),
+            (b"X" + good[1:], block()),
+            (head(made, msg.HELLO), b"short"),
+            (head(made, msg.HELLO), b"\xff" * 60),
+        ],
+        "version": [(good[:4] + b"\x63" + good[5:], block())],
+        "kind": [(good[:5] + b"\x63" + good[6:], block())],
+        "job": [(good[:8] + b"otherjob" + good[16:], block())],
+        "unknown peer": [
+            (head(made, kind, dst=rank), block())
+            for kind in range(14)
+            if kind not in (msg.HELLO, msg.ERROR)
+        ],
+    }
+    if rank == SERVER:
+        cases["malformed"] = cases["malformed"][:-2]
+        cases["state"] = [(head(made, msg.HELLO), b"short")]
+    for reason, messages in cases.items():
+        for parts in messages:
+            before = node.refused[reason]
+            with Peer(node.address) as peer:
+                answer = peer.answers(*parts)
+            assert node.refused[reason] == before + 1
+            header = msg.unpack_header(answer[0])
+            assert header.kind == msg.ERROR
+            assert msg.unpack_text(answer[1])
+    assert is_alive(made)
+
+
+def test_hellos_that_are_refused(made: Job) -> None:
+    scheduler = made.nodes[SCHEDULER]
+    own = b"\x01" * 16
+    good = msg.Hello(own, msg.WORKER, msg.NOBODY, 1, 1, "")
+    cases = (
+        ("it is another one", good._replace(identity=b"\x02" * 16)),
+        ("5 workers", good._replace(num_workers=5)),
+        ("asks for rank 2", good._replace(wanted=2)),
+        ("asks for rank 0", good._replace(role=msg.SERVER, wanted=0)),
+        ("no role 2", good._replace(role=msg.SCHEDULER)),
+    )
+    for text, hello in cases:
+        with Peer(scheduler.address, own) as peer:
+            answer = peer.answers(head(made, msg.HELLO), msg.pack_hello(hello))
+        assert text in msg.unpack_text(answer[1])
+    with Peer(scheduler.address, own) as peer:  # nothing is wrong with it, but there is no place
+        answer = peer.answers(head(made, msg.HELLO), msg.pack_hello(good))
+        assert msg.unpack_header(answer[0]).kind == msg.WAIT
+    assert is_alive(made)
+
+
+def test_messages_that_are_too_large_end_the_connection(made: Job) -> None:
+    """They are not read, so nobody can be answered."""
+    with Peer(made.nodes[SERVER].address) as peer:
+        peer.socket.send_multipart([head(made, msg.DATA, number=1), block(), bytes(2 << 20)])
+        assert not peer.socket.poll(100)
+    assert is_alive(made)
+
+
+def test_a_member_that_misbehaves() -> None:
+    """Its link is spoilt, but nobody else's, and nothing that it invented arrives."""
+    with job(2, heartbeat_s=30) as made:
+        server, liar = made.nodes[2], made.nodes[1]
+        server_rank = 2
+
+        def lie(reason: str, kind: int, *parts: bytes, **fields: int) -> None:
+            before = server.refused[reason]
+            header = head(made, kind, **{"src": 1, "dst": server_rank, **fields})
+            with liar._turns:
+                liar._wire.put(None, server_rank, header, *parts)
+            wait_until(lambda: server.refused[reason] == before + 1)
+
+        huge = 1 << 40
+        lie("source", msg.DATA, block(), src=0, number=1)
+        lie("destination", msg.DATA, block(), dst=0, number=1)
+        lie("state", msg.DATA, block(), number=1, taken=7)
+        lie("state", msg.DATA, block(), number=1, acknowledged=huge)
+        lie("state", msg.WELCOME, b"")
+        lie("state", msg.BEAT, b"")
+        lie("state", msg.GRANT, b"", number=1)
+        lie("state", msg.RESUMED, msg.pack_resume(msg.Resume(0.0, False, 0.0)))
+        lie("malformed", msg.RESUME, b"short")
+        lie("malformed", msg.ANNOUNCE, b"short", number=1)
+        lie("malformed", msg.ANNOUNCE, msg.pack_announce(float("nan")), number=1)
+        lie("oversized", msg.ANNOUNCE, msg.pack_announce(0), number=1, nbytes=huge)
+        lie("malformed", msg.DATA, b"no frame", number=1)  # it is taken: the next has number 2
+        lie("source", msg.EVENT, msg.pack_event(msg.Event(0, 0, 1.0, bytes(16), "")), number=2)
+        lie("malformed", msg.EVENT, b"", number=3)
+        lie("malformed", msg.DATA, block(), block(), number=4, nbytes=7)
+        lie("malformed", msg.DATA, block()[:-1], number=5)
+        lie("oversized", msg.DATA, bytes((1 << 20) + 1), number=6)
+        lie("state", msg.RESUME, msg.pack_resume(msg.Resume(0.0, False, 0.0)), number=99)
+        assert server.next(0.05) is None
+        sent = torch.arange(20_000)
+        made.nodes[0].send(2, 0, 0, sent)
+        assert torch.equal(next_of(server).message, sent)
+        assert sum(liar.refused.values()) > 10  # it was told
+
+
+def test_random_bytes_from_a_member_and_a_stranger() -> None:
+    rng = random.Random(7)
+    with job(2, heartbeat_s=30) as made:
+        server, fuzzer = made.nodes[2], made.nodes[1]
+        fixed = head(made, msg.DATA, src=1, dst=2, number=1)
+        with Peer(server.address) as stranger:
+            for _ in range(1500):
+                header = bytearray(fixed)
+                header[5] = rng.randrange(14)
+                for _ in range(rng.randrange(4)):
+                    header[rng.randrange(len(header))] = rng.randrange(256)
+                body = bytearray(rng.choice([block(), rng.randbytes(rng.randrange(80))]))
+                if body and rng.random() < 0.7:
+                    body[rng.randrange(len(body))] = rng.randrange(256)
+                with fuzzer._turns:
+                    fuzzer._wire.put(None, 2, bytes(header), bytes(body))
+                stranger.socket.send_multipart([bytes(header), bytes(body)])
+        made.nodes[0].send(2, 0, 0, torch.arange(9))
+        while next_of(server).src != 0:
+            pass
+        assert sum(server.refused.values()) > 1000

@@ -1,0 +1,104 @@
+"""Who has the keys of a job, and who has not."""
+
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+
+from gradwire.runtime.process.transport import ARRIVED
+from gradwire.runtime.process.zeromq import JoinError, load_keys, make_keys
+from gradwire.runtime.process.zeromq import messages as msg
+from gradwire.runtime.process.zeromq.keys import JobKeys
+from runtime.process.zeromq.jobs import Job, job, next_of
+
+
+def test_keys_are_written_for_their_owner_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    made = make_keys(path)
+    assert load_keys(path) == made
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert made.binding_secret.decode() not in repr(made)
+    assert make_keys(tmp_path / "others") != made
+    with pytest.raises(FileExistsError, match="exists"):
+        make_keys(path)
+    path.chmod(0o644)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        load_keys(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "\n".join(text.splitlines()[:-1]), "lacks connecting_secret"),
+        (lambda text: text.replace("binding_public", "public"), "no key of a job"),
+        (lambda text: text + "more\n", "no key of a job"),
+        (lambda text: text[:-10] + "\n", "no key of a job"),
+        (lambda text: text[:-12] + "0" * 11 + "\n", "damaged"),
+    ],
+)
+def test_files_that_are_damaged(tmp_path: Path, change: Callable[[str], str], message: str) -> None:
+    path = tmp_path / "keys"
+    make_keys(path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=message):
+        load_keys(path)
+
+
+def test_a_job_with_keys(tmp_path: Path) -> None:
+    keys, others = make_keys(tmp_path / "keys"), make_keys(tmp_path / "others")
+    with job(1, keys=keys) as made:
+        worker, server = made.nodes[0], made.nodes[1]
+        sent = torch.arange(100_000.0)
+        worker.send(1, 0, 0, sent)
+        assert torch.equal(next_of(server, ARRIVED).message, sent)
+        half = JobKeys(keys.binding_public, keys.binding_secret, *_pair(others))
+        for name, stranger in (("none", None), ("others", others), ("half", half)):
+            for address in (made.scheduler_address, server.address):
+                answered = _knock(address, stranger, made)
+                assert not answered, f"with {name} keys"
+        assert not server.refused  # it did not even hear of it
+        assert not made.nodes[2].refused
+        with pytest.raises(JoinError, match="same keys"):
+            made.start("worker", keys=half, join_s=0.5)
+
+
+def _pair(keys: JobKeys) -> tuple[bytes, bytes]:
+    return keys.connecting_public, keys.connecting_secret
+
+
+def _knock(address: str, keys: JobKeys | None, made: Job) -> bool:
+    """Whether a stranger gets any answer to what a member would be answered."""
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    identity = b"stranger" * 2
+    dealer.routing_id = identity
+    if keys is not None:
+        dealer.curve_serverkey = keys.binding_public
+        dealer.curve_publickey, dealer.curve_secretkey = _pair(keys)
+    dealer.connect(address)
+    hello = msg.Hello(identity, msg.WORKER, 0, made.num_workers, made.num_servers, "")
+    place = made.nodes[0]._place
+    for _ in range(3):
+        head = msg.Header(msg.HELLO, place.job).pack()
+        with suppress(zmq.Again):
+            dealer.send_multipart([head, msg.pack_hello(hello)], zmq.NOBLOCK)
+        if dealer.poll(60):
+            return True
+    context.destroy(linger=0)
+    return False
+
+
+def test_keys_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with job(1, keys=make_keys(tmp_path / "keys")) as made:
+        began = time.monotonic()
+        made.close()
+        assert time.monotonic() - began < 2
+    assert threading.active_count() <= before

@@ -1,0 +1,140 @@
+"""Who is in the job, with a clock of our own."""
+
+import pytest
+
+from gradwire.runtime.process.zeromq.membership import Registry
+from gradwire.runtime.process.zeromq.messages import (
+    HAS_JOINED,
+    IS_LOST,
+    NOBODY,
+    SERVER,
+    WORKER,
+    Hello,
+)
+
+
+def registry(num_workers: int = 2, num_servers: int = 1) -> Registry:
+    return Registry(num_workers, num_servers, b"scheduler", heartbeat_s=5, server_s=60)
+
+
+def hello(name: str, role: int = WORKER, wanted: int = NOBODY, sizes: tuple = (2, 1)) -> Hello:
+    return Hello(name.encode(), role, wanted, *sizes, f"tcp://{name}:1")
+
+
+def complete() -> Registry:
+    made = registry()
+    for one in (hello("s", SERVER), hello("a"), hello("b")):
+        assert made.hello(one, 0.0) is None
+    made.welcomes.clear()
+    return made
+
+
+def taken(made: Registry) -> list[tuple[int, int]]:
+    events, made.events = made.events, []
+    times = [event.time_s for event in events]
+    assert times == sorted(set(times))
+    return [(event.kind, event.rank) for event in events]
+
+
+def test_ranks_in_order_of_arrival_but_those_asked_for() -> None:
+    made = registry(3, 2)
+    sizes = (3, 2)
+    for name, role, wanted in (
+        ("a", WORKER, NOBODY),
+        ("b", WORKER, 0),
+        ("s", SERVER, 4),
+        ("c", WORKER, NOBODY),
+    ):
+        assert made.hello(hello(name, role, wanted, sizes), 1.0) is None
+    assert not made.is_complete
+    assert made.missing() == "1 of 2 servers are there"
+    assert made.hello(hello("t", SERVER, NOBODY, sizes), 2.0) is None
+    names = [made.identity(rank).decode() for rank in range(5)]
+    assert names == ["b", "a", "c", "t", "s"]
+    assert made.welcomes == [0, 1, 2, 3, 4]
+    welcome = made.welcome(1)
+    assert (welcome.rank, welcome.life) == (1, 0.0)
+    assert [entry.rank for entry in welcome.entries] == [0, 1, 2, 3, 4, 5]
+    assert taken(made) == []
+
+
+def test_silence_and_who_comes_then() -> None:
+    made = complete()
+    for second in range(1, 12):
+        made.check(second)
+        for rank in (1, 2):
+            made.heard(rank, second)
+    assert taken(made) == [(IS_LOST, 0)]
+    assert made.is_expelled(b"a")
+    assert made.hello(hello("c"), 12.0) is None
+    assert taken(made) == [(HAS_JOINED, 0)]
+    assert made.life(0) == 12.0
+    assert made.hello(hello("a"), 13.0) is not None
+
+
+def test_a_scheduler_that_slept_blames_nobody() -> None:
+    made = complete()
+    made.check(1.0)
+    made.check(30.0)
+    assert taken(made) == []
+    for tenth in range(301, 400):
+        made.check(tenth / 10)
+    assert taken(made) == [(IS_LOST, 0), (IS_LOST, 1)]
+
+
+def test_one_that_waits_for_a_place() -> None:
+    made = complete()
+    assert made.hello(hello("c"), 1.0) is None
+    assert made.rank(b"c") is None
+    made.left(1, 2.0)  # said goodbye
+    made.check(2.0)
+    assert made.rank(b"c") == 1
+    assert taken(made) == [(HAS_JOINED, 1)]
+
+
+def test_a_candidate_that_is_silent_is_forgotten() -> None:
+    made = registry()
+    made.hello(hello("a"), 0.0)
+    for second in range(8):
+        made.check(second)
+    assert made.missing() == "0 of 1 servers are there, 0 of 2 workers are there"
+
+
+def test_a_newer_process_replaces_an_older_one() -> None:
+    made = registry()
+    made.hello(hello("a", wanted=0), 0.0)
+    made.hello(hello("c", wanted=0), 1.0)
+    assert "taken its place" in (made.hello(hello("a", wanted=0), 2.0) or "")
+    made = complete()
+    assert made.hello(hello("c", wanted=1), 3.0) is None
+    assert taken(made) == [(IS_LOST, 1), (HAS_JOINED, 1)]
+
+
+def test_a_server_is_waited_for() -> None:
+    made = complete()
+    for second in range(1, 50):
+        made.check(second)
+        for rank in (0, 1):
+            made.heard(rank, second)
+    assert taken(made) == []
+    assert made.hello(hello("t", SERVER), 50.0) is None
+    assert taken(made) == [(HAS_JOINED, 2)]
+    assert made.is_expelled(b"s")
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (hello("x", wanted=2), "their ranks are 0 .. 1"),
+        (hello("x", SERVER, 0), "their ranks are 2 .. 2"),
+        (hello("x", sizes=(2, 7)), "2 workers and 7 servers"),
+    ],
+)
+def test_who_cannot_join(one: Hello, text: str) -> None:
+    assert text in (registry().hello(one, 0.0) or "")
+
+
+def test_strangers_cannot_fill_the_list() -> None:
+    made = registry()
+    problems = [made.hello(hello(f"{i}", wanted=NOBODY), 0.0) for i in range(100)]
+    assert problems[-1] == "too many others wait to join"
