@@ -8,7 +8,7 @@ each in turns, in one run: the best times of the slower rank, and the ratio of t
 `more` is how much longer our step takes; `coding` is what encoding, decoding and averaging of what
 was decoded take of it. The bound is kept where `more` is at most `coding`.
 
-Answer: not known yet; the machine was never at rest (load 8 to 10 on 2 cores) and four runs of 12 to
+Answer: not known yet; the machine was never at rest (load 8 to 10 on 2 cores): four runs of 12 to
 18 steps disagree. The bound was kept by sign and qsgd in two of them, by top-k in one, by identity,
 fp16 and powersgd in none; in the first run by nobody. Identity took 39 to 93 ms more than DDP's 44
 to 167. The first three were medians, one of them with another setting of malloc; the fourth, the

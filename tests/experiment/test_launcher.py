@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from gradwire.experiment import launcher
-from gradwire.experiment.launcher import LOST, WRONG, Failure, launch
+from gradwire.experiment.children import LOST, WRONG, Failure
+from gradwire.experiment.launcher import launch
 
 # Ranks that need not import anything slow.
 REPORT = """

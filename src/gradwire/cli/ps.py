@@ -8,18 +8,21 @@ DMLC_WORKER_ID, DMLC_NODE_HOST (where a server is reached).
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.cli.console import Folder, new_folder, out
-from gradwire.cli.processes import be_node
+from gradwire.cli.console import Folder, Meter, new_folder, out
+from gradwire.cli.ending import end_with, say
 from gradwire.cli.run import show_run
 from gradwire.experiment.config import Config
-from gradwire.experiment.served import Place
+from gradwire.experiment.node_run import Where
+from gradwire.experiment.record import Record
+from gradwire.experiment.served import Place, take_part
+from gradwire.experiment.signals import Signals
 from gradwire.runtime.process.zeromq.keys import make_keys
 
 Role = Literal["scheduler", "server", "worker"]
@@ -37,7 +40,7 @@ class PsCommand:
     """What this node is; by default $DMLC_ROLE."""
     file: Annotated[Path | None, tyro.conf.Positional] = None
     """With `keys`: where to write them. Give the file to all nodes, and to nobody else."""
-    config: Config = Config()
+    config: Config = field(default_factory=Config)
     scheduler: str = ""
     """Where the scheduler is, tcp://HOST:PORT; by default this machine's loopback interface."""
     number: int | None = None
@@ -56,7 +59,7 @@ class PsCommand:
     """Go on with the interrupted run in this folder."""
     durable: bool = False
     """Server: acknowledge updates only when they are on disk."""
-    heartbeat: str = "5s"
+    silence: str = "5s"
     """Scheduler: how long a worker may be silent before it is lost."""
     server_wait: str = "60s"
     """How long to wait for a server to come back."""
@@ -90,19 +93,33 @@ class PsCommand:
             node.keys,
             node.insecure,
             node.durable,
-            node.heartbeat,
+            node.silence,
             node.server_wait,
             node.join_wait,
         )
-        be_node(
-            replace(node.config, engine="process"),
-            place,
-            folder,
-            resumes=node.resume is not None,
-            checkpoint_every=node.checkpoint_every,
-            timeout=node.timeout,
-            show=lambda run, where: show_run(run, where, self.json),
-        )
+        where = Where(folder, node.resume is not None)
+        end_with(lambda signals: node._take_part(place, where, signals))
+
+    def _take_part(self, place: Place, where: Where, signals: Signals) -> None:
+        is_hub = place.role == "scheduler"
+        config = self.config
+        if where.resumes and where.folder is not None:
+            config = Record.open(where.folder).config
+        name = "" if where.folder is None else where.folder.name
+        with Meter() as meter:
+            result = take_part(
+                replace(config, engine="process"),
+                place,
+                where,
+                checkpoint_every=self.checkpoint_every,
+                timeout=self.timeout,
+                signals=signals,
+                progress=meter.follow(name) if is_hub else None,
+                say=say,
+            )
+        if is_hub:
+            assert where.folder is not None
+            show_run(result, where.folder, self.json)
 
     def _make_keys(self) -> None:
         if self.file is None:
@@ -124,7 +141,7 @@ def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCo
             raise ValueError(f"{name} must be a number, got {text!r}")
         return int(text) if text else None
 
-    role = command.role or environment.get("DMLC_ROLE", "")
+    role: Any = command.role or environment.get("DMLC_ROLE", "")
     if role not in ("scheduler", "server", "worker"):
         raise ValueError(
             "say what this node is: gradwire ps scheduler, server or worker (or DMLC_ROLE)"
@@ -151,9 +168,7 @@ def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCo
     bind = command.bind
     if not bind and role == "server" and environment.get("DMLC_NODE_HOST"):
         bind = f"tcp://{environment['DMLC_NODE_HOST']}:0"
-    return replace(
-        command, role=role, scheduler=scheduler, config=config, number=own, bind=bind
-    )
+    return replace(command, role=role, scheduler=scheduler, config=config, number=own, bind=bind)
 
 
 def _usual_bind(scheduler: str) -> str:

@@ -43,6 +43,10 @@ class RunCommand:
     """Real processes: how long nothing may happen before the run stops."""
     restarts: int = 0
     """Real processes: how often to start the ranks again, from the last checkpoint, if one dies."""
+    durable: bool = False
+    """Real servers: acknowledge updates only when they are on disk."""
+    silence: str = "5s"
+    """Real servers: how long a worker may be silent before it is lost."""
 
     def __call__(self) -> None:
         if self.replay is not None:
@@ -62,22 +66,24 @@ class RunCommand:
                 self.restarts,
                 self.resume is not None or self.out is not None,
                 self.json,
+                self.durable,
+                self.silence,
             )
-            run_processes(job, self._show)
+            run_processes(job, lambda run, where: show_run(run, where, self.json))
         elif world_size() is not None:
             raise ValueError(
                 "the simulator is one process, and this is one of several (WORLD_SIZE is set): "
                 "write --engine process, or start it without torchrun"
             )
         else:
-            self._show(self._simulate(folder), folder)
+            show_run(self._simulate(folder), folder, self.json)
 
     def _replay(self, folder: Path) -> None:
         others = (self.resume, self.out)
         if self.config != usual_config(None) or any(one is not None for one in others):
             raise ValueError("--replay takes the run's own settings; give no others")
         replayed = replay(folder)
-        self._show(replayed.run, folder)
+        show_run(replayed.run, folder, self.json)
         if not replayed.is_equal:
             sys.exit(1)
 
@@ -93,12 +99,14 @@ class RunCommand:
                 errors.print(f"interrupted; go on: gradwire run --resume {folder}", soft_wrap=True)
             raise
 
-    def _show(self, result: Run, folder: Path) -> None:
-        if self.json:
-            print(json.dumps(result.summary))
-            return
-        out.print(_run_table(result))
-        out.print(f"Records: {folder}", soft_wrap=True)
+
+def show_run(run: Run, folder: Path, as_json: bool) -> None:
+    """What came out, on standard output."""
+    if as_json:
+        print(json.dumps(run.summary))
+        return
+    out.print(_run_table(run))
+    out.print(f"Records: {folder}", soft_wrap=True)
 
 
 def _momentum(config: Config) -> str:

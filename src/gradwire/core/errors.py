@@ -37,6 +37,18 @@ class StoppedError(RuntimeError):
     """A run that could not go on, with how far it came."""
 
 
+class LostError(StoppedError):
+    """A run that stopped because a rank is gone or nothing happens any more."""
+
+    def __init__(self, message: str, rank: int | None) -> None:
+        super().__init__(message)
+        self.rank = rank  # that was lost
+
+
+class RefusedError(ValueError):
+    """What all ranks of a run hear when one of them cannot do what was asked."""
+
+
 class WhatIfError(ValueError):
     """A run that is another one on another network, asked for its time there."""
 

@@ -90,7 +90,7 @@ class Agreement:
         ledger, log = engine.ledger, engine.log
         engine.ledger, engine.log = Ledger(engine.size), None
         try:
-            result = engine.run(program)
+            result = engine.run(program, serves=False)
         finally:
             engine.ledger, engine.log = ledger, log
         assert result is not None, "a node did not hear the decision"

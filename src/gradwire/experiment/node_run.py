@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gradwire.core.errors import PeerLost, StoppedError
+from gradwire.core.errors import LostError, PeerLost, RefusedError
 from gradwire.core.protocols import Replica
 from gradwire.experiment.agreement import Agreement
 from gradwire.experiment.checkpoints import Checkpoints
@@ -44,18 +44,6 @@ from gradwire.training.worker import TrainingWorker
 _THIS, _ANOTHER = "this run", "another run"  # what a folder holds
 _RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
 _SERVERS_STATE = 0  # the step under which servers leave their state when a signal ends such a run
-
-
-class LostError(StoppedError):
-    """A run that stopped because a rank is gone or nothing happens any more."""
-
-    def __init__(self, message: str, rank: int | None) -> None:
-        super().__init__(message)
-        self.rank = rank  # that was lost
-
-
-class RefusedError(ValueError):
-    """What all ranks hear when one of them cannot do what was asked."""
 
 
 class Counting(Transport, Protocol):

@@ -11,11 +11,11 @@ from typing import Any
 import torch.distributed as dist
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.core.errors import DataError
+from gradwire.core.errors import DataError, LostError
 from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, own_device
-from gradwire.experiment.node_run import LostError, NodeRun, Where
+from gradwire.experiment.node_run import NodeRun, Where
 from gradwire.experiment.outcome import Progress, Run, config_of, use_threads
 from gradwire.experiment.record import Record
 from gradwire.experiment.setup import Experiment, prepare

@@ -65,8 +65,8 @@ async def rejoin(
     replica = plan.initial_replicas()[node.rank]
     worker = TrainingWorker(plan, node, await node.now() if life is None else life)
     if plan.ability == "push_pull":
-        life = torch.tensor(worker.life, dtype=torch.float64)
-        pulled = await worker.pull(replica.remembering(life=life), JOINING)
+        came = torch.tensor(worker.life, dtype=torch.float64)
+        pulled = await worker.pull(replica.remembering(life=came), JOINING)
         replica, first = await plan.synchronization.resume(worker, pulled)
     elif plan.ability == "mean":
         raise ValueError(

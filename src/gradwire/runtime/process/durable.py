@@ -68,6 +68,9 @@ _log = logging.getLogger(__name__)
 class NumberedTransport(Transport, Protocol):
     """What lies under it. It may be begun with the links of an earlier process."""
 
+    @property
+    def num_bytes_sent(self) -> int: ...
+
     def acknowledge(self, src: int, number: int) -> None:
         """Tells a sender that it need not keep its messages up to this number."""
         ...
@@ -185,6 +188,10 @@ class DurableTransport:
         for dst, (job, tag, is_framed, header, data) in outbox:
             message = Framed(headers.decode(header.encode("latin-1")), data) if is_framed else data
             self.send(dst, job, tag, message)
+
+    @property
+    def num_bytes_sent(self) -> int:
+        return self._inner.num_bytes_sent
 
     @property
     def is_told_again(self) -> bool:

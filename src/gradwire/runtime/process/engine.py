@@ -164,13 +164,13 @@ class ProcessEngine:
         waits = all(isinstance(task.waiting_for, Recv | RecvAny) for task in self._tasks)
         return waits and not (self._ready or self._to_compute or self._inbox)
 
-    def run(self, program: Program[R]) -> R | None:
+    def run(self, program: Program[R], *, serves: bool = True) -> R | None:
         """Runs a worker's program to its end, and returns its result.
 
         Programs that it spawned and that have not ended go on serving the others until all
         workers are done with this run; then they are closed. The program of another role (a
-        server) ends in the same way, and its result is None. What nobody has read stays for the
-        next run.
+        server) ends in the same way, and its result is None; unless it does not serve: then it,
+        too, runs to its end. What nobody has read stays for the next run.
         """
         self.num_runs += 1
         self._numbers = count()
@@ -194,7 +194,7 @@ class ProcessEngine:
                     self._tell_done()
                 if main.done and not self._tasks:
                     break
-                if (main.done or not is_worker) and self._are_done():
+                if (main.done or (serves and not is_worker)) and self._are_done():
                     break
                 self._wait()
             if log is not None:

@@ -1,7 +1,9 @@
 """Messages that should not be: counted, answered with an error, dropped. Nobody else notices."""
 
 import random
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -130,6 +132,15 @@ def test_messages_that_are_too_large_end_the_connection(made: Job) -> None:
     with Peer(made.nodes[SERVER].address) as peer:
         peer.socket.send_multipart([head(made, msg.DATA, number=1), block(), bytes(2 << 20)])
         assert not peer.socket.poll(100)
+    assert is_alive(made)
+
+
+def test_bytes_that_are_not_even_of_zeromq(made: Job) -> None:
+    for rank in (SERVER, SCHEDULER):
+        port = int(made.nodes[rank].address.rpartition(":")[2])
+        for sent in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\xff" * 100_000):
+            with socket.create_connection(("127.0.0.1", port)) as stranger, suppress(OSError):
+                stranger.sendall(sent)
     assert is_alive(made)
 
 

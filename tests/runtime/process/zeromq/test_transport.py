@@ -464,6 +464,25 @@ def test_large_answers_go_few_at_a_time() -> None:
         assert max(granted) == 1
 
 
+@dataclass(frozen=True)
+class Layer:
+    priority: int
+
+
+def test_the_most_urgent_of_the_large_messages_come_first() -> None:
+    with job(4, headers=Headers(Layer)) as made:
+        server = made.nodes[4]
+        grants = server._traffic._incoming
+        grants._granted[99] = 1  # another one has its turn
+        for rank, (priority, size) in enumerate(((2, 30_000), (1, 90_000), (1, 60_000), (9, 1))):
+            made.nodes[rank].send(4, 0, 0, Framed(Layer(priority), number(rank, size)))
+        wait_until(lambda: len(grants._wishes) == 3)
+        with server._turns:
+            grants.forget(99)
+            server._traffic.tick()
+        assert [next_of(server, ARRIVED).src for _ in range(4)] == [3, 2, 1, 0]
+
+
 def test_what_nobody_reads_does_not_pile_up() -> None:
     with job(1, max_bytes_posted=1 << 20) as made:
         worker, server = made.nodes[0], made.nodes[1]

@@ -148,7 +148,8 @@ class Desk(Members):
 
 
 class Member(Members):
-    """A worker's or a server's. `connect(peer, address)` connects, `enter()` is called when in."""
+    """A worker's or a server's. `connect(peer, address)` connects, `welcomed(scheduler)` is told the
+    identity of the scheduler when the own rank is known, `enter()` is called when in."""
 
     def __init__(
         self,
@@ -160,6 +161,7 @@ class Member(Members):
         heartbeat_s: float,
         server_s: float,
         connect: Callable[[int, str], None],
+        welcomed: Callable[[bytes], None],
         enter: Callable[[], None],
     ) -> None:
         super().__init__(place, wire, inbox)
@@ -167,7 +169,7 @@ class Member(Members):
         self.heard = ""  # about why it takes so long to join
         self._hello = hello
         self._heartbeat_s, self._server_s = heartbeat_s, server_s
-        self._connect, self._enter = connect, enter
+        self._connect, self._welcomed, self._enter = connect, welcomed, enter
         self._news_s = -1.0  # events up to this time are known
         self._heard_s = self._tick_s = time.monotonic()
         self._beat_s = -inf
@@ -229,6 +231,7 @@ class Member(Members):
         if self.is_in:
             return
         place.rank, place.life, self._news_s = welcome.rank, welcome.life, welcome.time_s
+        self._welcomed(welcome.entries[-1].identity)
         for rank, is_there, has_left, life, time_s, identity, address in welcome.entries:
             if rank == place.rank:
                 continue

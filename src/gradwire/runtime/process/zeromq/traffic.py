@@ -50,7 +50,7 @@ class Traffic:
         self.max_bytes = max_bytes  # posted to a peer; or come from one and not read
         self._place, self._wire, self._inbox, self._arrivals = place, wire, inbox, arrivals
         self._is_asked = is_asked  # whether the caller says what is acknowledged
-        self._before = before
+        self.before = before  # of links of which this node had an earlier process
         self._max_nbytes = max_nbytes  # of a message
         self._resume_s = resume_s  # how long an answer may take
         self._on_event, self._on_goodbye, self._on_problem = on_event, on_goodbye, on_problem
@@ -62,7 +62,7 @@ class Traffic:
     # Links.
 
     def add(self, peer: int, identity: bytes | None, life: float) -> Link:
-        before = self._before.get(peer)
+        before = self.before.get(peer)
         known = before[1:] if before is not None and before[0] == life else None
         link = self.links[peer] = Link(peer, identity, life, known)
         if identity is not None:

@@ -56,6 +56,7 @@ _STUCK_S = 1.0  # without progress in `send`
 _NO_HEADERS = Headers()
 
 Role = Literal["scheduler", "server", "worker"]
+Links = Mapping[int, tuple[float, int, int]]  # by peer: its life, received, sent
 
 
 class ZmqTransport:
@@ -68,7 +69,8 @@ class ZmqTransport:
 
     A message is acknowledged when `next` has handed it over or, with `acknowledges="asked"`, when
     the caller says so. A server that begins again gives what `links()` was, as of the state that
-    it begins with, and sends again what was outstanding then. `max_large` is how many large
+    it begins with, and sends again what was outstanding then; or a function that finds it, given
+    its rank, its life (0: it does not begin again) and a text that only this job has. `max_large` is how many large
     messages a server takes, and sends, at a time.
     """
 
@@ -92,7 +94,7 @@ class ZmqTransport:
         server_s: float = 60.0,
         close_s: float = 5.0,
         acknowledges: Literal["received", "asked"] = "received",
-        links: Mapping[int, tuple[float, int, int]] | None = None,
+        links: Links | Callable[[int, float, str], Links] | None = None,
         max_bytes_posted: int = 64 << 20,  # to one peer
         max_payload_nbytes: int = 1 << 30,
         max_large: int = 1,
@@ -109,6 +111,7 @@ class ZmqTransport:
             identity=b"\x01" + os.urandom(msg.IDENTITY_NBYTES - 1),
             job=blake2b(fingerprint, digest_size=8, person=b"gradwire").digest(),
         )
+        self._links = links if callable(links) else None
         self._headers = headers
         self._heartbeat_s, self._close_s = heartbeat_s, close_s
         self._refusals = Refusals(role)
@@ -154,6 +157,7 @@ class ZmqTransport:
                     heartbeat_s=heartbeat_s,
                     server_s=server_s,
                     connect=self._connect,
+                    welcomed=self._welcomed,
                     enter=lambda: self._wire.serve(self._read),
                 )
             members = self._desk or self._member
@@ -165,7 +169,7 @@ class ZmqTransport:
                 self._inbox,
                 Arrivals(place.size, headers, max_payload_nbytes, device),
                 is_asked=acknowledges == "asked",
-                before=dict(links or {}),
+                before={} if callable(links) else dict(links or {}),
                 max_bytes=max_bytes_posted,
                 max_nbytes=max_payload_nbytes + 2 * BLOCK_NBYTES,
                 max_large=max_large,
@@ -371,6 +375,10 @@ class ZmqTransport:
             self._serve(timeout_s)
         except Exception as error:
             self._failure = error
+
+    def _welcomed(self, scheduler: bytes) -> None:
+        if self._links is not None:
+            self._traffic.before = dict(self._links(self.rank, self.life, scheduler.hex()))
 
     def _connect(self, peer: int, address: str) -> None:
         self._wire.connect(peer, address, self._read, self._changed)

@@ -1,0 +1,70 @@
+"""How a process that is one of many ends: with an exit code, and one of them with a word why.
+
+Exit codes: 0 done; 2 what was asked for cannot be done; 3 a rank was lost or nothing happened for
+too long; 1 anything unexpected; 128 + n stopped by signal n, with a checkpoint.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from gradwire.cli.console import errors
+from gradwire.core.errors import DataError, LostError, StoppedError
+from gradwire.experiment.children import LOST, WRONG, die_with_parent, is_launched, report
+from gradwire.experiment.signals import Interrupted, Signals
+
+
+def end_with(
+    work: Callable[[Signals], None], shows: Callable[[BaseException], bool] = lambda error: True
+) -> NoReturn:
+    """Does the work and ends this process: gloo may abort when it is torn down.
+
+    `shows`: whether this is the one of them that prints what went wrong.
+    """
+    code = 1
+    try:
+        if is_launched():
+            die_with_parent()
+        with Signals().caught() as signals:
+            code = _code(work, signals, shows)
+    except Interrupted as stop:  # before or after the work
+        code = _fail("signal", str(stop), 128 + stop.number, shows(stop))
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _code(
+    work: Callable[[Signals], None], signals: Signals, shows: Callable[[BaseException], bool]
+) -> int:
+    try:
+        work(signals)
+        return 0
+    except Interrupted as stop:
+        return _fail("signal", str(stop), 128 + stop.number, shows(stop))
+    except LostError as error:
+        return _fail("lost", str(error), LOST, shows(error))
+    except TimeoutError as error:
+        return _fail("lost", f"the ranks did not meet: {error}", LOST, shows(error))
+    except (ValueError, DataError, StoppedError, OSError) as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        return _fail("error", f"{error}{notes}", WRONG, shows(error))
+    except Exception:
+        return _fail("error", traceback.format_exc(), 1, True)
+
+
+def _fail(kind: str, message: str, code: int, shows: bool) -> int:
+    if is_launched():
+        report(kind, message, code)
+    elif shows:
+        say(message if kind == "signal" else f"error: {message}")
+    return code
+
+
+def say(text: str) -> None:
+    errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)

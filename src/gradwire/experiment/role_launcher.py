@@ -1,0 +1,151 @@
+"""Starts scheduler, servers and workers of a run on this machine, and watches them.
+
+A server that is killed is started again and goes on from its files. So is a worker where the
+others go on without it meanwhile. Where they cannot, the job stops, and all are started again from
+the last checkpoint.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from gradwire.experiment.children import Children, Failure, failure_of
+from gradwire.experiment.signals import Interrupted, Signals
+
+_LEAVE_S = 20.0  # how long nodes may take to end once the scheduler has
+_STOP_S = 60.0
+_POLL_S = 0.02
+
+
+class Command(Protocol):
+    def __call__(self, role: str, number: int, scheduler: str, goes_on: bool) -> Sequence[str]:
+        """What to start. `goes_on`: the job is started again."""
+        ...
+
+
+class Cast(NamedTuple):
+    """Who plays."""
+
+    num_workers: int
+    num_servers: int
+    replaces_workers: bool  # whether one that was lost may come back
+    replaces_servers: bool
+
+    @property
+    def size(self) -> int:
+        return self.num_workers + self.num_servers + 1
+
+    @property
+    def scheduler(self) -> int:
+        return self.size - 1
+
+    def role(self, rank: int) -> tuple[str, int]:
+        if rank < self.num_workers:
+            return "worker", rank
+        if rank < self.scheduler:
+            return "server", rank - self.num_workers
+        return "scheduler", 0
+
+    def may_come_back(self, rank: int) -> bool:
+        if rank == self.scheduler:
+            return False
+        return self.replaces_workers if rank < self.num_workers else self.replaces_servers
+
+
+def launch_roles(
+    cast: Cast,
+    command: Command,
+    restarts: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Failure | None:
+    """Runs a job until it has ended well, with at most so many processes or jobs started again."""
+    with Signals().caught() as signals, signals.waiting():
+        goes_on = False
+        while True:
+            job = _Job(cast, command, restarts, say, signals)
+            failure = job.run(goes_on)
+            restarts, goes_on = job.restarts - 1, True
+            if failure is None or not failure.may_retry or restarts < 0:
+                return failure
+            say(f"{failure.message}\nstarting again")
+
+
+class _Job:
+    def __init__(
+        self,
+        cast: Cast,
+        command: Command,
+        restarts: int,
+        say: Callable[[str], None],
+        signals: Signals,
+    ) -> None:
+        self.cast, self.command, self.restarts = cast, command, restarts
+        self.say, self.signals = say, signals
+        self.environment = {**os.environ, "LOCAL_WORLD_SIZE": str(cast.size)}
+        self.scheduler = f"tcp://127.0.0.1:{_free_port()}"
+
+    def run(self, goes_on: bool) -> Failure | None:
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
+            self.children = Children(Path(place), self.cast.size, shown=self.cast.scheduler)
+            try:
+                for rank in reversed(range(self.cast.size)):
+                    self._start(rank, goes_on)
+                return self._watch()
+            finally:
+                self.children.kill()
+
+    def _start(self, rank: int, goes_on: bool) -> None:
+        command = self.command(*self.cast.role(rank), self.scheduler, goes_on)
+        own = {"LOCAL_RANK": str(rank)}
+        self.children.start(rank, command, self.environment | own)
+
+    def _watch(self) -> Failure | None:
+        """Until the scheduler has ended, and the others after it."""
+        until, passed_on, first = float("inf"), 0, None
+        given_up: set[int] = set()
+        with contextlib.suppress(Interrupted):  # a second signal: they, too, end at once
+            while None in (codes := self.children.poll()):
+                now = time.monotonic()
+                if self.signals.wanted and not passed_on:
+                    passed_on, until = self.signals.wanted, now + _STOP_S
+                    self.children.signal(passed_on)
+                if codes[self.cast.scheduler] is not None:
+                    until = min(until, now + _LEAVE_S)
+                for rank, code in enumerate(codes):
+                    if not code or rank in given_up or until < float("inf"):
+                        continue
+                    if not self._came_back(rank, code):
+                        given_up.add(rank)
+                        first = rank if first is None else first
+                        if rank >= self.cast.num_workers:  # nobody can go on without it
+                            until = now + _LEAVE_S
+                if now > until:
+                    break
+                time.sleep(_POLL_S)
+        codes = self.children.poll()
+        self.children.kill()
+        if codes[self.cast.scheduler] == 0:
+            return None
+        return failure_of(self.children, codes, first, passed_on)
+
+    def _came_back(self, rank: int, code: int) -> bool:
+        """Whether one that was killed is started again."""
+        if code > 0 or not self.restarts or not self.cast.may_come_back(rank):
+            return False
+        self.restarts -= 1
+        role, number = self.cast.role(rank)
+        self.say(f"{role} {number} was killed by {signal.Signals(-code).name}; starting it again")
+        self._start(rank, False)
+        return True
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,176 @@
+"""Takes part in a run with servers, over ZeroMQ: as the scheduler, a server or a worker.
+
+The scheduler keeps the record. A server that has a folder survives the end of its process (see
+`runtime/process/durable.py`): started again, it finds there what it was and what it had been told.
+A worker that is lost may be replaced where the others can go on without it; the new one asks the
+servers for the model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from gradwire.core.errors import LostError, RefusedError
+from gradwire.experiment.config import Config
+from gradwire.experiment.headers import HEADERS
+from gradwire.experiment.machine import default_threads, own_device
+from gradwire.experiment.node_run import NodeRun, Where
+from gradwire.experiment.outcome import Progress, Run, use_threads
+from gradwire.experiment.processes import num_nodes, prepared
+from gradwire.experiment.setup import Experiment
+from gradwire.experiment.signals import Signals
+from gradwire.runtime.network import parse_duration
+from gradwire.runtime.process.checkpoint import Store
+from gradwire.runtime.process.durable import DurableTransport, Links, links_of
+from gradwire.runtime.process.zeromq import ZmqTransport
+from gradwire.runtime.process.zeromq.errors import NoMemberError
+from gradwire.runtime.process.zeromq.keys import load_keys
+
+Role = Literal["scheduler", "server", "worker"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a node is, and how it finds the others."""
+
+    role: Role
+    scheduler: str  # tcp://HOST:PORT
+    number: int | None = None  # among the workers, or the servers
+    bind: str = "tcp://127.0.0.1:0"  # where a server listens
+    advertise: str | None = None
+    keys: Path | None = None
+    insecure: bool = False
+    is_durable: bool = False
+    silence: str = "5s"
+    server_wait: str = "60s"
+    join_wait: str = "60s"
+
+
+def take_part(
+    config: Config,
+    place: Place,
+    where: Where,
+    *,
+    checkpoint_every: str = "30s",
+    timeout: str = "300s",
+    signals: Signals | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Runs until the job is done; on every node the summary, on the scheduler also the model."""
+    size = num_nodes(config)
+    with use_threads(config.threads or default_threads(size)):
+        experiment = prepared(config, is_quiet=place.role != "scheduler")
+        if isinstance(experiment, str):
+            raise RefusedError(experiment)
+        node = _Served(experiment, place, where)
+        return node.run(
+            checkpoint_every_s=parse_duration(checkpoint_every),
+            timeout_s=parse_duration(timeout),
+            signals=signals or Signals(),
+            progress=progress,
+            say=say,
+        )
+
+
+class _Served:
+    """A node on its transport."""
+
+    def __init__(self, experiment: Experiment, place: Place, where: Where) -> None:
+        self.experiment = experiment
+        self.place = place
+        self.where = where
+        self.store: Store | None = None
+        config, architecture = experiment.config, experiment.plan.architecture
+        assert architecture.num_others, f"{architecture!r} has no servers"
+        self.transport = ZmqTransport(
+            place.role,
+            scheduler=place.scheduler,
+            num_workers=config.workers,
+            num_servers=architecture.num_servers,
+            rank=self._wanted(),
+            bind=place.bind,
+            advertise=place.advertise,
+            fingerprint=self._fingerprint(),
+            headers=HEADERS,
+            keys=None if place.keys is None else load_keys(place.keys),
+            insecure=place.insecure,
+            heartbeat_s=parse_duration(place.silence),
+            join_s=parse_duration(place.join_wait),
+            server_s=parse_duration(place.server_wait),
+            acknowledges="asked" if self._keeps_a_store else "received",
+            links=self._open_store if self._keeps_a_store else None,
+            device=own_device(config),
+        )
+
+    @property
+    def _keeps_a_store(self) -> bool:
+        return self.place.role == "server" and self.where.folder is not None
+
+    def _wanted(self) -> int | None:
+        """The rank to ask for."""
+        number, config = self.place.number, self.experiment.config
+        count = config.workers
+        if self.place.role == "server":
+            count = self.experiment.plan.architecture.num_servers
+        if number is None:
+            return None
+        if not 0 <= number < count:
+            raise ValueError(
+                f"there is no {self.place.role} number {number}: there are {count}, from 0"
+            )
+        return number + (config.workers if self.place.role == "server" else 0)
+
+    def _fingerprint(self) -> bytes:
+        """What only nodes have that are configured alike, and speak the same language."""
+        own = ("device", "threads")  # may differ
+        lines = self.experiment.config.to_toml().splitlines()
+        text = "\n".join(line for line in lines if not line.startswith(own))
+        return blake2b(text.encode() + HEADERS.digest, digest_size=16).digest()
+
+    def _open_store(self, rank: int, life: float, job: str) -> Links:
+        """What this server was before, in this job."""
+        assert self.where.folder is not None
+        self.store = Store(self.where.folder / "servers" / f"{rank}-{job[:16]}", f"{rank} {job}")
+        return links_of(self.store)
+
+    def run(
+        self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **told: Any
+    ) -> Run:
+        transport, state, durable = self.transport, None, None
+        lost: int | None = None
+        try:
+            if self.store is not None:
+                state = None if self.store.state is None else self.store.state["state"]
+                durable = DurableTransport(
+                    transport,
+                    self.store,
+                    lambda: node.state(),
+                    headers=HEADERS,
+                    is_durable=self.place.is_durable,
+                    checkpoint_every_s=checkpoint_every_s,
+                )
+            node = NodeRun(
+                self.experiment,
+                transport if durable is None else durable,
+                self.experiment.config.workers,
+                self.where,
+                checkpoint_every_s=checkpoint_every_s,
+                timeout_s=timeout_s,
+                signals=signals,
+                life=transport.life,
+                wrap=(lambda program: program) if durable is None else durable.recorded,
+                **told,
+            )
+            return node.run(state)
+        except LostError as error:
+            lost = error.rank
+            raise
+        except NoMemberError as error:
+            raise LostError(str(error), transport.rank) from error
+        finally:
+            if durable is not None:
+                durable.close()
+            transport.close(lost)
