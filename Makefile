@@ -34,6 +34,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/dq.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/against_ddp.py
+	$(BIN)/python benchmarks/parameter_server.py
 
 # Guided by coverage where atheris can be installed, blind otherwise.
 fuzz: $(VENV)/.installed-dev

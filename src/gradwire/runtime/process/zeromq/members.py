@@ -148,8 +148,8 @@ class Desk(Members):
 
 
 class Member(Members):
-    """A worker's or a server's. `connect(peer, address)` connects, `welcomed(scheduler)` is told the
-    identity of the scheduler when the own rank is known, `enter()` is called when in."""
+    """A worker's or a server's. `connect(peer, address)` connects, `welcomed(scheduler)` is told
+    the identity of the scheduler when the own rank is known, `enter()` is called when in."""
 
     def __init__(
         self,

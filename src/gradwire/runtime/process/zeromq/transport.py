@@ -70,8 +70,8 @@ class ZmqTransport:
     A message is acknowledged when `next` has handed it over or, with `acknowledges="asked"`, when
     the caller says so. A server that begins again gives what `links()` was, as of the state that
     it begins with, and sends again what was outstanding then; or a function that finds it, given
-    its rank, its life (0: it does not begin again) and a text that only this job has. `max_large` is how many large
-    messages a server takes, and sends, at a time.
+    its rank, its life (0: it does not begin again) and a text that only this job has. `max_large`
+    is how many large messages a server takes, and sends, at a time.
     """
 
     def __init__(
