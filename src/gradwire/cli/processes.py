@@ -141,6 +141,7 @@ def _be_rank(job: Job, show: Show) -> NoReturn:
 
 def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
     from gradwire.experiment import processes
+    from gradwire.experiment.machine import backend_of
     from gradwire.experiment.meeting import meet
 
     size = processes.num_nodes(job.config)
@@ -156,7 +157,8 @@ def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
             "they find their checkpoints"
         )
     # Its name may have the time in it, and clocks differ: that of rank 0 counts.
-    folder = Path(meet(parse_duration(job.timeout), str(job.folder)))
+    backend = backend_of(job.config)
+    folder = Path(meet(parse_duration(job.timeout), str(job.folder), backend))
     is_hub = rank == (size - 1 if size > job.config.workers else 0)
     with Meter() as meter:
         result = processes.run(

@@ -1,6 +1,9 @@
 """The requests of workers to servers, in every exchange that has servers."""
 
-from gradwire.core.errors import PeerLost
+from dataclasses import dataclass
+from typing import Literal
+
+from gradwire.core.errors import NonFiniteError, PeerLost, WireError
 from gradwire.core.node import Node
 
 REQUEST, ANSWER = "request", "answer"  # tags
@@ -10,6 +13,38 @@ REQUEST, ANSWER = "request", "answer"  # tags
 HEADER_NBYTES = 32
 
 _NOTHING = "nothing"  # a tag that nobody sends
+_MAX_TEXT = 1000  # characters of an error that are told
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The header of an answer that will not come: what was asked for was wrong, or it failed."""
+
+    kind: Literal["wire", "nonfinite", "value", "other"]
+    text: str
+
+    @staticmethod
+    def of(error: Exception) -> "Failed":
+        kind: Literal["wire", "nonfinite", "value", "other"] = "other"
+        if isinstance(error, WireError):
+            kind = "wire"
+        elif isinstance(error, NonFiniteError):
+            kind = "nonfinite"
+        elif isinstance(error, ValueError):
+            kind = "value"
+        text = str(error).encode("utf-8", "replace").decode()
+        if kind == "other":
+            text = f"{type(error).__name__}: {text}"
+        return Failed(kind, text[:_MAX_TEXT])
+
+    def error(self) -> Exception:
+        """What the workers raise."""
+        kinds: dict[str, type[Exception]] = {
+            "wire": WireError,
+            "nonfinite": NonFiniteError,
+            "value": ValueError,
+        }
+        return kinds.get(self.kind, RuntimeError)(self.text)
 
 
 async def why_lost(node: Node, rank: int) -> PeerLost:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from gradwire.core.errors import PeerLost
 from gradwire.experiment.config import Config
+from gradwire.runtime.process.accelerator import device_of_rank
 
 
 def default_threads(num_ranks: int) -> int:
@@ -18,13 +19,18 @@ def default_threads(num_ranks: int) -> int:
 
 
 def own_device(config: Config) -> torch.device | None:
-    """The accelerator of this rank: the one of its number on this machine."""
+    """The accelerator of this rank, if the configuration names one that is there."""
     if not config.device.startswith("cuda") or not torch.cuda.is_available():
         return None
-    if config.device == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
-        torch.cuda.set_device(local % torch.cuda.device_count())
-    return torch.empty(0, device=config.device).device
+    return device_of_rank(config.device)
+
+
+def backend_of(config: Config) -> str:
+    """nccl for accelerators, if each rank of this machine can have one of its own."""
+    if not config.device.startswith("cuda") or not dist.is_nccl_available():
+        return "gloo"
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "cpu:gloo,cuda:nccl" if num_ranks <= torch.cuda.device_count() else "gloo"
 
 
 def why_lost(error: PeerLost) -> str:

@@ -15,13 +15,13 @@ import torch.distributed as dist
 _POLL_S = 0.01
 
 
-def meet(timeout_s: float, news: str = "") -> str:
+def meet(timeout_s: float, news: str = "", backend: str = "gloo") -> str:
     """Makes the default process group as the environment describes it. Returns rank 0's `news`."""
     timeout = timedelta(seconds=timeout_s)
     store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
     name, news = name_attempt(store, rank, size, news, timeout_s)
     own = dist.PrefixStore(f"gradwire/{name}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     return news
 
 

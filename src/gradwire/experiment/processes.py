@@ -21,6 +21,7 @@ from gradwire.experiment.record import Record
 from gradwire.experiment.setup import Experiment, prepare
 from gradwire.experiment.signals import Signals
 from gradwire.runtime.network import parse_duration
+from gradwire.runtime.process.accelerator import nccl_groups
 from gradwire.runtime.process.gloo import GlooTransport
 
 
@@ -59,6 +60,8 @@ def run(
         chosen = config_of(config, {**settings, "engine": "process"}, "run")
     folder = out if resume is None else resume
     where = Where(None if folder is None else Path(folder), resume is not None, is_restart)
+    if chosen.record_order and chosen.native:
+        raise ValueError("native means are not the simulator's: leave out native, or record_order")
     if chosen.record_order and where.folder is None:
         raise ValueError("record_order leaves files with the records: give a folder, out=...")
     size = num_nodes(chosen)
@@ -71,7 +74,10 @@ def run(
     if not timeout_s > 0:
         raise ValueError(f"timeout must be above 0, got {timeout!r}")
     with use_threads(chosen.threads or default_threads(size)):
-        transport = GlooTransport(headers=HEADERS, send_s=timeout_s, device=own_device(chosen))
+        device = own_device(chosen)
+        transport = GlooTransport(
+            headers=HEADERS, send_s=timeout_s, device=device, payloads=nccl_groups(device)
+        )
         lost = None
         try:
             node = NodeRun(
@@ -83,6 +89,7 @@ def run(
                 timeout_s=timeout_s,
                 signals=signals or Signals(),
                 progress=progress,
+                native=chosen.native,
             )
             return node.run()
         except LostError as error:

@@ -5,11 +5,12 @@ from typing import Protocol
 from torch import Tensor
 
 from gradwire.core.codec import State
+from gradwire.core.errors import WireError
 from gradwire.core.group import concatenate
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Backward, Bucket, Pulled, Replica
 from gradwire.core.reducer import Outbox
-from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST
+from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.training.plan import Plan
 from gradwire.training.wire import (
     AnswerHeader,
@@ -125,11 +126,13 @@ class ServerClient:
         """The next answer of a server that is not for who this worker was before it came back."""
         while True:
             message = await self.node.recv(server, ANSWER)
-            assert isinstance(message, Framed)
-            assert isinstance(message.header, AnswerHeader)
-            assert message.data is not None
-            if message.header.life == self.life:
-                return message.header, message.data
+            header = message.header if isinstance(message, Framed) else None
+            if isinstance(header, Failed):
+                raise header.error()
+            if not isinstance(header, AnswerHeader) or message.data is None:
+                raise WireError(f"server {server} answered {message!r:.200}, expected a model")
+            if header.life == self.life:
+                return header, message.data
 
 
 def dropping(replica: Replica) -> Replica:

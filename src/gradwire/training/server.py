@@ -4,9 +4,13 @@ It decodes what workers push, updates its shard with its part of the optimizer's
 with the shard. Compressed answers are changes relative to what the worker knows: the server
 follows each worker's knowledge by decoding its own answers, so that what one answer loses is in
 the next.
+
+Members are not trusted: what none of them may say is counted, warned of once and dropped, whoever
+said it is told that it was wrong, and the server goes on for the others.
 """
 
-from collections import deque
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeVar
@@ -15,14 +19,14 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Codec, State
-from gradwire.core.errors import PeerLost, WireError
+from gradwire.core.errors import GradwireWarning, PeerLost, WireError
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Event, Joined, Left, Pull, Push, TimedOut
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
-from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
+from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed, why_lost
 from gradwire.training.optimizer import clipped_update
 from gradwire.training.plan import Plan
 from gradwire.training.wire import (
@@ -36,6 +40,9 @@ from gradwire.training.wire import (
 )
 
 T = TypeVar("T")
+_MAX_PARTS = 1024  # of a push of one piece
+_MAX_EXPANSION = 32  # so many times as long as its piece a push is at most
+_MIN_NBYTES = 1 << 16  # that a push may have in any case
 
 
 class TrainingServer:
@@ -66,6 +73,8 @@ class TrainingServer:
         self._shard_spec = plan.spec(shard, self.params.dtype)
         self._known = dict.fromkeys(range(plan.num_workers), self.params)
         self._codec_states: dict[int, State] = {}
+        self.refused: Counter[int] = Counter()  # messages that made no sense, by sender
+        self._speaker = -1  # whose event is dealt with
         self._is_new = True  # it has not run yet, nor been restored
         self._misses_news = False  # nobody will tell it who came or left since the snapshot
 
@@ -103,7 +112,13 @@ class TrainingServer:
             # Those that came say so themselves.
             self._events.extend(Left(rank) for rank in sorted(self.members - there))
         self._is_new = self._misses_news = False
-        await self.plan.synchronization.serve(self)
+        while True:
+            try:
+                await self.plan.synchronization.serve(self)
+            except WireError as error:  # before anything has changed
+                if self._speaker < 0:
+                    raise
+                await self._refuse(self._speaker, error)
 
     async def now(self) -> float:
         return await self.node.now()
@@ -122,27 +137,12 @@ class TrainingServer:
                 if got is None:
                     return TimedOut()
                 rank, message = got
-            header = message.header if isinstance(message, Framed) else None
-            match header:
-                case Membership():
-                    self._changed(header)
-                case PullHeader(step=step, life=life) if step == JOINING:
-                    if self._came(rank, life):
-                        self._events.append(Pull(rank, step))
-                case PullHeader(step=step, life=life) if step > JOINING:
-                    if self._is_there(rank, life):
-                        self._events.append(Pull(rank, step))
-                case PushHeader(life=life):
-                    if self._is_there(rank, life):
-                        push = await self._collected(rank, header, message.data)
-                        if push is not None:
-                            self._events.append(push)
-                case _:
-                    raise WireError(
-                        f"rank {rank} sent a message with the header {header!r} to server "
-                        f"{self.number}, expected a push or a pull"
-                    )
+            try:
+                await self._take(rank, message)
+            except WireError as error:
+                await self._refuse(rank, error)
         event = self._events.popleft()
+        self._speaker = -1 if isinstance(event, TimedOut) else event.rank
         if isinstance(event, Joined):
             self.members |= {event.rank}
             self._forget(event.rank)
@@ -152,6 +152,44 @@ class TrainingServer:
         elif isinstance(event, Pull) or (isinstance(event, Push) and event.wants_answer):
             self._owed.add(event.rank)
         return event
+
+    async def _take(self, rank: int, message: Any) -> None:
+        """Makes events of a message."""
+        header = message.header if isinstance(message, Framed) else None
+        is_worker = 0 <= rank < self.num_workers
+        match header:
+            case Membership() if not is_worker and 0 <= header.rank < self.num_workers:
+                self._changed(header)
+            case PullHeader(step=step, life=life) if is_worker and step == JOINING:
+                if self._came(rank, life):
+                    self._events.append(Pull(rank, step))
+            case PullHeader(step=step, life=life) if is_worker and step > JOINING:
+                if self._is_there(rank, life):
+                    self._events.append(Pull(rank, step))
+            case PushHeader(life=life) if is_worker:
+                if self._is_there(rank, life):
+                    push = await self._collected(rank, header, message.data)
+                    if push is not None:
+                        self._events.append(push)
+            case _:
+                what = repr(header) if isinstance(message, Framed) else type(message).__name__
+                raise WireError(
+                    f"rank {rank} sent {what:.200} to server {self.number}, expected a push or a "
+                    "pull of a worker"
+                )
+
+    async def _refuse(self, rank: int, error: Exception) -> None:
+        """What it said is void, and it is told so. Others are none the worse."""
+        self.refused[rank] += 1
+        if self.refused[rank] == 1:
+            text = f"{error}; it was dropped, and so is what else of that kind comes from this rank"
+            warnings.warn(text, GradwireWarning, stacklevel=2)
+        if 0 <= rank < self.num_workers:
+            for key in [key for key in self._begun if key[0] == rank]:
+                del self._begun[key]
+            self._owed.discard(rank)
+            failed = Framed(Failed.of(error))
+            await self.node.send_framed(rank, ANSWER, failed, HEADER_NBYTES, "answer")
 
     def _changed(self, news: Membership) -> None:
         """The scheduler says that a worker came or left."""
@@ -221,19 +259,30 @@ class TrainingServer:
                 f"rank {rank} pushed {header} to server {self.number}, which waits for the rest of "
                 "another push of it"
             )
-        begun = self._begun.setdefault((rank, header.step), {})
-        num_parts, parts = begun.setdefault(header.unit, (header.num_parts, {}))
         if (
             header.unit not in self._pieces
-            or header.num_parts != num_parts
-            or not 0 <= header.part < num_parts
-            or header.part in parts
-            or header.step < 0
+            or not 0 <= header.part < header.num_parts <= _MAX_PARTS
+            or not 0 <= header.step < self.plan.num_steps
             or data is None
         ):
             raise WireError(
                 f"rank {rank} pushed {header} to server {self.number}, which expects each part of "
                 f"the pieces {list(self._pieces)} once"
+            )
+        begun = self._begun.setdefault((rank, header.step), {})
+        num_parts, parts = begun.setdefault(header.unit, (header.num_parts, {}))
+        if header.num_parts != num_parts or header.part in parts:
+            raise WireError(
+                f"rank {rank} pushed {header} to server {self.number}, which has this part already "
+                f"or expects {num_parts} of them"
+            )
+        nbytes = sum(part.nbytes for part in (*parts.values(), data))
+        own_nbytes = self._specs[header.unit].numel * self.params.element_size()
+        most = max(_MIN_NBYTES, _MAX_EXPANSION * own_nbytes)
+        if nbytes > most:
+            raise WireError(
+                f"rank {rank} pushed {nbytes} bytes to server {self.number} for a piece of "
+                f"{own_nbytes}; at most {most} are taken"
             )
         parts[header.part] = data
         complete = all(len(own) == number for number, own in begun.values())
@@ -241,15 +290,16 @@ class TrainingServer:
             return None
         del self._begun[rank, header.step]
         key = self.plan.key.at(header.step).private(rank)
-        heard = [
-            await self.node.call(
-                self.plan.reducer.heard,
-                [message for _, message in sorted(begun[i][1].items())],
-                self._specs[i],
-                key.child(piece.name),
-            )
-            for i, piece in self._pieces.items()
-        ]
+        heard = []
+        for i, piece in self._pieces.items():
+            messages = [message for _, message in sorted(begun[i][1].items())]
+            spec, own = self._specs[i], key.child(piece.name)
+            try:
+                heard.append(await self.node.call(self.plan.reducer.heard, messages, spec, own))
+            except Exception as error:  # whatever messages can do to a codec
+                raise WireError(
+                    f"rank {rank} pushed what is no {piece.name!r} of step {header.step}: {error}"
+                ) from error
         x = heard[0] if len(heard) == 1 else torch.cat(heard)
         return Push(rank, header.step, x, header.wants_answer)
 
@@ -342,6 +392,7 @@ class TrainingServer:
 
         What the old ones had begun to say or waited for is void.
         """
+        self._events.clear()
         for rank in range(self.num_workers):
             self._forget(rank)
         self._lives.clear()

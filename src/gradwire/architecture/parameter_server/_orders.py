@@ -8,15 +8,15 @@ all members are told.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from gradwire.core.errors import NonFiniteError, PeerLost, WireError
+from gradwire.core.errors import PeerLost, WireError
 from gradwire.core.group import Job, Merging, maximum, mean_in_order
 from gradwire.core.spec import Spec
+from gradwire.core.wire import Failed as Failed
 
-_MAX_TEXT = 1000  # characters of an error that are told
 _MAX_NBYTES = 1 << 32  # of a tensor that is decoded for a member
 
 
@@ -68,37 +68,6 @@ class Lost:
 
     def error(self) -> Exception:
         return PeerLost(self.rank, self.crashed_s, self.noticed_s)
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The header of an answer that will not come: the order was wrong, or its job failed."""
-
-    kind: Literal["wire", "nonfinite", "value", "other"]
-    text: str
-
-    @staticmethod
-    def of(error: Exception) -> "Failed":
-        kind: Literal["wire", "nonfinite", "value", "other"] = "other"
-        if isinstance(error, WireError):
-            kind = "wire"
-        elif isinstance(error, NonFiniteError):
-            kind = "nonfinite"
-        elif isinstance(error, ValueError):
-            kind = "value"
-        text = str(error).encode("utf-8", "replace").decode()
-        if kind == "other":
-            text = f"{type(error).__name__}: {text}"
-        return Failed(kind, text[:_MAX_TEXT])
-
-    def error(self) -> Exception:
-        """What the workers raise."""
-        kinds: dict[str, type[Exception]] = {
-            "wire": WireError,
-            "nonfinite": NonFiniteError,
-            "value": ValueError,
-        }
-        return kinds.get(self.kind, RuntimeError)(self.text)
 
 
 @dataclass(frozen=True)

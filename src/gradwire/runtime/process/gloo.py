@@ -410,7 +410,7 @@ class GlooTransport:
     def _message(self, peer: int, frame: frames.Frame, block: Tensor) -> tuple[Any, Landing | None]:
         """What came, and its way to the accelerator if it lay on one."""
         stream = self._landing_on
-        if not frame.on_device or stream is None or not frame.nbytes:
+        if not frame.on_device or stream is None:
             return frame.message(self._payload(peer, frame, block)), None
         with torch.cuda.device(stream.device), torch.cuda.stream(stream):
             payload = self._payload(peer, frame, block)
