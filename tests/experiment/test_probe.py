@@ -1,7 +1,12 @@
 """The probe, on networks that are known."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
+from gradwire.experiment.config import Config
 from gradwire.experiment.probe import measure_network
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
@@ -28,3 +33,35 @@ def test_it_finds_the_slow_card():
     measured = probe(network)
     assert measured.alone == pytest.approx(network.bandwidth, rel=0.01)
     assert measured.bandwidth == pytest.approx(network.bandwidth, rel=0.01)
+
+
+def test_the_command_writes_what_the_simulator_reads(tmp_path):
+    """Two real ranks; how good the prediction is on a busy machine nobody can promise."""
+    file = tmp_path / "network.toml"
+    command = [sys.executable, "-m", "gradwire", "probe", "--workers", "2", "--steps", "12"]
+    command += ["--methods", "identity", "--file", str(file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    config = Config.from_toml(file)
+    assert config.workers == 2
+    assert config.charge_coding
+    assert config.coding_slowdown == pytest.approx(found["machine"]["slowdown"], abs=1e-3)
+    network = Network.parse(2, config.bandwidth, config.latency)
+    assert network.bandwidth == pytest.approx(found["network"]["bandwidth"], rel=1e-3)
+    assert network.latency_s == pytest.approx(found["network"]["latency_s"], rel=1e-3)
+    (prediction,) = found["predictions"]
+    assert prediction["compression"] == "identity"
+    assert prediction["predicted_s"] >= max(found["network"]["latency_s"])
+    assert prediction["measured_s"] > 0
+
+
+def test_one_rank_has_no_network():
+    done = subprocess.run(
+        [sys.executable, "-m", "gradwire", "probe", "--workers", "1"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 2
+    assert "no network with one worker" in done.stderr

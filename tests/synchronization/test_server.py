@@ -12,16 +12,16 @@ from gradwire.core.codec import Codec, Kind
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.node import Framed, Node
+from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
-from gradwire.core.wire import HEADER_NBYTES, REQUEST
+from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 from gradwire.training.program import train as train_program
 from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
-from gradwire.training.wire import PullHeader, PushHeader
+from gradwire.training.wire import AnswerHeader, PullHeader, PushHeader
 from gradwire.training.worker import TrainingWorker, _Vector
 
 
@@ -325,11 +325,63 @@ def test_a_server_refuses_what_makes_no_sense(train, header, data) -> None:
                 await node.send(1, REQUEST, data)
             else:
                 await node.send_framed(1, REQUEST, Framed(header, data), HEADER_NBYTES)
+        with pytest.raises(WireError, match="rank 0"):
+            while True:
+                answer = (await node.recv(1, ANSWER)).header
+                if isinstance(answer, Failed):
+                    raise answer.error()
+        life = servers[0]._lives.get(0, 0.0)  # it goes on, also for this one
+        await node.send_framed(1, REQUEST, Framed(PullHeader(0, life=life)), HEADER_NBYTES)
+        while not isinstance((await node.recv(1, ANSWER)).header, AnswerHeader):
+            pass
 
-    servers = [TrainingServer(plan, number).run for number in range(2)]
+    servers = [TrainingServer(plan, number) for number in range(2)]
+    programs = [server.run for server in servers]
     scheduler = [lambda node: plan.architecture.daemon(node, {})]
-    with pytest.raises(WireError):
-        VirtualEngine(Network.uniform(4), 1).run([program], servers + scheduler)
+    with pytest.warns(GradwireWarning, match="rank 0") as warned:
+        VirtualEngine(Network.uniform(4), 1).run([program], programs + scheduler)
+    assert len(warned) == 1  # however often
+    assert servers[0].refused[0] in (1, 2)
+    assert not servers[1].refused
+
+
+def test_only_the_scheduler_says_who_is_there_and_only_workers_ask(train) -> None:
+    plan = train("asp", holding(2), workers=2, steps=1).plan
+
+    async def program(node: Node) -> None:
+        if node.rank == 0:
+            await node.send_framed(2, REQUEST, Framed(Membership(1, False, 1.0)), HEADER_NBYTES)
+            assert isinstance((await node.recv(2, ANSWER)).header, Failed)
+
+    async def stranger(node: Node) -> None:
+        await node.send_framed(2, REQUEST, Framed(PullHeader(0)), HEADER_NBYTES)
+        await node.send_framed(2, REQUEST, Framed(Membership(7, True, 1.0)), HEADER_NBYTES)
+
+    servers = [TrainingServer(plan, number) for number in range(2)]
+    with pytest.warns(GradwireWarning, match="expected a push or a pull of a worker"):
+        daemons = [*(server.run for server in servers), stranger]
+        VirtualEngine(Network.uniform(5), 2).run([program] * 2, daemons)
+    assert servers[0].members == {0, 1}
+    assert servers[0].refused == {0: 1, 4: 2}
+
+
+def test_a_server_does_not_keep_more_of_a_push_than_it_could_need(train) -> None:
+    plan = train("asp", holding(), workers=1, steps=1).plan
+
+    async def program(node: Node) -> None:
+        for part in range(2):
+            header = PushHeader(0, part, 3, 0, True)
+            data = torch.zeros(40_000, dtype=torch.uint8)
+            await node.send_framed(1, REQUEST, Framed(header, data), HEADER_NBYTES)
+        failed = (await node.recv(1, ANSWER)).header
+        assert isinstance(failed, Failed)
+        assert "80000 bytes" in failed.text
+
+    server = TrainingServer(plan, 0)
+    with pytest.warns(GradwireWarning, match="80000 bytes"):
+        daemons = [server.run, lambda node: plan.architecture.daemon(node, {})]
+        VirtualEngine(Network.uniform(3), 1).run([program], daemons)
+    assert not server.snapshot()["begun"]
 
 
 @pytest.mark.parametrize(
@@ -352,9 +404,14 @@ def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> N
         x, wants_answer = torch.ones(8, dtype=torch.float64), "fedavg" not in synchronization
         for step in steps:
             await worker.client.push(_Vector(worker, x, step), replica, step, wants_answer)
+        while True:
+            await worker.client._answer(3)
 
     daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
-    with pytest.raises(WireError, match="rank 2"):
+    with (
+        pytest.warns(GradwireWarning, match="rank 2"),
+        pytest.raises(WireError, match="rank 2"),
+    ):
         VirtualEngine(Network.uniform(5), 3).run([program] * 3, daemons)
 
 

@@ -15,6 +15,7 @@ from gradwire.cli.compare import Choices, CompareCommand, DemoCommand
 from gradwire.cli.console import errors
 from gradwire.cli.listing import ListCommand
 from gradwire.cli.matrix import MatrixCommand
+from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.processes import usual_config
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
@@ -45,13 +46,14 @@ def _command(argv: list[str]) -> Any:
     path, argv = _split_config(argv)
     # Its settings become the defaults.
     settings = {} if path is None else vars(Config.from_toml(path))
-    if settings and argv and argv[0] not in ("run", "compare", "ps"):
-        raise ValueError(f"--config goes with run, compare and ps, not with {argv[0]}")
+    if settings and argv and argv[0] not in ("run", "compare", "ps", "probe"):
+        raise ValueError(f"--config goes with run, compare, ps and probe, not with {argv[0]}")
     several: dict[str, Any] = {n: (v,) if n in DIMENSIONS else v for n, v in settings.items()}
     commands = {
         "run": RunCommand(usual_config(path)),
         "compare": CompareCommand(Choices(**several)),
         "ps": PsCommand(config=usual_config(path)),
+        "probe": ProbeCommand(usual_config(path)),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),
         "rd": RDCommand(),

@@ -27,7 +27,7 @@ from gradwire.experiment.signals import Interrupted, Signals
 from gradwire.runtime.network import parse_duration
 from gradwire.synchronization import SYNCHRONIZATION
 
-_GRADWIRE = (sys.executable, "-m", "gradwire")
+GRADWIRE = (sys.executable, "-m", "gradwire")
 Show = Callable[[Run, Path], None]
 
 
@@ -99,7 +99,7 @@ def _launch(job: Job) -> None:
             return ["--config", str(path), "--out", str(job.folder)]
 
         def rank(attempt: int) -> list[str]:
-            return [*_GRADWIRE, "run", *which(attempt > 0), *limits, *as_json]
+            return [*GRADWIRE, "run", *which(attempt > 0), *limits, *as_json]
 
         def node(role: str, number: int, scheduler: str, goes_on: bool) -> list[str]:
             own = {
@@ -110,7 +110,7 @@ def _launch(job: Job) -> None:
             where = ["--scheduler", scheduler]
             if role != "scheduler":
                 where += ["--number", str(number)]
-            return [*_GRADWIRE, "ps", role, *where, *which(goes_on), *limits, *own[role]]
+            return [*GRADWIRE, "ps", role, *where, *which(goes_on), *limits, *own[role]]
 
         if size > job.config.workers:
             failure = launch_roles(_cast(job.config), node, job.restarts, say)

@@ -33,6 +33,7 @@ class Agreement:
         self._hub = hub
         self._others = [rank for rank in range(engine.size) if rank != hub]
         self._may_miss = may_miss
+        self.absent: set[int] = set()  # workers that came meanwhile, and take no part
 
     def agree(self, report: Row, decide: Callable[[list[Row | None]], Row]) -> Row:
         """What the hub decides given all reports, in the order of the ranks; None: it is lost."""
@@ -78,6 +79,8 @@ class Agreement:
         return self._run(program)
 
     async def _received(self, node: Node, rank: int, tag: str) -> Tensor | None:
+        if rank in self.absent:
+            return None
         try:
             return await node.recv(rank, tag)
         except PeerLost:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,14 @@ class Children:
     """The processes, by rank. What `shown` prints is the run's output; of others only what they say
     when they die."""
 
-    def __init__(self, place: Path, size: int, shown: int = 0) -> None:
+    def __init__(
+        self,
+        place: Path,
+        size: int,
+        shown: int = 0,
+        name: Callable[[int], str] = lambda rank: f"rank {rank}",
+    ) -> None:
+        self.name = name
         self._place = place
         self._shown = shown
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -102,31 +109,33 @@ def failure_of(
         number = passed_on or stopped[0]["code"] - 128
         text = stopped[0]["message"] if stopped else str(Interrupted(number))
         return Failure(text, 128 + number, False)
-    for kind in ("error", "lost"):  # who was lost to others is a consequence
-        for report in told.values():
+    # Who keeps the record knows most; who was lost to others is a consequence.
+    order = sorted(told, key=lambda rank: (not children.is_shown(rank), rank))
+    for kind in ("error", "lost"):
+        for report in (told[rank] for rank in order):
             if report["kind"] == kind:
-                dead = deaths(codes) if kind == "lost" else ""
+                dead = deaths(codes, children.name) if kind == "lost" else ""
                 return Failure(
                     "\n".join(filter(None, [report["message"], dead])),
                     report["code"],
                     report["code"] != WRONG,
                 )
-    message = deaths(codes) or "the ranks did not end"
-    if first is not None and not children.is_shown(first):
-        message += f"\nthe last lines of rank {first}:\n{children.tail(first)}"
+    message = deaths(codes, children.name) or "the ranks did not end"
+    if first is not None and not children.is_shown(first) and (tail := children.tail(first)):
+        message += f"\nthe last lines of {children.name(first)}:\n{tail}"
     return Failure(message, LOST, True)
 
 
-def deaths(codes: Sequence[int | None]) -> str:
+def deaths(codes: Sequence[int | None], name: Callable[[int], str]) -> str:
     """Who died of what, without a word."""
     texts = []
     for rank, code in enumerate(codes):
         if code is None:
-            texts.append(f"rank {rank} did not end and was killed")
+            texts.append(f"{name(rank)} did not end and was killed")
         elif code < 0:
-            texts.append(f"rank {rank} was killed by {signal.Signals(-code).name}")
+            texts.append(f"{name(rank)} was killed by {signal.Signals(-code).name}")
         elif code not in (0, WRONG, LOST):
-            texts.append(f"rank {rank} ended with exit code {code}")
+            texts.append(f"{name(rank)} ended with exit code {code}")
     return "; ".join(texts)
 
 

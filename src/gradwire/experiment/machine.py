@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,20 @@ def backend_of(config: Config) -> str:
     return "cpu:gloo,cuda:nccl" if num_ranks <= torch.cuda.device_count() else "gloo"
 
 
-def why_lost(error: PeerLost) -> str:
+def name_of(rank: int, num_workers: int, size: int) -> str:
+    """What a node is called where not all are workers; the last one is the scheduler."""
+    if num_workers == size:
+        return f"rank {rank}"
+    if rank < num_workers:
+        return f"worker {rank}"
+    return "the scheduler" if rank == size - 1 else f"server {rank - num_workers}"
+
+
+def why_lost(error: PeerLost, name: Callable[[int], str] = lambda rank: f"rank {rank}") -> str:
     """Without where in its source gloo noticed it, and its good wishes."""
     known = f"rank {error.rank}: "
     notes: list[str] = getattr(error, "__notes__", [])
     why = next((note.removeprefix(known) for note in notes if note.startswith(known)), "")
     why = re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", why).partition(". This is typically")[0]
-    return f"rank {error.rank} was lost" + (f" ({why})" if why else "")
+    why = re.sub(r"\brank (\d+)\b", lambda match: name(int(match[1])), why)
+    return f"{name(error.rank)} was lost" + (f" ({why})" if why else "")

@@ -7,11 +7,13 @@ From that number follow the position in the data and every random draw.
 
 Where they do not pause (asynchronous methods) a run is one segment. Rank 0 keeps the models it had
 on its way, and they are evaluated at the end. Workers may be lost and come back meanwhile, where
-servers hold the model. What is left of an interrupted run is the servers' state.
+servers hold the model. What is left of an interrupted run is the servers' state: after a signal
+workers end between two steps, and servers when they have heard all that those had to say.
 
 Evaluations, checkpoints and agreements do not count as time of training, nor in the ledger.
 """
 
+import io
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,26 +25,30 @@ import torch
 from torch import Tensor
 
 from gradwire.core.errors import LostError, PeerLost, RefusedError
+from gradwire.core.node import Framed
 from gradwire.core.protocols import Replica
+from gradwire.core.wire import ANSWER, Failed
 from gradwire.experiment.agreement import Agreement
 from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.conductor import Conductor, Reports
-from gradwire.experiment.machine import why_lost
+from gradwire.experiment.machine import name_of, why_lost
 from gradwire.experiment.outcome import Progress, Run
-from gradwire.experiment.parts import Part, ServerPart, WorkerPart, part_of
-from gradwire.experiment.record import Record, Row
+from gradwire.experiment.parts import OtherPart, Part, ServerPart, WorkerPart, part_of
+from gradwire.experiment.record import Record, Row, write_atomically
 from gradwire.experiment.replay import finish, recorded, recorder
 from gradwire.experiment.setup import Experiment, warm_up
 from gradwire.experiment.signals import Interrupted, Signals
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.order import Recorder
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
+from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.requests import no_evaluator
 from gradwire.training.worker import TrainingWorker
 
 _THIS, _ANOTHER = "this run", "another run"  # what a folder holds
 _RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
+_STEP_S, _LEAVE_S = 1.0, 3.0  # after a signal: how long a step may take, and all workers
 _SERVERS_STATE = 0  # the step under which servers leave their state when a signal ends such a run
 
 
@@ -89,6 +95,7 @@ class NodeRun:
         life: float = 0.0,  # of who comes later: when that was
         wrap: Callable[[Any], Any] = lambda program: program,  # what is to be done around programs
         native: bool = False,
+        keep: Path | None = None,  # where a server that survives has its files
     ) -> None:
         self.rank = transport.rank
         self.transport = transport
@@ -129,6 +136,8 @@ class NodeRun:
         self._progress, self._say = progress, say
         self._life = life
         self._wrap = wrap
+        self._keep = keep
+        self._is_over = False  # the one segment of a run that does not pause
         self._comes_back = False  # whether workers begin with what the servers have
         self._conductor: Conductor | None = None  # on the hub
         self._record: Record | None = None
@@ -160,7 +169,7 @@ class NodeRun:
                 self._whole()
             return self._finish()
         except PeerLost as error:
-            raise self._stopped(why_lost(error), error.rank) from error
+            raise self._stopped(why_lost(error, self._name), error.rank) from error
         except StuckError as error:
             raise self._stopped(str(error), None) from error
 
@@ -185,9 +194,39 @@ class NodeRun:
                 self._segment(decision["last"])
 
     def _whole(self) -> None:
-        if not self.is_inside:
-            self.agreement.agree({}, lambda reports: {})  # all begin together
-        self._segment(self.plan.num_steps)
+        with self.signals.waiting():
+            self.engine.on_wait = self._glance
+            try:
+                if not self.is_inside:
+                    self.agreement.agree({}, lambda reports: {})  # all begin together
+                self.agreement.absent.clear()
+                self._segment(self.plan.num_steps)
+                self._is_over = True
+                self._sum_up()
+            except (Interrupted, PeerLost, StuckError):
+                self._save_servers()
+                raise
+            finally:
+                self.engine.on_wait = None
+
+    def _glance(self) -> None:
+        """While all programs wait, in a run that does not pause."""
+        if not self.signals.wanted:
+            return
+        waited_s = time.monotonic() - self.signals.told_s
+        workers = range(self.engine.num_workers)
+        if self.rank in workers:
+            is_time = waited_s > _STEP_S
+        else:
+            is_time = waited_s > _LEAVE_S or self.engine.gone.issuperset(workers)
+        if is_time:
+            self._stop()
+
+    def _stop(self) -> None:
+        raise Interrupted(self.signals.wanted, self._how_to_go_on())
+
+    def _sum_up(self) -> None:
+        """Looks back on the one segment, and evaluates what came out."""
         figures = {str(step): glimpse[:-1] for step, glimpse in self.glimpses.items()}
         reports: Reports = []
 
@@ -208,12 +247,8 @@ class NodeRun:
         began = time.perf_counter()
         self.last, self.is_inside = last, True
         program = self.part.program(self.step, last, self, self._comes_back, self._life)
-        try:
-            with recorded(engine, self.log, self.step, last):
-                result = engine.run(lambda node: self._wrap(program(node)))
-        except Interrupted:
-            self._save_servers()
-            raise
+        with recorded(engine, self.log, self.step, last):
+            result = engine.run(lambda node: self._wrap(program(node)))
         self.is_inside = False
         seconds = time.perf_counter() - began
         self.part.took(result)
@@ -230,6 +265,8 @@ class NodeRun:
 
     def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
         self.at = done = step + 1
+        if self.signals.wanted and not self.plan.pauses:
+            self._stop()
         if self.plan.pauses or done % self.config.eval_every or done == self.plan.num_steps:
             return
         model = [self.plan.synchronization.agreed(replica), *replica.buffers.values()]
@@ -243,11 +280,21 @@ class NodeRun:
 
     def _changed(self, rank: int, is_there: bool, why: str) -> None:
         """Somebody came or was lost; the hub says so."""
-        if not self.is_hub or rank >= self.engine.num_workers:
+        if rank >= self.engine.num_workers:
             return
+        if is_there and self._is_over and self.rank >= self.engine.num_workers:
+            if not self.is_hub:
+                text = f"worker {rank} came too late: the others have trained to the end"
+                failed = Framed(Failed.of(RefusedError(text)))
+                self.transport.send(rank, self.engine.job, tag_hash(ANSWER), failed)
+            return
+        if not self.is_hub:
+            return
+        if is_there and not self.is_inside:
+            self.agreement.absent.add(rank)
         now = self.engine.now - self.began_s
         if is_there:
-            self._say(f"worker {rank} came back after {now:.1f} s")
+            self._say(f"worker {rank} is back after {now:.1f} s")
         else:
             self.lost.append({"rank": rank, "time_s": now, "why": why})
             self._say(f"worker {rank} was lost after {now:.1f} s: {why}")
@@ -262,6 +309,8 @@ class NodeRun:
             "holds": self._holds(),
         }
         decision = self.agreement.agree(report, self._admit)
+        if "lost" in decision:
+            raise LostError(decision["failure"], decision["lost"])
         if decision["failure"]:
             raise RefusedError(decision["failure"])
         self._prepare(decision["folder"])
@@ -290,13 +339,15 @@ class NodeRun:
         assert own is not None
         for rank, report in enumerate(reports):
             if report is None:
-                return {"failure": f"rank {rank} was lost before the run began"}
+                text = f"{self._name(rank)} was lost before the run began"
+                return {"failure": text, "lost": rank}
             if report["failure"]:
                 return {"failure": report["failure"]}
             if report["config"] != own["config"]:
                 lines = zip(report["config"].splitlines(), own["config"].splitlines())
                 other, here = next(pair for pair in lines if pair[0] != pair[1])
-                return {"failure": f"rank {rank} has {other} where rank {self.hub} has {here}"}
+                names = self._name(rank), self._name(self.hub)
+                return {"failure": f"{names[0]} has {other} where {names[1]} has {here}"}
         folder, config = self.where.folder, self.experiment.config
         goes_on = self.where.resumes or (self.where.is_restart and own["holds"] == _THIS)
         for rank, report in enumerate(reports):
@@ -304,7 +355,8 @@ class NodeRun:
             # Of what is where the hub is, `create` tells.
             is_news = rank != self.hub and (goes_on or not own["holds"])
             if is_news and what and not (goes_on and what == _THIS):
-                return {"failure": f"{folder} already holds another run where rank {rank} is"}
+                text = f"{folder} already holds another run where {self._name(rank)} is"
+                return {"failure": text}
         try:
             if folder is not None:
                 self._record = Record.open(folder) if goes_on else Record.create(folder, config)
@@ -329,7 +381,7 @@ class NodeRun:
             return {"step": max(common) if common else None}
 
         step = self.agreement.agree({"steps": sorted(found)}, choose)["step"]
-        saved = None if step is None else found.get(step)
+        saved = None if step is None else self._kept(found.get(step))
         if saved is not None:
             if saved["config"] != self.config.to_toml():
                 raise ValueError(
@@ -346,11 +398,34 @@ class NodeRun:
             if isinstance(self.part, ServerPart):
                 self.part.server.forget_workers()
             step = 0
-        if self.checkpoints is not None and self.plan.pauses:
+        if self.checkpoints is not None and self.plan.pauses and not self._is_told_again:
             self.checkpoints.forget_after(step or 0)
         if self._conductor is not None:
             self._conductor.begin(step or 0, self.metrics)
         self.step = self.at = self.saved_step = step or 0
+
+    def _kept(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What a server began with, should it be told again what happened since: the checkpoint
+        may not be there any more."""
+        if self._keep is None:
+            return saved
+        path = self._keep / "began.pt"
+        if path.exists():
+            found: dict[str, Any] = torch.load(path, weights_only=True)
+            return found
+        if saved is not None:
+            content = io.BytesIO()
+            torch.save(saved, content)
+            write_atomically(path, content.getbuffer())
+        return saved
+
+    @property
+    def _is_told_again(self) -> bool:
+        """Whether this is a server that hears what one before it has heard."""
+        return bool(getattr(self.transport, "is_told_again", False))
+
+    def _name(self, rank: int) -> str:
+        return name_of(rank, self.engine.num_workers, self.engine.size)
 
     def _come_late(self) -> None:
         """A worker that came when the others had begun."""
@@ -359,7 +434,7 @@ class NodeRun:
         self._prepare(None)
         if self.plan.pauses:
             raise RefusedError(
-                f"rank {self.rank} came too late: {self.config.synchronization} on "
+                f"worker {self.rank} came too late: {self.config.synchronization} on "
                 f"{self.config.architecture} needs all workers from beginning to end"
             )
         self.part = part_of(self.plan, self.rank)
@@ -476,8 +551,8 @@ class NodeRun:
 
     def _save_servers(self) -> None:
         """A signal ends a run that does not pause: what servers have is what is left of it."""
-        is_server = isinstance(self.part, ServerPart)
-        if self.checkpoints is not None and is_server and not self.plan.pauses:
+        if self.checkpoints is not None and isinstance(self.part, ServerPart):
+            self.part.server.forget_workers()
             self.checkpoints.write(_SERVERS_STATE, self._saved())
 
     def _count_wall(self) -> None:
@@ -530,6 +605,8 @@ class NodeRun:
     def _how_to_go_on(self) -> str:
         if self.folder is None:
             return "It has no folder, so it starts again from the beginning."
+        if not self.plan.pauses and isinstance(self.part, ServerPart | OtherPart):
+            return f"Go on with what the servers have: gradwire run --resume {self.folder}"
         if self.checkpoints is None or not self.saved_step:
             return f"There is no checkpoint; begin again: gradwire run --resume {self.folder}"
         return f"Go on from step {self.saved_step}: gradwire run --resume {self.folder}"

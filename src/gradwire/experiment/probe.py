@@ -1,4 +1,4 @@
-"""What the network between real ranks can do, measured with messages of the engine itself.
+"""What the network between real ranks and their machines can do, measured through the engine.
 
 The model is the simulator's (`runtime/network.py`): a message takes a latency, plus its bytes over
 the bandwidth of the cards it passes. Three measurements find its parameters:
@@ -13,9 +13,11 @@ Programs here are effects like any algorithm's. So the probe can be tried on the
 must find the network that it runs on, and does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import log
+from statistics import mean, median, stdev
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +83,7 @@ async def _to_and_fro(node: Node, a: int, b: int, x: Tensor, repeats: int) -> fl
 
 async def _exchange(node: Node, x: Tensor, repeats: int) -> float:
     """Seconds of an exchange of all with all: of one in a row, so that it does not matter that
-    ranks begin at slightly different times. The best of three rows: the least disturbed.
+    ranks begin at slightly different times. The middle one of three rows.
     """
     group = Group(node, "exchange")
     rows = []
@@ -92,7 +94,7 @@ async def _exchange(node: Node, x: Tensor, repeats: int) -> float:
             await group.all_to_all([x] * node.size)
         taken = await _gather_times(node, "row", (await node.now() - start) / repeats)
         rows.append(sum(taken) / len(taken))
-    return min(rows)
+    return median(rows)
 
 
 async def _gather_times(node: Node, name: str, own: float) -> list[float]:
@@ -106,3 +108,56 @@ def _alike(speeds: Sequence[float]) -> tuple[float, ...]:
     if max(speeds) <= _ALIKE * min(speeds):
         return (median(speeds),) * len(speeds)
     return tuple(speeds)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Of the ranks: what a gradient takes, and by how much coding is slower when all code."""
+
+    compute_s: tuple[float, ...]  # when all compute at once: mean of each rank
+    sigma: float  # by how much it varies: deviation of the logarithm
+    slowdown: float
+
+
+Work = Callable[[Node], Awaitable[object]]
+
+
+async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int = 40) -> Machine:
+    """The program of every rank; all get the same result."""
+    await _gather_times(node, "begin", 0.0)
+    own = await _timed(node, gradient, repeats)
+    compute_s = await _gather_times(node, "compute", mean(own))
+    sigmas = await _gather_times(node, "sigma", stdev(map(log, own)))
+    together = max(await _gather_times(node, "coding", median(await _timed(node, coding, 15))))
+    # Rank 0 alone, while the others wait.
+    alone = median(await _timed(node, coding, 15)) if node.rank == 0 else 0.0
+    alone = (await _gather_times(node, "alone", alone))[0]
+    return Machine(tuple(compute_s), median(sigmas), max(1.0, together / alone))
+
+
+async def _timed(node: Node, work: Work, repeats: int) -> list[float]:
+    """Seconds of some work, again and again."""
+    seconds = []
+    for _ in range(repeats + 2):
+        start = await node.now()
+        await work(node)
+        seconds.append(await node.now() - start)
+    return seconds[2:]
+
+
+def settings_of(network: Measured, machine: Machine) -> dict[str, Any]:
+    """What the simulator is told, as settings of `Config`: the same words in a TOML file."""
+    slowest = max(machine.compute_s)
+    speeds = _alike([slowest / seconds for seconds in machine.compute_s])
+    bandwidths = [f"{8 * speed / 1e6:.4g}Mbit" for speed in network.bandwidth]
+    same = len(set(network.bandwidth)) == 1
+    return {
+        "workers": len(network.bandwidth),
+        "bandwidth": bandwidths[0] if same else ",".join(bandwidths),
+        "latency": f"{1e6 * network.latency_s[0]:.4g}us",
+        # Who waits for all waits for the slowest of each step: that it varies matters.
+        "compute": f"lognormal({slowest:.4g}, sigma={machine.sigma:.3g})",
+        "speeds": "1" if len(set(speeds)) == 1 else ",".join(f"{s:.3g}" for s in speeds),
+        "charge_coding": True,
+        "coding_slowdown": round(machine.slowdown, 3),
+    }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gradwire.experiment.children import Children, Failure, failure_of
+from gradwire.experiment.machine import name_of
 from gradwire.experiment.signals import Interrupted, Signals
 
 _LEAVE_S = 20.0  # how long nodes may take to end once the scheduler has
@@ -51,6 +52,9 @@ class Cast(NamedTuple):
         if rank < self.scheduler:
             return "server", rank - self.num_workers
         return "scheduler", 0
+
+    def name(self, rank: int) -> str:
+        return name_of(rank, self.num_workers, self.size)
 
     def may_come_back(self, rank: int) -> bool:
         if rank == self.scheduler:
@@ -92,7 +96,9 @@ class _Job:
 
     def run(self, goes_on: bool) -> Failure | None:
         with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
-            self.children = Children(Path(place), self.cast.size, shown=self.cast.scheduler)
+            self.children = Children(
+                Path(place), self.cast.size, self.cast.scheduler, self.cast.name
+            )
             try:
                 for rank in reversed(range(self.cast.size)):
                     self._start(rank, goes_on)
@@ -139,8 +145,8 @@ class _Job:
         if code > 0 or not self.restarts or not self.cast.may_come_back(rank):
             return False
         self.restarts -= 1
-        role, number = self.cast.role(rank)
-        self.say(f"{role} {number} was killed by {signal.Signals(-code).name}; starting it again")
+        name, cause = self.cast.name(rank), signal.Signals(-code).name
+        self.say(f"{name} was killed by {cause}; starting it again")
         self._start(rank, False)
         return True
 

@@ -20,7 +20,7 @@ from gradwire.experiment.node_run import NodeRun, Where
 from gradwire.experiment.outcome import Progress, Run, use_threads
 from gradwire.experiment.processes import num_nodes, prepared
 from gradwire.experiment.setup import Experiment
-from gradwire.experiment.signals import Signals
+from gradwire.experiment.signals import Interrupted, Signals
 from gradwire.runtime.network import parse_duration
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.durable import DurableTransport, Links, links_of
@@ -140,7 +140,7 @@ class _Served:
         self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **told: Any
     ) -> Run:
         transport, state, durable = self.transport, None, None
-        lost: int | None = None
+        lost: int | None = transport.rank  # unless it goes well
         try:
             if self.store is not None:
                 state = None if self.store.state is None else self.store.state["state"]
@@ -162,11 +162,21 @@ class _Served:
                 signals=signals,
                 life=transport.life,
                 wrap=(lambda program: program) if durable is None else durable.recorded,
+                keep=None if self.store is None else self.store.folder,
                 **told,
             )
-            return node.run(state)
+            run = node.run(state)
+            lost = None
+            return run
         except LostError as error:
             lost = error.rank
+            raise
+        except RefusedError:  # all know
+            lost = None
+            raise
+        except Interrupted:
+            if self.experiment.plan.pauses:  # all stop
+                lost = None
             raise
         except NoMemberError as error:
             raise LostError(str(error), transport.rank) from error

@@ -28,8 +28,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.wanted = 0  # the signal, once there was one
+        self.told_s = 0.0  # when that was, on time.monotonic
         self._may_wait = False
-        self._told_s = 0.0
 
     @contextlib.contextmanager
     def caught(self) -> Iterator["Signals"]:
@@ -52,7 +52,7 @@ class Signals:
 
     def _tell(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if self._may_wait and (not self.wanted or now - self._told_s < _SAME_S):
-            self.wanted, self._told_s = number, now if not self.wanted else self._told_s
+        if self._may_wait and (not self.wanted or now - self.told_s < _SAME_S):
+            self.wanted, self.told_s = number, now if not self.wanted else self.told_s
             return
         raise Interrupted(number)

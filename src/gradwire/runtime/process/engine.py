@@ -57,6 +57,7 @@ from gradwire.runtime.process.transport import (
     ARRIVED,
     DONE,
     FINISHED,
+    GOODBYE,
     JOINED,
     LOST,
     Arrival,
@@ -68,6 +69,7 @@ from gradwire.runtime.requests import Evaluator, no_evaluator
 # How long a native collective that failed waits for the news that a rank is lost, and one that has
 # not for its end after such news: the rank may have left after its own part.
 _GRACE_S = 2.0
+_GLANCE_S = 0.1  # between two calls of `on_wait`
 
 R = TypeVar("R")
 Program = Callable[[Node], Coroutine[Any, Any, R]]
@@ -140,6 +142,8 @@ class ProcessEngine:
         self.num_runs = 0  # so far; who comes later sets it to what the others have behind them
         # Told that a rank came (True) or was lost (False), and why.
         self.on_change: Callable[[int, bool, str], None] | None = None
+        # Called now and then while every program waits. It may end the run by an exception.
+        self.on_wait: Callable[[], None] | None = None
         self._runs_done: defaultdict[int, int] = defaultdict(int)  # by rank
         for arrival in transport.kept(job):
             self._arrive(arrival)
@@ -157,6 +161,11 @@ class ProcessEngine:
     def lost(self) -> frozenset[int]:
         """The ranks that are gone."""
         return frozenset(self._lost)
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """These, and those that said goodbye."""
+        return frozenset((*self._lost, *self._left))
 
     @property
     def is_at_rest(self) -> bool:
@@ -233,8 +242,17 @@ class ProcessEngine:
         began = time.monotonic()
         limit = began + self._timeout_s
         due = self._timers[0][0] if self._timers else inf
-        if not self._take(max(0.0, min(limit, due) - began)) and due > limit:
-            raise StuckError(self._stuck())
+        until, pause = min(limit, due), inf if self.on_wait is None else _GLANCE_S
+        while True:
+            if self.on_wait is not None:
+                self.on_wait()
+            left = max(0.0, until - time.monotonic())
+            if self._take(min(left, pause)):
+                break
+            if left <= pause:
+                if due > limit:
+                    raise StuckError(self._stuck())
+                break
         self.wait_s += time.monotonic() - began
 
     def _take(self, timeout_s: float) -> bool:
@@ -463,6 +481,8 @@ class ProcessEngine:
             if self.on_change is not None:
                 self.on_change(src, True, "")
             return
+        if kind == GOODBYE and tag - 1 == src:  # it cannot go on: that is as if it were lost
+            kind, message = LOST, "it was told to stop, or failed"
         if kind == LOST:
             if src in self._lost or src in self._left:
                 return

@@ -15,11 +15,11 @@ class Arrival(NamedTuple):
     src: int
     job: int = 0
     # The hash of the tag; with DONE the number of the run; with GOODBYE 1 + the rank because of
-    # whose loss the peer leaves, or 0.
+    # whose loss the peer leaves (its own: it cannot go on), or 0.
     tag: int = 0
     # With LOST the reason, a text; with FINISHED the mean, or what went wrong, an exception.
     message: Any = None
-    # With LOST and JOINED: when, on the clock of who keeps the membership; None: it keeps none.
+    # With LOST, JOINED and, where the membership is kept, GOODBYE: when, on the clock of who keeps the membership; None: it keeps none.
     # A worker that comes has this as its `life`, by which servers know it from who it was before.
     time_s: float | None = None
     number: int = 0  # of this message among those of `src`, from 1; 0: they are not numbered

@@ -87,12 +87,12 @@ class Desk(Members):
         return f"the job is not complete: {self.registry.missing()}"
 
     def tick(self, now: float) -> None:
-        self.registry.check(self._now())
+        self.registry.check(self.now())
         self._settle()
 
     def take(self, identity: bytes | None, peer: int, kind: int) -> bool:
         """Whether a message from this member was for us alone."""
-        self.registry.heard(peer, self._now())
+        self.registry.heard(peer, self.now())
         if kind == msg.BEAT:
             self._wire.put(identity, peer, self._place.header(msg.BEATEN, peer))
         return kind == msg.BEAT
@@ -101,7 +101,7 @@ class Desk(Members):
         registry = self.registry
         if hello.identity != identity:
             raise Refusal("source", "a node says that it is another one", msg.CANNOT_JOIN)
-        problem = registry.hello(hello, self._now())
+        problem = registry.hello(hello, self.now())
         if problem is not None:
             raise Refusal("hello", problem, msg.CANNOT_JOIN)
         self._settle()
@@ -113,10 +113,10 @@ class Desk(Members):
             self._wire.put(identity, msg.NOBODY, head, msg.pack_text(text))
 
     def left(self, rank: int) -> None:
-        self.registry.left(rank, self._now())
+        self.registry.left(rank, self.now())
         super().left(rank)
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return time.monotonic() - self._start_s
 
     def _settle(self) -> None:

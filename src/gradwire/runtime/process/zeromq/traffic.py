@@ -54,6 +54,7 @@ class Traffic:
         self._max_nbytes = max_nbytes  # of a message
         self._resume_s = resume_s  # how long an answer may take
         self._on_event, self._on_goodbye, self._on_problem = on_event, on_goodbye, on_problem
+        self.clock: Callable[[], float] | None = None  # of who keeps the membership
         # Large messages from and to others.
         self._incoming, self._outgoing = Grants(max_large), Grants(max_large)
         self._to_retry: dict[Link, None] = {}
@@ -309,6 +310,8 @@ class Traffic:
                 self._take_event(link, msg.unpack_event(bytes(body)))
             elif is_mine:
                 arrival = self._arrivals.make(header, body, payload, number if is_direct else 0)
+                if arrival.kind == GOODBYE and self.clock is not None:
+                    arrival = arrival._replace(time_s=self.clock())
         finally:  # what is no message has a number all the same
             self._inbox.put(Letter(arrival, link, number, nbytes, era, is_direct))
             if self._incoming.arrived(link.peer, number):

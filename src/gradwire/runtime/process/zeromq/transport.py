@@ -178,6 +178,8 @@ class ZmqTransport:
                 on_goodbye=self._members.left,
                 on_problem=self._members.lose,
             )
+            if self._desk is not None:
+                self._traffic.clock = self._desk.now
             self._join(scheduler, join_s)
         except BaseException:
             place.is_closed = True

@@ -1,0 +1,103 @@
+"""`gradwire probe`: what the network between real ranks can do, and whether the simulator knows."""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from rich.table import Table
+
+from gradwire.cli.console import errors, out
+from gradwire.cli.ending import end_with, say
+from gradwire.cli.processes import GRADWIRE, world_size
+from gradwire.experiment.config import Config
+from gradwire.experiment.launcher import launch
+from gradwire.experiment.record import write_atomically
+from gradwire.experiment.report import format_seconds
+from gradwire.experiment.signals import Signals
+
+_STEPS = 100
+
+
+@dataclass(frozen=True)
+class ProbeCommand:
+    """Measure latency, bandwidth, compute and coding between ranks, and predict their step time.
+
+    Starts `--workers` ranks on this machine, or is one of torchrun's. Writes the network to a file
+    for `gradwire run --config FILE`.
+    """
+
+    config: Config = field(default_factory=Config)
+    methods: tuple[str, ...] = ("identity", "topk(0.01)", "sign")
+    """Compression methods to run for real and to predict; none: only measure."""
+    file: Path = Path("network.toml")
+    """Where to write what was measured."""
+    json: bool = False
+    """Print everything as JSON."""
+
+    def __call__(self) -> None:
+        if self.config.workers < 2:
+            raise ValueError("there is no network with one worker: give --workers 2 or more")
+        if world_size() is not None:
+            self._be_rank()
+        with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
+            path = Path(place) / "config.toml"
+            path.write_text(self.config.to_toml())
+            options = ["--config", str(path), "--file", str(self.file)]
+            options += ["--methods", *self.methods] if self.methods else []
+            options += ["--json"] if self.json else []
+            command = [*GRADWIRE, "probe", *options]
+            failure = launch(self.config.workers, lambda attempt: command, say=say)
+        if failure is not None:
+            say(f"error: {failure.message}" if failure.code < 128 else failure.message)
+            sys.exit(failure.code)
+
+    def _be_rank(self) -> NoReturn:
+        rank = int(os.environ["RANK"])
+        end_with(lambda signals: self._probe(rank, signals), lambda error: rank == 0)
+
+    def _probe(self, rank: int, signals: Signals) -> None:
+        from gradwire.experiment.machine import backend_of
+        from gradwire.experiment.meeting import meet
+        from gradwire.experiment.prediction import probe
+
+        meet(60.0, backend=backend_of(self.config))
+
+        def progress(what: str) -> None:
+            if rank == 0:
+                errors.print(f"measuring {what}", highlight=False)
+
+        found = probe(self.config, self.methods, self.config.steps or _STEPS, progress)
+        if rank:
+            return
+        write_atomically(self.file.absolute(), found.to_toml().encode())
+        if self.json:
+            print(json.dumps(asdict(found)))
+            return
+        settings = found.settings
+        out.print(
+            f"{settings['workers']} ranks: latency {settings['latency']}, bandwidth "
+            f"{settings['bandwidth']} when all exchange with all. A gradient takes "
+            f"{format_seconds(max(found.machine.compute_s))}, coding {found.machine.slowdown:.2f} "
+            "times as long as on one rank alone.",
+            highlight=False,
+        )
+        if found.predictions:
+            table = Table(box=None)
+            columns = ("method", "step, measured", "predicted", "error", "gradients", "coding")
+            for name in columns:
+                table.add_column(name, justify="left" if name == "method" else "right")
+            for one in found.predictions:
+                table.add_row(
+                    one.compression,
+                    format_seconds(one.measured_s),
+                    format_seconds(one.predicted_s),
+                    f"{100 * one.error:+.0f}%",
+                    format_seconds(one.compute_s),
+                    format_seconds(one.coding_s),
+                )
+            out.print(table)
+        out.print(f"Written to {self.file}: gradwire run --config {self.file}", soft_wrap=True)

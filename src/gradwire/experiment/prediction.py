@@ -1,0 +1,141 @@
+"""Probes real ranks, lets the simulator predict their step time, and compares.
+
+All ranks call `probe`. It measures the network (`probe.py`), then what a gradient takes and by how
+much coding is slower when all ranks code at once. From these settings alone the simulator runs each
+method for a few steps; the same methods then run for real.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+
+from gradwire.compression.quantization.sign import Sign
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.spec import Spec
+from gradwire.experiment import processes
+from gradwire.experiment.config import Config
+from gradwire.experiment.headers import HEADERS
+from gradwire.experiment.machine import default_threads, own_device
+from gradwire.experiment.outcome import use_threads
+from gradwire.experiment.probe import (
+    Machine,
+    Measured,
+    Work,
+    measure_machine,
+    measure_network,
+    settings_of,
+)
+from gradwire.experiment.runner import simulate
+from gradwire.experiment.setup import prepare, warm_up
+from gradwire.runtime.process.engine import ProcessEngine
+from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.training.plan import Plan
+from gradwire.training.worker import TrainingWorker
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One method: seconds per step."""
+
+    compression: str
+    measured_s: float
+    predicted_s: float
+    compute_s: float  # of the measured: in gradients
+    coding_s: float  # and in coding and updates
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what was measured."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class Probed:
+    network: Measured
+    machine: Machine
+    settings: dict[str, Any]  # for the simulator
+    predictions: list[Prediction]
+
+    def to_toml(self) -> str:
+        """A file for `gradwire run --config`."""
+        config = replace(Config(), **self.settings)
+        lines = config.to_toml().splitlines(keepends=True)
+        chosen = [line for line in lines if line.split(" = ")[0] in self.settings]
+        return (
+            "# Measured between real ranks by `gradwire probe`. Use it as\n"
+            '#     gradwire run --config FILE --compression "ef(topk(0.01))" ...\n'
+        ) + "".join(chosen)
+
+
+def probe(
+    config: Config, compressions: Sequence[str], steps: int, say: Callable[[str], None]
+) -> Probed:
+    """On every rank of a process group; all have the same settings."""
+    threads = config.threads or default_threads(config.workers)
+    # Of the first quarter nothing is counted: connections are made, memory is taken.
+    every = max(1, steps // 4)
+    base = replace(config, engine="process", steps=steps, eval_every=every, threads=threads)
+    with use_threads(threads):
+        plan = prepare(base).plan
+        transport = GlooTransport(headers=HEADERS, device=own_device(base))
+        engine = ProcessEngine(transport, evaluate=plan.task.gradients)
+        say("the network")
+        nbytes = 4 * plan.task.initial_params().numel() // config.workers
+        network = engine.run(partial(measure_network, long_nbytes=nbytes))
+        say("gradients and coding")
+        work = _gradient(plan, engine.rank), _coding(plan)
+        machine = engine.run(lambda node: measure_machine(node, *work))
+        assert network is not None
+        assert machine is not None
+        transport.close()
+    settings = {**settings_of(network, machine), "threads": threads}
+    predictions = []
+    for compression in compressions:
+        say(compression)
+        chosen = replace(base, compression=compression)
+        run = processes.run(chosen)
+        real, first, last = run.summary, run.metrics[0], run.metrics[-1]
+        measured = (last["time_s"] - first["time_s"]) / (last["step"] - first["step"])
+        predicted = 0.0
+        if engine.rank == 0:  # the others wait for it in the next run
+            values = {**asdict(chosen), **settings, "engine": "simulator", "native": False}
+            predicted = simulate(Config.from_dict(values)).virtual_time_s / steps
+        coding = sum(real["call_time_s"].values()) / steps
+        compute = real["compute_time_s"] / steps
+        predictions.append(Prediction(compression, measured, predicted, compute, coding))
+    return Probed(network, machine, settings, predictions)
+
+
+def _gradient(plan: Plan, rank: int) -> Work:
+    """The work of a step until the gradient is there, as a worker does it."""
+    warm_up(plan, rank)
+    replica, steps = plan.initial_replicas()[rank], count()
+    worker: TrainingWorker | None = None
+
+    async def work(node: Node) -> None:
+        nonlocal worker
+        worker = worker or TrainingWorker(plan, node)
+        await worker.gradient(replica, next(steps))
+
+    return work
+
+
+def _coding(plan: Plan) -> Work:
+    """Work like that of codecs, on a vector like the gradient."""
+    params = plan.task.initial_params()
+    x = torch.randn(params.numel(), generator=torch.Generator().manual_seed(0)).to(params)
+    codec, spec, key = Sign(), Spec.of(x), Key(0)
+
+    def coded() -> None:
+        payload, _ = codec.encode(x, codec.init(spec), key)
+        codec.decode(payload, spec, key).add_(x)
+
+    async def work(node: Node) -> None:
+        await node.call(coded)
+
+    return work
