@@ -104,14 +104,14 @@ def failure_of(
 ) -> Failure:
     reports = {rank: children.report(rank) for rank in range(len(codes))}
     told = {rank: report for rank, report in reports.items() if report is not None}
-    stopped = [report for report in told.values() if report["kind"] == "signal"]
+    # Who keeps the record knows most.
+    order = sorted(told, key=lambda rank: (not children.is_shown(rank), rank))
+    stopped = [told[rank] for rank in order if told[rank]["kind"] == "signal"]
     if passed_on or (stopped and not any(r["kind"] == "error" for r in told.values())):
         number = passed_on or stopped[0]["code"] - 128
         text = stopped[0]["message"] if stopped else str(Interrupted(number))
         return Failure(text, 128 + number, False)
-    # Who keeps the record knows most; who was lost to others is a consequence.
-    order = sorted(told, key=lambda rank: (not children.is_shown(rank), rank))
-    for kind in ("error", "lost"):
+    for kind in ("error", "lost"):  # who was lost to others is a consequence
         for report in (told[rank] for rank in order):
             if report["kind"] == kind:
                 dead = deaths(codes, children.name) if kind == "lost" else ""

@@ -33,7 +33,7 @@ from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.conductor import Conductor, Reports
 from gradwire.experiment.machine import name_of, why_lost
 from gradwire.experiment.outcome import Progress, Run
-from gradwire.experiment.parts import OtherPart, Part, ServerPart, WorkerPart, part_of
+from gradwire.experiment.parts import Part, ServerPart, WorkerPart, part_of
 from gradwire.experiment.record import Record, Row, write_atomically
 from gradwire.experiment.replay import finish, recorded, recorder
 from gradwire.experiment.setup import Experiment, warm_up
@@ -266,7 +266,7 @@ class NodeRun:
     def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
         self.at = done = step + 1
         if self.signals.wanted and not self.plan.pauses:
-            self._stop()
+            raise Interrupted(self.signals.wanted, "The others may go on without this worker.")
         if self.plan.pauses or done % self.config.eval_every or done == self.plan.num_steps:
             return
         model = [self.plan.synchronization.agreed(replica), *replica.buffers.values()]
@@ -288,7 +288,7 @@ class NodeRun:
                 failed = Framed(Failed.of(RefusedError(text)))
                 self.transport.send(rank, self.engine.job, tag_hash(ANSWER), failed)
             return
-        if not self.is_hub:
+        if not self.is_hub or self.signals.wanted:
             return
         if is_there and not self.is_inside:
             self.agreement.absent.add(rank)
@@ -605,7 +605,7 @@ class NodeRun:
     def _how_to_go_on(self) -> str:
         if self.folder is None:
             return "It has no folder, so it starts again from the beginning."
-        if not self.plan.pauses and isinstance(self.part, ServerPart | OtherPart):
+        if not self.plan.pauses:
             return f"Go on with what the servers have: gradwire run --resume {self.folder}"
         if self.checkpoints is None or not self.saved_step:
             return f"There is no checkpoint; begin again: gradwire run --resume {self.folder}"
