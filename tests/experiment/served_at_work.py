@@ -35,7 +35,9 @@ def flags(**settings: Any) -> list[str]:
     """Of a run with the usual settings, and these."""
     chosen = {**SETTINGS, **settings}
     return [
-        text for name, value in chosen.items() for text in (f"--{name.replace('_', '-')}", f"{value}")
+        text
+        for name, value in chosen.items()
+        for text in (f"--{name.replace('_', '-')}", f"{value}")
     ]
 
 

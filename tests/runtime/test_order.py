@@ -1,6 +1,7 @@
 """The file of a recorded order: what is written is read, and what is not an order is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,3 +161,23 @@ def test_a_run_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
         Recorder(path, 0, 1, 1, "a test", 6)
     with pytest.raises(OrderError, match="is the order of another run"):
         Recorder(path, 0, 1, 1, "another", 5)
+
+
+def test_a_process_that_is_killed_as_it_goes_on_leaves_the_order(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """At no moment is what is kept not in the file."""
+    path = tmp_path / "order"
+    segments(path, (0, 5), (5, 7))
+    sizes = []
+    real = Path.open
+
+    def looking(self: Path, *args: Any, **settings: Any) -> Any:
+        sizes.append(path.stat().st_size)
+        opened = real(self, *args, **settings)
+        sizes.append(path.stat().st_size)
+        return opened
+
+    monkeypatch.setattr(Path, "open", looking)
+    Recorder(path, 0, 1, 1, "a test", 5).close()
+    assert min(sizes) == path.stat().st_size

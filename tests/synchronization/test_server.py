@@ -325,11 +325,10 @@ def test_a_server_refuses_what_makes_no_sense(train, header, data) -> None:
                 await node.send(1, REQUEST, data)
             else:
                 await node.send_framed(1, REQUEST, Framed(header, data), HEADER_NBYTES)
-        with pytest.raises(WireError, match="rank 0"):
-            while True:
-                answer = (await node.recv(1, ANSWER)).header
-                if isinstance(answer, Failed):
-                    raise answer.error()
+        while not isinstance(answer := (await node.recv(1, ANSWER)).header, Failed):
+            pass
+        assert isinstance(answer.error(), WireError)
+        assert "rank 0" in answer.text
         life = servers[0]._lives.get(0, 0.0)  # it goes on, also for this one
         await node.send_framed(1, REQUEST, Framed(PullHeader(0, life=life)), HEADER_NBYTES)
         while not isinstance((await node.recv(1, ANSWER)).header, AnswerHeader):
@@ -358,11 +357,30 @@ def test_only_the_scheduler_says_who_is_there_and_only_workers_ask(train) -> Non
         await node.send_framed(2, REQUEST, Framed(Membership(7, True, 1.0)), HEADER_NBYTES)
 
     servers = [TrainingServer(plan, number) for number in range(2)]
+    daemons = [*(server.run for server in servers), stranger]
     with pytest.warns(GradwireWarning, match="expected a push or a pull of a worker"):
-        daemons = [*(server.run for server in servers), stranger]
         VirtualEngine(Network.uniform(5), 2).run([program] * 2, daemons)
     assert servers[0].members == {0, 1}
     assert servers[0].refused == {0: 1, 4: 2}
+
+
+def test_who_asks_twice_is_refused_once_and_answered_once(train) -> None:
+    plan = train("ssp(0)", holding(), workers=2, steps=1).plan
+    x = torch.ones(8, dtype=torch.float64)
+
+    async def program(node: Node) -> None:
+        worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[node.rank]
+        if node.rank == 1:
+            await node.sleep(1.0)
+        await worker.client.push(_Vector(worker, x, 0), replica, 0, True)
+        if node.rank == 0:
+            await worker.client.ask(0)  # while it waits for the other one
+            assert isinstance((await node.recv(2, ANSWER)).header, Failed)
+        assert (await worker.client._answer(2))[0].clock == 1
+
+    daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
+    with pytest.warns(GradwireWarning, match="while it waits for an answer"):
+        VirtualEngine(Network.uniform(4), 2).run([program] * 2, daemons)
 
 
 def test_a_server_does_not_keep_more_of_a_push_than_it_could_need(train) -> None:
@@ -378,8 +396,8 @@ def test_a_server_does_not_keep_more_of_a_push_than_it_could_need(train) -> None
         assert "80000 bytes" in failed.text
 
     server = TrainingServer(plan, 0)
+    daemons = [server.run, lambda node: plan.architecture.daemon(node, {})]
     with pytest.warns(GradwireWarning, match="80000 bytes"):
-        daemons = [server.run, lambda node: plan.architecture.daemon(node, {})]
         VirtualEngine(Network.uniform(3), 1).run([program], daemons)
     assert not server.snapshot()["begun"]
 

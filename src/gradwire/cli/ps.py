@@ -25,7 +25,7 @@ from gradwire.experiment.served import Place, take_part
 from gradwire.experiment.signals import Signals
 from gradwire.runtime.process.zeromq.keys import make_keys
 
-Role = Literal["scheduler", "server", "worker"]
+_Address = Annotated[str, tyro.conf.arg(metavar="tcp://HOST:PORT", help_behavior_hint="")]
 _PORT = 9092  # of the scheduler, unless said otherwise
 
 
@@ -36,20 +36,29 @@ class PsCommand:
     All nodes take the same settings, or the same `--config FILE`.
     """
 
-    role: Annotated[Literal["scheduler", "server", "worker", "keys", ""], tyro.conf.Positional] = ""
-    """What this node is; by default $DMLC_ROLE."""
-    file: Annotated[Path | None, tyro.conf.Positional] = None
+    role: Annotated[
+        Literal["scheduler", "server", "worker", "keys", ""],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[scheduler|server|worker|keys]", help_behavior_hint="($DMLC_ROLE)"),
+    ] = ""
+    """What this node is."""
+    file: Annotated[
+        Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]", help_behavior_hint="")
+    ] = None
     """With `keys`: where to write them. Give the file to all nodes, and to nobody else."""
     config: Config = field(default_factory=Config)
-    scheduler: str = ""
-    """Where the scheduler is, tcp://HOST:PORT; by default this machine's loopback interface."""
-    number: int | None = None
+    scheduler: _Address = ""
+    """Where the scheduler is; by default on this machine, port 9092 of its loopback interface."""
+    number: Annotated[
+        int | None, tyro.conf.arg(metavar="NUMBER", help_behavior_hint="($DMLC_WORKER_ID)")
+    ] = None
     """Which of the workers or servers this is, from 0; by default any that is missing."""
-    bind: str = ""
-    """Server: where it listens, tcp://HOST:PORT; port 0 is any free one."""
-    advertise: str | None = None
+    bind: _Address = ""
+    """Server: where it listens; port 0 is any free one. By default on loopback if the scheduler
+    is there, else on all interfaces."""
+    advertise: _Address = ""
     """Server: where others reach it, if that is another address."""
-    keys: Folder = None
+    keys: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The job's keys (`gradwire ps keys FILE`). Needed for all that is not loopback."""
     insecure: bool = False
     """Do without keys on a network where everybody is trusted."""
@@ -89,7 +98,7 @@ class PsCommand:
             node.scheduler,
             node.number,
             node.bind or _usual_bind(node.scheduler),
-            node.advertise,
+            node.advertise or None,
             node.keys,
             node.insecure,
             node.durable,

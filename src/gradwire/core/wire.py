@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire.core.errors import NonFiniteError, PeerLost, WireError
+from gradwire.core.errors import NonFiniteError, PeerLost, RefusedError, WireError
 from gradwire.core.node import Node
 
 REQUEST, ANSWER = "request", "answer"  # tags
@@ -20,16 +20,18 @@ _MAX_TEXT = 1000  # characters of an error that are told
 class Failed:
     """The header of an answer that will not come: what was asked for was wrong, or it failed."""
 
-    kind: Literal["wire", "nonfinite", "value", "other"]
+    kind: Literal["wire", "nonfinite", "refused", "value", "other"]
     text: str
 
     @staticmethod
     def of(error: Exception) -> "Failed":
-        kind: Literal["wire", "nonfinite", "value", "other"] = "other"
+        kind: Literal["wire", "nonfinite", "refused", "value", "other"] = "other"
         if isinstance(error, WireError):
             kind = "wire"
         elif isinstance(error, NonFiniteError):
             kind = "nonfinite"
+        elif isinstance(error, RefusedError):
+            kind = "refused"
         elif isinstance(error, ValueError):
             kind = "value"
         text = str(error).encode("utf-8", "replace").decode()
@@ -42,6 +44,7 @@ class Failed:
         kinds: dict[str, type[Exception]] = {
             "wire": WireError,
             "nonfinite": NonFiniteError,
+            "refused": RefusedError,
             "value": ValueError,
         }
         return kinds.get(self.kind, RuntimeError)(self.text)

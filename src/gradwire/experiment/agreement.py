@@ -51,7 +51,8 @@ class Agreement:
             decision = decide(reports)
             message = _packed(decision)
             for rank in self._others:
-                await node.send(rank, _DECISION, message)
+                if rank not in self.absent:
+                    await node.send(rank, _DECISION, message)
             return decision
 
         return self._run(program)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,22 +114,22 @@ def failure_of(
     for kind in ("error", "lost"):  # who was lost to others is a consequence
         for report in (told[rank] for rank in order):
             if report["kind"] == kind:
-                dead = deaths(codes, children.name) if kind == "lost" else ""
+                dead = deaths(dict(enumerate(codes)), children.name) if kind == "lost" else ""
                 return Failure(
                     "\n".join(filter(None, [report["message"], dead])),
                     report["code"],
                     report["code"] != WRONG,
                 )
-    message = deaths(codes, children.name) or "the ranks did not end"
+    message = deaths(dict(enumerate(codes)), children.name) or "the ranks did not end"
     if first is not None and not children.is_shown(first) and (tail := children.tail(first)):
         message += f"\nthe last lines of {children.name(first)}:\n{tail}"
     return Failure(message, LOST, True)
 
 
-def deaths(codes: Sequence[int | None], name: Callable[[int], str]) -> str:
+def deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
     """Who died of what, without a word."""
     texts = []
-    for rank, code in enumerate(codes):
+    for rank, code in codes.items():
         if code is None:
             texts.append(f"{name(rank)} did not end and was killed")
         elif code < 0:

@@ -202,8 +202,9 @@ class NodeRun:
                 self.agreement.absent.clear()
                 self._segment(self.plan.num_steps)
                 self._is_over = True
+                self._glance()
                 self._sum_up()
-            except (Interrupted, PeerLost, StuckError):
+            except (Interrupted, PeerLost, LostError, StuckError):
                 self._save_servers()
                 raise
             finally:
@@ -233,10 +234,16 @@ class NodeRun:
         def note(received: Reports) -> Row:
             nonlocal reports
             reports = received
-            return {"steps": [] if received[0] is None else list(received[0])}
+            workers = received[: self.config.workers]
+            return {
+                "steps": [] if workers[0] is None else list(workers[0]),
+                "num_there": sum(report is not None for report in workers),
+            }
 
-        steps = self.agreement.agree(figures, note)["steps"]
-        self._look_back(steps, reports)
+        decision = self.agreement.agree(figures, note)
+        if not decision["num_there"]:
+            raise self._stopped("all workers were lost", None)
+        self._look_back(decision["steps"], reports)
         self._evaluate(self._agree())
 
     def _segment(self, last: int) -> None:
@@ -294,6 +301,8 @@ class NodeRun:
             self.agreement.absent.add(rank)
         now = self.engine.now - self.began_s
         if is_there:
+            for row in [row for row in self.lost if row["rank"] == rank][-1:]:
+                row["back_s"] = now
             self._say(f"worker {rank} is back after {now:.1f} s")
         else:
             self.lost.append({"rank": rank, "time_s": now, "why": why})

@@ -15,8 +15,9 @@ must find the network that it runs on, and does.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from math import log
-from statistics import mean, median, stdev
+from functools import partial
+from math import log10
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 from gradwire.core.group import Group
 from gradwire.core.node import Node
 
-_SHORT = 64  # bytes
+_SHORT, _LONG = 64, 1 << 20  # bytes; long ones have at least these
 _ALIKE = 1.15  # cards whose speeds differ by less than this are the same
 
 
@@ -45,15 +46,15 @@ async def measure_network(
     n = node.size
     assert n > 1, "a network has at least two ranks"
     short = torch.zeros(_SHORT, dtype=torch.uint8)
-    long = torch.zeros(max(long_nbytes, 1024), dtype=torch.uint8)
+    long = torch.zeros(max(long_nbytes, _LONG), dtype=torch.uint8)
     alone = [0.0] * n
     for a in range(n):
         for b in range(a + 1, n):
             quick = await _to_and_fro(node, a, b, short, short_repeats)
             slow = await _to_and_fro(node, a, b, long, long_repeats)
-            if slow > quick:
-                speed = (long.numel() - short.numel()) / (slow - quick)
-                alone[a], alone[b] = max(alone[a], speed), max(alone[b], speed)
+            # At least a tenth of the time is the bytes'; less is a matter of chance.
+            speed = (long.numel() - short.numel()) / max(slow - quick, slow / 10)
+            alone[a], alone[b] = max(alone[a], speed), max(alone[b], speed)
     # In a full exchange each rank sends and receives n - 1 messages.
     quick = await _exchange(node, short, short_repeats)
     slow = await _exchange(node, long, long_repeats)
@@ -112,27 +113,66 @@ def _alike(speeds: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Of the ranks: what a gradient takes, and by how much coding is slower when all code."""
+    """Of the ranks, when all do the same at once."""
 
-    compute_s: tuple[float, ...]  # when all compute at once: mean of each rank
+    compute_s: tuple[float, ...]  # a gradient, mean of each rank
     sigma: float  # by how much it varies: deviation of the logarithm
-    slowdown: float
+    latency_s: float  # of an exchange of short messages right after another one, in a step
+    overhead_s: float  # of a step with an exchange, besides gradient, waiting and latency
+    slowdown: float  # of coding, relative to one rank alone
 
 
 Work = Callable[[Node], Awaitable[object]]
 
 
 async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int = 40) -> Machine:
-    """The program of every rank; all get the same result."""
-    await _gather_times(node, "begin", 0.0)
-    own = await _timed(node, gradient, repeats)
-    compute_s = await _gather_times(node, "compute", mean(own))
-    sigmas = await _gather_times(node, "sigma", stdev(map(log, own)))
-    together = max(await _gather_times(node, "coding", median(await _timed(node, coding, 15))))
+    """The program of every rank; all get the same result.
+
+    A step is a gradient and two or four exchanges. The last two of four take twice the latency of a
+    message in the midst of work, which is longer than that between ranks that do nothing else. (One
+    would not do: who comes last waits for nobody in every other exchange.) What the first two take
+    beyond that, and beyond waiting for the slowest gradient, is an overhead.
+    """
+    group, short = Group(node, "in a step"), torch.zeros(_SHORT, dtype=torch.uint8)
+    exchange = partial(group.all_to_all, [short] * node.size)
+
+    async def two(node: Node) -> None:
+        await gradient(node)
+        for _ in range(2):
+            await exchange()
+
+    last_two = []
+
+    async def four(node: Node) -> None:
+        await two(node)
+        start = await node.now()
+        for _ in range(2):
+            await exchange()
+        last_two.append(await node.now() - start)
+
+    async def together(work: Work, repeats: int) -> list[float]:
+        await _gather_times(node, "begin", 0.0)
+        return await _timed(node, work, repeats)
+
+    own = await together(gradient, repeats)
+    table = torch.tensor(own, dtype=torch.float64)
+    gradients = torch.stack(await Group(node, "gradients").all_gather(table))  # [rank, repeat]
+    with_two = mean(await _gather_times(node, "two", median(await together(two, repeats))))
+    await together(four, repeats)
+    pair_s = mean(await _gather_times(node, "pair", median(last_two[2:])))
+    slowest_s = float(gradients.amax(dim=0).median())
+    overhead_s = max(0.0, with_two - slowest_s - pair_s)
+    all_s = mean(await _gather_times(node, "coding", median(await together(coding, repeats))))
     # Rank 0 alone, while the others wait.
-    alone = median(await _timed(node, coding, 15)) if node.rank == 0 else 0.0
+    alone = median(await _timed(node, coding, repeats)) if node.rank == 0 else 0.0
     alone = (await _gather_times(node, "alone", alone))[0]
-    return Machine(tuple(compute_s), median(sigmas), max(1.0, together / alone))
+    return Machine(
+        tuple(gradients.mean(dim=1).tolist()),
+        float(gradients.clamp(min=1e-9).log().std(dim=1).median()),
+        pair_s / 2,
+        overhead_s,
+        max(1.0, all_s / alone) if alone else 1.0,
+    )
 
 
 async def _timed(node: Node, work: Work, repeats: int) -> list[float]:
@@ -149,15 +189,23 @@ def settings_of(network: Measured, machine: Machine) -> dict[str, Any]:
     """What the simulator is told, as settings of `Config`: the same words in a TOML file."""
     slowest = max(machine.compute_s)
     speeds = _alike([slowest / seconds for seconds in machine.compute_s])
-    bandwidths = [f"{8 * speed / 1e6:.4g}Mbit" for speed in network.bandwidth]
-    same = len(set(network.bandwidth)) == 1
+    bandwidths = [_bandwidth(speed) for speed in network.bandwidth]
+    latency_s = max(machine.latency_s, network.latency_s[0])
+    compute_s = slowest + machine.overhead_s
     return {
         "workers": len(network.bandwidth),
-        "bandwidth": bandwidths[0] if same else ",".join(bandwidths),
-        "latency": f"{1e6 * network.latency_s[0]:.4g}us",
+        "bandwidth": bandwidths[0] if len(set(bandwidths)) == 1 else ",".join(bandwidths),
+        "latency": f"{1e6 * latency_s:.1f}us",
         # Who waits for all waits for the slowest of each step: that it varies matters.
-        "compute": f"lognormal({slowest:.4g}, sigma={machine.sigma:.3g})",
+        "compute": f"lognormal({compute_s:.4g}, sigma={machine.sigma:.3g})",
         "speeds": "1" if len(set(speeds)) == 1 else ",".join(f"{s:.3g}" for s in speeds),
         "charge_coding": True,
         "coding_slowdown": round(machine.slowdown, 3),
     }
+
+
+def _bandwidth(speed: float) -> str:
+    """Bytes per second as the notation has bits, with four digits."""
+    bits = 8 * speed
+    unit, factor = next(pair for pair in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if bits >= pair[1])
+    return f"{bits / factor:.{max(0, 3 - int(log10(bits / factor)))}f}{unit}bit"

@@ -153,6 +153,12 @@ def _summary(record: Record) -> Row:
             f"{record.folder}: the run stopped before its end, so it cannot be replayed: "
             f"{summary['stopped']}"
         )
+    back = [row["rank"] for row in summary["lost"] if "back_s" in row]
+    if back:
+        raise ValueError(
+            f"{record.folder}: worker {back[0]} was lost and came back, and only runs in which "
+            "nobody does can be replayed"
+        )
     return summary
 
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from gradwire.experiment.children import Children, Failure, failure_of
+from gradwire.experiment.children import Children, Failure, deaths, failure_of
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.signals import Interrupted, Signals
 
 _LEAVE_S = 20.0  # how long nodes may take to end once the scheduler has
+_LOST_S = 2.0  # and if it was killed
 _STOP_S = 60.0
 _POLL_S = 0.02
 
@@ -121,8 +122,8 @@ class _Job:
                 if self.signals.wanted and not passed_on:
                     passed_on, until = self.signals.wanted, now + _STOP_S
                     self.children.signal(passed_on)
-                if codes[self.cast.scheduler] is not None:
-                    until = min(until, now + _LEAVE_S)
+                if (ended := codes[self.cast.scheduler]) is not None:
+                    until = min(until, now + (_LEAVE_S if ended >= 0 else _LOST_S))
                 for rank, code in enumerate(codes):
                     if not code or rank in given_up or until < float("inf"):
                         continue
@@ -131,14 +132,27 @@ class _Job:
                         first = rank if first is None else first
                         if rank >= self.cast.num_workers:  # nobody can go on without it
                             until = now + _LEAVE_S
+                        elif self.cast.replaces_workers:
+                            self._tell(rank, code)
                 if now > until:
                     break
                 time.sleep(_POLL_S)
         codes = self.children.poll()
         self.children.kill()
-        if codes[self.cast.scheduler] == 0:
+        ended = codes[self.cast.scheduler]
+        if ended == 0:
             return None
+        if ended is not None and ended < 0:  # that the others did not end is a consequence
+            codes = [0 if code is None else code for code in codes]
         return failure_of(self.children, codes, first, passed_on)
+
+    def _tell(self, rank: int, code: int) -> None:
+        """Why a worker ended without which the others go on."""
+        report, name = self.children.report(rank), self.cast.name(rank)
+        if report is not None:
+            self.say(f"{name}: {report['message']}")
+        else:
+            self.say(deaths({rank: code}, self.cast.name) or f"{name} ended with exit code {code}")
 
     def _came_back(self, rank: int, code: int) -> bool:
         """Whether one that was killed is started again."""

@@ -6,6 +6,8 @@ A worker that is lost may be replaced where the others can go on without it; the
 servers for the model.
 """
 
+import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,7 +27,7 @@ from gradwire.runtime.network import parse_duration
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.durable import DurableTransport, Links, links_of
 from gradwire.runtime.process.zeromq import ZmqTransport
-from gradwire.runtime.process.zeromq.errors import NoMemberError
+from gradwire.runtime.process.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
 from gradwire.runtime.process.zeromq.keys import load_keys
 
 Role = Literal["scheduler", "server", "worker"]
@@ -65,7 +67,12 @@ def take_part(
         experiment = prepared(config, is_quiet=place.role != "scheduler")
         if isinstance(experiment, str):
             raise RefusedError(experiment)
-        node = _Served(experiment, place, where)
+        try:
+            node = _Served(experiment, place, where)
+        except NotAdmittedError as error:
+            raise RefusedError(str(error)) from error
+        except JoinError as error:
+            raise LostError(str(error), None) from error
         return node.run(
             checkpoint_every_s=parse_duration(checkpoint_every),
             timeout_s=parse_duration(timeout),
@@ -133,7 +140,11 @@ class _Served:
     def _open_store(self, rank: int, life: float, job: str) -> Links:
         """What this server was before, in this job."""
         assert self.where.folder is not None
-        self.store = Store(self.where.folder / "servers" / f"{rank}-{job[:16]}", f"{rank} {job}")
+        folder = self.where.folder / "servers"
+        self.store = Store(folder / f"{rank}-{job[:16]}", f"{rank} {job}")
+        for other in folder.glob(f"{rank}-*"):  # of jobs that have ended
+            if other != self.store.folder and not Store.is_in_use(other):
+                shutil.rmtree(other, ignore_errors=True)
         return links_of(self.store)
 
     def run(
@@ -184,3 +195,7 @@ class _Served:
             if durable is not None:
                 durable.close()
             transport.close(lost)
+            if lost is None and self.store is not None:  # nobody will go on from it
+                shutil.rmtree(self.store.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # others are there
+                    self.store.folder.parent.rmdir()

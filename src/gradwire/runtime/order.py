@@ -27,6 +27,7 @@ is [task, what, ...], with tasks numbered from 0 as they were spawned:
 """
 
 import json
+import os
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -130,7 +131,7 @@ class Recorder:
         self._waiting: dict[int, Any] = {}  # the effects that tasks wait for
         if step:
             kept = _until(path, (rank, num_nodes, num_workers, about), step)
-            path.write_text(kept, encoding="utf-8")
+            os.truncate(path, len(kept.encode()))  # at no moment is less there
             self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
             return
         self._file = path.open("w", encoding="utf-8", buffering=1)

@@ -118,6 +118,7 @@ class TrainingServer:
             except WireError as error:  # before anything has changed
                 if self._speaker < 0:
                     raise
+                self._owed.discard(self._speaker)
                 await self._refuse(self._speaker, error)
 
     async def now(self) -> float:
@@ -187,7 +188,6 @@ class TrainingServer:
         if 0 <= rank < self.num_workers:
             for key in [key for key in self._begun if key[0] == rank]:
                 del self._begun[key]
-            self._owed.discard(rank)
             failed = Framed(Failed.of(error))
             await self.node.send_framed(rank, ANSWER, failed, HEADER_NBYTES, "answer")
 

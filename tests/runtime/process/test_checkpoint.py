@@ -127,3 +127,16 @@ def test_a_folder_is_of_one_job_and_one_process(tmp_path: Path) -> None:
         Store(tmp_path, "job")
     store.close()
     Store(tmp_path, "job").close()
+
+
+def test_what_was_not_written_yet_is_in_the_journal_before_a_state(tmp_path: Path) -> None:
+    store = Store(tmp_path, "job")
+    store.save(state(1))
+    store.journal.append(encode(Arrival(DONE, 0, number=11), HEADERS))
+    store.save(state(2))
+    store.close()
+    damage(tmp_path / "state-00000002.pt", 70)
+    store = Store(tmp_path, "job")
+    assert store.state["number"] == 1
+    assert numbers(store) == [11]
+    store.close()

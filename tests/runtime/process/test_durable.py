@@ -1,11 +1,17 @@
 """A server that is killed at any moment and begun again: nothing is lost, nothing counts twice."""
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gradwire.core.key import Key
+from gradwire.runtime.process.checkpoint import Store
+from gradwire.runtime.process.durable import DurableTransport, links_of
+from gradwire.runtime.process.frames import Headers
+from gradwire.runtime.process.transport import ARRIVED, JOINED, LOST, Arrival
 from quadratics import _train
 from runtime.process.durable_world import Outcome, run, same
 
@@ -114,3 +120,53 @@ def test_what_is_acknowledged_and_when(tmp_path: Path, monkeypatch) -> None:
     assert names[3 : names.index("rename")].count("sync") == 1  # that of the state
     size = sum(path.stat().st_size for path in (tmp_path / "order").glob("journal-*0.log"))
     assert size < 18 * 100
+
+
+class Numbered:
+    """A transport of one worker, whose rank is 1."""
+
+    rank, size, num_bytes_sent = 2, 4, 0
+
+    def __init__(self) -> None:
+        self.arrivals: deque[Arrival] = deque()
+        self.life = 0.0
+
+    def next(self, timeout_s: float | None) -> Arrival | None:
+        return self.arrivals.popleft() if self.arrivals else None
+
+    def links(self) -> dict[int, tuple[float, int, int]]:
+        return {1: (self.life, 0, 0)}
+
+    def outstanding(self) -> dict[int, int]:
+        return {}
+
+    def acknowledge(self, src: int, number: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "order"])
+def test_a_worker_that_takes_the_place_of_another_begins_with_one(
+    tmp_path: Path, is_durable: bool, is_saved: bool
+) -> None:
+    """What the other one had sent, and nobody had read yet, does not count as its own."""
+    inner: Any = Numbered()
+    store = Store(tmp_path, "job")
+    transport = DurableTransport(
+        inner, store, dict, headers=Headers(), is_durable=is_durable, checkpoint_every_s=3600
+    )
+    push = Arrival(ARRIVED, 1, 0, 7, torch.ones(1000))
+    inner.arrivals += push._replace(number=1), push._replace(number=2)
+    while transport.next(0.01) is not None:
+        pass
+    inner.arrivals.append(push._replace(number=3))
+    inner.arrivals += Arrival(LOST, 1, message="", time_s=5.0), Arrival(JOINED, 1, time_s=5.5)
+    inner.life = 5.5
+    for _ in range(3):
+        assert transport.next(0.01) is not None
+    if is_saved:
+        assert transport.checkpoint()
+    store.close()
+    again = Store(tmp_path, "job")
+    assert links_of(again)[1] == (5.5, 0, 0)
+    again.close()

@@ -10,9 +10,10 @@ import torch
 
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed, Membership, Node
+from gradwire.runtime.process import engine as engine_module
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
 from gradwire.runtime.process.frames import tag_hash
-from gradwire.runtime.process.transport import ARRIVED, DONE, GOODBYE, LOST, Arrival
+from gradwire.runtime.process.transport import ARRIVED, DONE, FINISHED, GOODBYE, LOST, Arrival
 
 ONE = torch.ones(1)
 
@@ -295,3 +296,24 @@ def test_spawned_programs_serve_until_all_are_done() -> None:
     for thread in threads:
         thread.join(20)
     assert results == {0: [5.0, 5.0], 1: [5.0, 5.0], 2: [None, None]}
+
+
+def test_a_native_mean_that_comes_too_late_answers_nothing_else(
+    transport: Within, monkeypatch
+) -> None:
+    """The program has been told that a rank is lost, and waits for something else."""
+    monkeypatch.setattr(engine_module, "_GRACE_S", 0.01)
+    transport.native_mean = lambda x: 1  # type: ignore[attr-defined]
+
+    async def program(node: Node) -> Any:
+        transport.happen(Arrival(LOST, 1, message="it was killed"))
+        with pytest.raises(PeerLost):
+            await node.native_mean(ONE, [])
+        transport.happen(Arrival(FINISHED, 0, tag=1, message=-ONE))
+        transport.happen(came(2, "late", ONE))
+        return await node.recv(2, "late")
+
+    engine = ProcessEngine(transport, 3, native=True, timeout_s=5)
+    for peer in (1, 2):
+        transport.happen(Arrival(DONE, peer, 0, 1))
+    assert torch.equal(engine.run(program), ONE)

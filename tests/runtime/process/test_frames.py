@@ -220,3 +220,11 @@ def test_a_block_that_is_exact_ends_with_its_frame(message: Any) -> None:
     unpack(block + b"\0", HEADERS)
     with pytest.raises(WireError, match="1 bytes behind its frame"):
         unpack(block + b"\0", HEADERS, is_exact=True)
+
+
+def test_what_has_no_tensor_lies_nowhere() -> None:
+    block = bytearray(bytes(frames.pack(0, 1, Framed(None), Headers()).block.numpy()))
+    frames.unpack(bytes(block), Headers())
+    block[36] = 1  # on an accelerator
+    with pytest.raises(WireError, match="without a tensor"):
+        frames.unpack(bytes(block), Headers())

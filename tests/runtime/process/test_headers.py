@@ -268,3 +268,18 @@ def test_lists_have_a_digest() -> None:
     assert Headers(Empty, Positive).digest == Headers(Empty, Positive).digest
     assert Headers(Empty, Positive).digest != Headers(Positive, Empty).digest
     assert len(HEADERS.digest) == 8
+
+
+def test_a_number_that_is_too_long_to_be_written() -> None:
+    @dataclass(frozen=True)
+    class Holder:
+        codec: Codec
+
+    @dataclass(frozen=True)
+    class Text:
+        text: str
+
+    parse = {Codec: COMPRESSION.parse}
+    data = Headers(Text).encode(Text("onebit(0x" + 5000 * "f" + ")"))
+    with pytest.raises(WireError, match="Exceeds the limit"):
+        Headers(Holder, parse=parse).decode(data)

@@ -14,6 +14,7 @@ of 16 bytes, fingerprint of the job, zeros) and what `torch.save` writes. It is 
 `torch.load(weights_only=True)`.
 """
 
+import contextlib
 import fcntl
 import io
 import os
@@ -58,8 +59,17 @@ class Store:
             self._lock.close()
             raise
 
+    @staticmethod
+    def is_in_use(folder: Path) -> bool:
+        """Whether a process has this folder open."""
+        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        return True
+
     def save(self, state: Any) -> None:
         """Begins a new generation. Once it returns nothing before is needed any more."""
+        self.journal.write()  # this state may be damaged later, and made again from the one before
         generation = self.generation + 1
         path = self._state_path(generation)
         part = path.with_suffix(".part")

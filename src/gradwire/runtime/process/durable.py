@@ -102,6 +102,10 @@ def links_of(store: Store) -> Links:
                     is_missing.discard(rank)
                 elif rank not in is_missing:
                     links[rank] = (life, max(before[1], received), before[2])
+        elif arrival.kind == JOINED and arrival.time_s is not None:
+            # What is before it in the journal was sent by who it was before.
+            links[arrival.src] = (arrival.time_s, 0, 0)
+            is_missing.discard(arrival.src)
         elif arrival.message is NOT_KEPT:
             is_missing.add(arrival.src)
         elif arrival.kind in _NUMBERED and arrival.number and arrival.src not in is_missing:
@@ -143,6 +147,7 @@ class DurableTransport:
         # What is not acknowledged, as only its sender has it: the last number of each, all bytes.
         self._unacknowledged: dict[int, int] = {}
         self._nbytes = 0
+        self._is_urgent = False  # a state is due at the next good moment
         # Of each peer that has left or is lost, and that is done: told to every new engine.
         self._ended: dict[int, Arrival] = {}
         self._done: dict[int, Arrival] = {}
@@ -371,6 +376,8 @@ class DurableTransport:
 
     def _comes(self, arrival: Arrival) -> None:
         self._joining[arrival.src] += 1
+        if self._unacknowledged.pop(arrival.src, None) is not None:
+            self._is_urgent = True  # who it was before will not send again; its numbers are over
         if arrival.time_s is not None:
             self._lives[arrival.src] = arrival.time_s
 
@@ -472,6 +479,7 @@ class DurableTransport:
             self._inner.acknowledge(src, last)
         self._unacknowledged.clear()
         self._nbytes = 0
+        self._is_urgent = False
         return True
 
     @property
@@ -479,7 +487,7 @@ class DurableTransport:
         nbytes = self._store.journal.nbytes
         if not nbytes:
             return False
-        if not self._unacknowledged.keys().isdisjoint(self._ended):
+        if self._is_urgent or not self._unacknowledged.keys().isdisjoint(self._ended):
             return True  # it will not send again
         return self._due_in_s <= 0 or max(self._nbytes, nbytes) > self._max_nbytes
 

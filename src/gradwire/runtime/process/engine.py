@@ -27,7 +27,7 @@ from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-from gradwire.core.errors import PeerLost
+from gradwire.core.errors import PeerLost, RefusedError
 from gradwire.core.node import (
     Call,
     Collective,
@@ -135,7 +135,8 @@ class ProcessEngine:
         # Collectives are of all nodes of the transport, and means of all workers.
         can = getattr(transport, "native_mean", None) if self.num_workers == self.size else None
         self._native_mean = can if native and self.size > 1 else None
-        self._natives: dict[int, Task[Any]] = {}  # who waits for a collective, by its number
+        # Who waits for a collective, by its number, and its effect.
+        self._natives: dict[int, tuple[Task[Any], Collective]] = {}
         self._native_failure: Exception | None = None
         self._main: Task[Any] | None = None
         self._unjoined: set[Task[Any]] = set()  # by the main program
@@ -321,7 +322,8 @@ class ProcessEngine:
                     self._wake(joiner, end.value)
                 return
             except Exception as error:
-                error.add_note(f"in the program of rank {self.rank} at {self.now:.6g} s")
+                if not isinstance(error, RefusedError):
+                    error.add_note(f"in the program of rank {self.rank} at {self.now:.6g} s")
                 raise
             self.num_effects += 1
             value = failure = None
@@ -436,13 +438,13 @@ class ProcessEngine:
             return True, None
         for dst, nbytes in effect.sends:
             self.ledger.record(self.rank, dst, nbytes, effect.label)
-        self._natives[number] = task
+        self._natives[number] = task, effect
         task.waiting_for = effect
         return False, None
 
     def _finish_collective(self, number: int, outcome: Any) -> None:
-        task = self._natives.pop(number, None)
-        if task is None:  # nobody waits for it any more
+        task, effect = self._natives.pop(number, (None, None))
+        if task is None or task.waiting_for is not effect:  # nobody waits for it any more
             return
         if not isinstance(outcome, Exception):
             self._wake(task, outcome)

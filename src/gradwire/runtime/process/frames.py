@@ -222,8 +222,8 @@ def unpack(
     shape = struct.unpack_from(f"<{num_dims}Q", block, _FIXED.size)
     dtype = None
     if code == _NO_TENSOR:
-        if num_dims or nbytes or kind == TENSOR:
-            raise WireError("a frame without a tensor has no shape and no payload")
+        if num_dims or nbytes or flags or kind == TENSOR:
+            raise WireError("a frame without a tensor has no shape, no payload and no place")
     elif code >= len(_DTYPES) or kind not in (TENSOR, FRAMED):
         raise WireError(f"dtype code {code} in a frame of kind {kind}")
     else:

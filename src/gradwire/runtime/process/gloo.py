@@ -403,7 +403,7 @@ class GlooTransport:
         except WireError as error:
             # Where the next block would begin is not known any more.
             self._arrivals.put(Arrival(LOST, peer, message=f"it sent what is no message: {error}"))
-        except RuntimeError as error:
+        except Exception as error:  # or nobody would hear of it
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._arrivals.put(Arrival(LOST, peer, message=first))
 

@@ -355,12 +355,13 @@ def _expression(kind: type, parse: Parse) -> _Field:
         data = reader.take(nbytes)
         try:
             value = parse(data.decode())
+            text = repr(value)  # a number may be too long to be written
         except Exception as error:  # whatever a text can do to a parser
             raise WireError(f"no {kind.__name__}: {error!r}") from error
         if not isinstance(value, kind):
-            raise WireError(f"{value!r} where a {kind.__name__} belongs")
-        if repr(value).encode() != data:
-            raise WireError(f"{data!r} is another way to write {value!r}")
+            raise WireError(f"{text} where a {kind.__name__} belongs")
+        if text.encode("utf-8", "replace") != data:
+            raise WireError(f"{data!r} is another way to write {text}")
         return value
 
     return _Field(kind, lambda value: isinstance(value, kind), write, read, 1)

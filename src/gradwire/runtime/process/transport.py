@@ -19,7 +19,8 @@ class Arrival(NamedTuple):
     tag: int = 0
     # With LOST the reason, a text; with FINISHED the mean, or what went wrong, an exception.
     message: Any = None
-    # With LOST, JOINED and, where the membership is kept, GOODBYE: when, on the clock of who keeps the membership; None: it keeps none.
+    # With LOST, JOINED and, where the membership is kept, GOODBYE: when, on the clock of who keeps
+    # the membership; None: nobody does.
     # A worker that comes has this as its `life`, by which servers know it from who it was before.
     time_s: float | None = None
     number: int = 0  # of this message among those of `src`, from 1; 0: they are not numbered

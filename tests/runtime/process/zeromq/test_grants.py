@@ -1,5 +1,6 @@
 """Few at a time, in order of priority, size and arrival."""
 
+from gradwire.runtime.process.zeromq import grants as grants_module
 from gradwire.runtime.process.zeromq.grants import Grants
 
 
@@ -47,3 +48,21 @@ def test_asking_again_changes_nothing() -> None:
     grants.ask(1, 1, 10, 0)
     grants.ask(0, 1, 10, 0)
     assert grants.grant() == (0, 1)
+
+
+def test_one_that_takes_too_long_holds_nobody_up(monkeypatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(grants_module, "monotonic", lambda: now)
+    grants = Grants(1, patience_s=5.0)
+    for peer in range(3):
+        grants.ask(peer, 1, 10, 0)
+    assert grants.grant() == (0, 1)
+    now = 4.9
+    assert grants.grant() is None
+    now = 5.0
+    assert grants.grant() == (1, 1)
+    assert grants.grant() is None
+    assert grants.holds(0, 1)  # it may still come
+    assert grants.arrived(0, 1)
+    assert grants.arrived(1, 1)
+    assert grants.grant() == (2, 1)

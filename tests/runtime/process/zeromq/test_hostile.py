@@ -114,7 +114,9 @@ def test_hellos_that_are_refused(made: Job) -> None:
         ("it is another one", good._replace(identity=b"\x02" * 16)),
         ("5 workers", good._replace(num_workers=5)),
         ("asks for rank 2", good._replace(wanted=2)),
-        ("asks for rank 0", good._replace(role=msg.SERVER, wanted=0)),
+        ("asks for rank 0", good._replace(role=msg.SERVER, wanted=0, address="tcp://a:1")),
+        ("no address", good._replace(role=msg.SERVER, wanted=1, address="10.0.0.5:9000")),
+        ("nobody can connect", good._replace(role=msg.SERVER, wanted=1, address="tcp://a:x")),
         ("no role 2", good._replace(role=msg.SCHEDULER)),
     )
     for text, hello in cases:
@@ -162,6 +164,9 @@ def test_a_member_that_misbehaves() -> None:
         lie("destination", msg.DATA, block(), dst=0, number=1)
         lie("state", msg.DATA, block(), number=1, taken=7)
         lie("state", msg.DATA, block(), number=1, acknowledged=huge)
+        server.send(1, 0, 0, torch.arange(3))
+        next_of(liar)
+        lie("state", msg.DATA, block(), number=1, acknowledged=1, room=0, taken=1)
         lie("state", msg.WELCOME, b"")
         lie("state", msg.BEAT, b"")
         lie("state", msg.GRANT, b"", number=1)
@@ -205,3 +210,27 @@ def test_random_bytes_from_a_member_and_a_stranger() -> None:
         while next_of(server).src != 0:
             pass
         assert sum(server.refused.values()) > 1000
+
+
+def test_a_member_that_asks_for_its_turn_and_does_not_take_it() -> None:
+    """It holds up the others for a while, not for good."""
+    with job(2, heartbeat_s=0.5) as made:
+        server, idler = made.nodes[2], made.nodes[1]
+        idler.send(2, 0, 0, torch.arange(3))
+        next_of(server, ARRIVED)
+        header = head(made, msg.ANNOUNCE, src=1, dst=2, number=9, nbytes=1 << 20)
+        with idler._turns:
+            idler._wire.put(None, 2, header, msg.pack_announce(-1.0))
+        wait_until(lambda: server._traffic._incoming.holds(1, 9))
+        sent = torch.arange(100_000)
+        made.nodes[0].send(2, 0, 0, sent)
+        assert torch.equal(next_of(server, ARRIVED).message, sent)
+
+
+def test_what_is_too_large_is_not_sent() -> None:
+    """The other end would close the connection over it, again and again."""
+    with job(1, max_payload_nbytes=1 << 20) as made:
+        with pytest.raises(ValueError, match="limit is 1048576"):
+            made.nodes[0].send(SERVER, 0, 0, torch.zeros((1 << 20) + 1, dtype=torch.uint8))
+        made.nodes[0].send(SERVER, 0, 0, torch.ones(1 << 20, dtype=torch.uint8))
+        assert next_of(made.nodes[SERVER], ARRIVED).message.sum() == 1 << 20

@@ -168,3 +168,18 @@ def test_ends_that_do_not_fit_together() -> None:
     link = Link(0, None, 0.0)
     problem = link.resumed(5, 1, 0.0, True)
     assert problem == "it has message 5, but 0 were sent"
+
+
+def test_counts_that_cannot_be_are_refused() -> None:
+    """What is acknowledged has room: or bytes would be given back that are not there."""
+    link = Link(0, b"a", 0.0)
+    for value in range(6):
+        link.post(out(value))
+    before = link.bytes_posted
+    assert not link.heard(5, 0, 5)
+    assert not link.heard(1, 3, 2)
+    assert not link.heard(1, 1, 7)
+    assert link.bytes_posted == before
+    assert link.heard(5, 5, 5)
+    assert link.heard(5, 6, 6)
+    assert link.bytes_posted == 0

@@ -138,3 +138,18 @@ def test_strangers_cannot_fill_the_list() -> None:
     made = registry()
     problems = [made.hello(hello(f"{i}", wanted=NOBODY), 0.0) for i in range(100)]
     assert problems[-1] == "too many others wait to join"
+
+
+def test_who_left_is_lost_to_those_whom_its_goodbye_has_not_reached() -> None:
+    made = complete()
+    made.left(1, 1.0)
+    for second in range(1, 100):
+        for rank in (0, 2):
+            made.heard(rank, second)
+        made.check(second)
+        if second == 61:
+            assert taken(made) == []
+        elif second == 62:
+            assert taken(made) == [(IS_LOST, 1)]
+    assert taken(made) == []  # once
+    assert made.welcome(0).entries[1].has_left

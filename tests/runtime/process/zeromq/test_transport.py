@@ -473,7 +473,7 @@ def test_the_most_urgent_of_the_large_messages_come_first() -> None:
     with job(4, headers=Headers(Layer)) as made:
         server = made.nodes[4]
         grants = server._traffic._incoming
-        grants._granted[99] = 1  # another one has its turn
+        grants._granted[99] = (1, time.monotonic())  # another one has its turn
         for rank, (priority, size) in enumerate(((2, 30_000), (1, 90_000), (1, 60_000), (9, 1))):
             made.nodes[rank].send(4, 0, 0, Framed(Layer(priority), number(rank, size)))
         wait_until(lambda: len(grants._wishes) == 3)

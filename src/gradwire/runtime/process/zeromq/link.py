@@ -98,7 +98,7 @@ class Link:
 
     def heard(self, acknowledged: int, room: int, taken: int) -> bool:
         """The peer tells how far it is; False if it cannot be."""
-        if not acknowledged <= taken <= max(self.num_posted, self.num_taken_there) or room > taken:
+        if not acknowledged <= room <= taken <= max(self.num_posted, self.num_taken_there):
             return False
         self.num_taken_there = max(self.num_taken_there, taken)
         if room > self._num_room:

@@ -10,12 +10,13 @@ from math import inf
 
 from gradwire.runtime.process.transport import GOODBYE, JOINED, LOST, Arrival
 from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.errors import JoinError, NoMemberError
+from gradwire.runtime.process.zeromq.errors import NoMemberError, NotAdmittedError
 from gradwire.runtime.process.zeromq.inbox import Inbox, Letter
 from gradwire.runtime.process.zeromq.link import Out
 from gradwire.runtime.process.zeromq.membership import Registry
 from gradwire.runtime.process.zeromq.place import Place
 from gradwire.runtime.process.zeromq.refusals import Refusal
+from gradwire.runtime.process.zeromq.sockets import check_target
 from gradwire.runtime.process.zeromq.traffic import Traffic
 from gradwire.runtime.process.zeromq.wire import Wire
 
@@ -101,6 +102,11 @@ class Desk(Members):
         registry = self.registry
         if hello.identity != identity:
             raise Refusal("source", "a node says that it is another one", msg.CANNOT_JOIN)
+        if hello.role == msg.SERVER:
+            try:
+                check_target(hello.address)
+            except ValueError as error:  # workers would fail over it
+                raise Refusal("hello", str(error), msg.CANNOT_JOIN) from None
         problem = registry.hello(hello, self.now())
         if problem is not None:
             raise Refusal("hello", problem, msg.CANNOT_JOIN)
@@ -213,7 +219,8 @@ class Member(Members):
     def take_error(self, code: int, text: str) -> bool:
         """The scheduler refuses something; whether that is the end."""
         if code == msg.CANNOT_JOIN and not self.is_in:
-            self.failure = JoinError(f"the scheduler refuses this {self._place.role_name}: {text}")
+            text = f"the scheduler refuses this {self._place.role_name}: {text}"
+            self.failure = NotAdmittedError(text)
         elif code == msg.DECLARED_LOST and self.is_in and not self._place.is_closed:
             self.failure = NoMemberError(
                 f"rank {self._place.rank} is not in the job any more ({text}). What it does now is "
@@ -231,6 +238,8 @@ class Member(Members):
         if self.is_in:
             return
         place.rank, place.life, self._news_s = welcome.rank, welcome.life, welcome.time_s
+        if welcome.heartbeat_s > 0:
+            self._heartbeat_s = min(self._heartbeat_s, welcome.heartbeat_s)
         self._welcomed(welcome.entries[-1].identity)
         for rank, is_there, has_left, life, time_s, identity, address in welcome.entries:
             if rank == place.rank:

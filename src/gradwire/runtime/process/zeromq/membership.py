@@ -6,7 +6,8 @@ that it names or else the lowest of a lost one, and its life is the time of that
 the scheduler began. All times of changes increase strictly.
 
 A worker is lost when nothing was heard of it for `heartbeat_s`, a server when it has not come back
-for `server_s`: what others have for it waits that long.
+for `server_s`: what others have for it waits that long. Who leaves tells all others itself; so long
+after that it is lost to those whom this has not reached.
 """
 
 from collections import deque
@@ -38,6 +39,7 @@ class _Member:
     heard_s: float
     is_there: bool = True
     has_left: bool = False
+    is_told: bool = False  # whether all have been told that it has left
 
 
 @dataclass
@@ -101,7 +103,8 @@ class Registry:
             )
             for other, one in [*sorted(self._members.items()), (self.size - 1, self._scheduler)]
         )
-        return Welcome(rank, self._members[rank].life, self._time_s, entries)
+        life = self._members[rank].life
+        return Welcome(rank, life, self._time_s, self._heartbeat_s, entries)
 
     def missing(self) -> str:
         """For whom the job waits."""
@@ -169,6 +172,12 @@ class Registry:
             limit = self._heartbeat_s if rank < self.num_workers else self._server_s
             if member.is_there and now_s - member.heard_s > limit:
                 self._lose(rank, now_s, f"nothing was heard of it for {limit:g} s")
+            # Its goodbye may not have reached somebody, who would wait for it.
+            if member.has_left and not member.is_told and now_s - member.time_s > self._server_s:
+                member.is_told = True
+                reason = "it left, and its last messages have not arrived"
+                event = Event(IS_LOST, rank, self._tick(now_s), member.identity, reason)
+                self.events.append(event)
         self._admit(now_s)
 
     def _ranks(self, role: int) -> range:

@@ -113,6 +113,7 @@ class Welcome(NamedTuple):
     rank: int
     life: float
     time_s: float  # of the last event: what comes later is news
+    heartbeat_s: float  # after so long a silence a worker is lost
     entries: tuple[Entry, ...]
 
 
@@ -133,7 +134,7 @@ class Resume(NamedTuple):
 
 
 _HELLO = struct.Struct("<16sBiiiH")
-_WELCOME = struct.Struct("<iddI")
+_WELCOME = struct.Struct("<idddI")
 _ENTRY = struct.Struct("<iBBdd16sH")
 _EVENT = struct.Struct("<Bid16sH")
 _RESUME = struct.Struct("<dBd")

@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 
 # Messages in the queues of one connection. Those of our own are few: see Link and Grants.
 _MAX_QUEUED = 64
+_CURVE_NBYTES = 256  # encryption makes a part a little longer
 _WATCHED = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -41,6 +42,13 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_target(address: str) -> None:
+    """Whether others can be told to connect there."""
+    host, port = host_of(address), address.rpartition(":")[2]
+    if not host or host == "*" or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"nobody can connect to {address!r}; expected tcp://HOST:PORT")
 
 
 def check_allowed(address: str, keys: JobKeys | None, insecure: bool) -> None:
@@ -171,7 +179,7 @@ class Sockets:
         made = self._context.socket(kind)
         made.setsockopt(zmq.SNDHWM, _MAX_QUEUED)
         made.setsockopt(zmq.RCVHWM, _MAX_QUEUED)
-        made.setsockopt(zmq.MAXMSGSIZE, self._max_part_nbytes)
+        made.setsockopt(zmq.MAXMSGSIZE, self._max_part_nbytes + _CURVE_NBYTES)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.IPV6, ":" in host_of(address))
         # A machine that vanished is noticed although nothing is sent to it.
@@ -179,6 +187,8 @@ class Sockets:
         made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, max(1, int(self._heartbeat_s)))
         made.setsockopt(zmq.TCP_KEEPALIVE_INTVL, max(1, int(self._heartbeat_s / 4)))
         made.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
+        # So is one to which something was sent: left to itself, TCP tries that for 15 minutes.
+        made.setsockopt(zmq.TCP_MAXRT, max(1000, int(2000 * self._heartbeat_s)))
         return made
 
 

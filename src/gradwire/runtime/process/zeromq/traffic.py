@@ -56,7 +56,7 @@ class Traffic:
         self._on_event, self._on_goodbye, self._on_problem = on_event, on_goodbye, on_problem
         self.clock: Callable[[], float] | None = None  # of who keeps the membership
         # Large messages from and to others.
-        self._incoming, self._outgoing = Grants(max_large), Grants(max_large)
+        self._incoming, self._outgoing = Grants(max_large, resume_s), Grants(max_large, resume_s)
         self._to_retry: dict[Link, None] = {}
         self._to_tell: dict[Link, float] = {}  # who is to be told how far we are, and when
 
@@ -221,8 +221,7 @@ class Traffic:
                 if is_ours and now >= link.resume_s:
                     self.resume(link)
             elif link.was_full and link.unread_bytes <= self.max_bytes:
-                link.was_full = False
-                self._say(link, msg.AGAIN)
+                link.was_full = not self._say(link, msg.AGAIN)
 
     def _go_on(self) -> None:
         self._grant()
@@ -289,7 +288,7 @@ class Traffic:
         if verdict == GAP:
             if not link.misses:
                 link.misses = True
-                self._say(link, msg.AGAIN)
+                link.was_full = not self._say(link, msg.AGAIN)  # then it is told later
             return
         body, payload = parts[1].buffer, parts[2].buffer if len(parts) == 3 else None
         nbytes = len(body) + (0 if payload is None else len(payload))

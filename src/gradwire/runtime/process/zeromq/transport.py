@@ -44,6 +44,7 @@ from gradwire.runtime.process.zeromq.sockets import (
     TURNED_AWAY,
     Sockets,
     check_allowed,
+    check_target,
     reachable,
 )
 from gradwire.runtime.process.zeromq.traffic import Traffic
@@ -103,6 +104,8 @@ class ZmqTransport:
         check_allowed(scheduler, keys, insecure)
         if role == "server":
             check_allowed(bind, keys, insecure)
+            if advertise is not None:
+                check_target(advertise)
         self._place = place = Place(
             msg.ROLES.index(role),
             num_workers,
@@ -114,6 +117,7 @@ class ZmqTransport:
         self._links = links if callable(links) else None
         self._headers = headers
         self._heartbeat_s, self._close_s = heartbeat_s, close_s
+        self._max_payload_nbytes = max_payload_nbytes
         self._refusals = Refusals(role)
         self._inbox = Inbox()
         self._failure: Exception | None = None
@@ -322,6 +326,11 @@ class ZmqTransport:
 
     def _post(self, dst: int, packed: Packed, priority: float = 0.0) -> None:
         payload = None if packed.payload is None else packed.payload.numpy().data
+        if payload is not None and len(payload) > self._max_payload_nbytes:
+            raise ValueError(
+                f"rank {self.rank} sends {len(payload)} bytes in one message to {dst}; the limit "
+                f"is {self._max_payload_nbytes}. Use more servers, so that shards are smaller."
+            )
         out = Out(msg.DATA, self.rank, dst, packed.block.numpy().data, payload, priority)
         with self._turns:
             if self._failure is not None:

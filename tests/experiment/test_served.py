@@ -1,0 +1,344 @@
+"""Scheduler, servers and workers as real processes: killed, stopped, started again, replayed."""
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire
+from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags
+from gradwire.experiment.replay import replay
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+HOLDING = 'parameter_server(2, optimizer="server")'
+SQUEEZED = 'parameter_server(2, optimizer="server", answers="compressed")'
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def arguments(folder: Path, *more: str, **settings: Any) -> tuple[str, ...]:
+    return "--engine", "process", *flags(**settings), "--out", str(folder), *more
+
+
+def simulated(**settings: Any) -> Tensor:
+    chosen = {**SETTINGS, "compute": "fixed(0.001)", **settings}
+    return gradwire.simulate(**chosen).params
+
+
+def params(folder: Path) -> Tensor:
+    found: Tensor = torch.load(folder / "model.pt", weights_only=True)["params"]
+    return found
+
+
+def summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def is_training(folder: Path, nbytes: int = 15_000) -> Callable[[], bool]:
+    """Whether its servers have heard so much."""
+
+    def is_so() -> bool:
+        journals = list(folder.glob("servers/*/journal-*.log"))
+        return len(journals) >= 2 and sum(path.stat().st_size for path in journals) > nbytes
+
+    return is_so
+
+
+def kill(play: Play, name: str) -> int:
+    play.until(lambda: name in play.nodes(), name)
+    pid = play.nodes()[name]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def checkpoint(folder: Path, step: int) -> Callable[[], bool]:
+    """Whether a checkpoint is there, or was."""
+    return lambda: any(
+        int(path.name.removeprefix("step-")) >= step for path in folder.glob("checkpoints/step-*")
+    )
+
+
+# Workers.
+
+
+def test_ssp_goes_on_without_a_worker_that_is_killed_and_with_one_that_comes(stage, tmp_path):
+    """All nodes are started by hand, with what ps-lite says in the environment."""
+    config = tmp_path / "config.toml"
+    settings = {**SETTINGS, "synchronization": "ssp(2)", "steps": 1000, "eval_every": 500}
+    del settings["workers"], settings["architecture"]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    config.write_text("\n".join(lines))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    job = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "2",
+    }
+
+    def start(role: str, number: int = 0, *more: str) -> Play:
+        own = {"DMLC_ROLE": role, "DMLC_WORKER_ID": str(number)}
+        command = ("ps", "--config", str(config), *more)
+        return stage.start(tmp_path / f"{role}{number}", *command, env={**job, **own})
+
+    out = ("--out", "run")
+    with (
+        start("scheduler", 0, *out, "--silence", "1s") as scheduler,
+        start("server", 0, *out) as server,
+        start("server", 1) as other,
+        start("worker", 0) as worker,
+        start("worker", 1) as killed,
+    ):
+        folder = tmp_path / "server0" / "run"
+        scheduler.until(lambda: _size(folder) > 4000, "training")
+        os.kill(killed.pid, signal.SIGKILL)
+        scheduler.until(lambda: "worker 1 was lost" in scheduler.said, "loss", 10)
+        with start("worker", 1) as replaced:
+            ended = [play.end() for play in (scheduler, server, other, worker, replaced)]
+    assert [code for code, _ in ended] == [0] * 5, ended
+    said = scheduler.said
+    assert "worker 1 was lost after" in said
+    assert "nothing was heard of it for 1 s" in said
+    assert "worker 1 is back after" in said
+    assert all("Traceback" not in text for _, text in ended)
+    found = summary(tmp_path / "scheduler0" / "run")
+    (lost,) = found["lost"]
+    assert (lost["rank"], lost["why"]) == (1, "nothing was heard of it for 1 s")
+    assert lost["back_s"] > lost["time_s"]
+    assert found["config"]["workers"] == 2
+    assert found["noted"]["ahead"]["max"] <= 2
+    assert found["test_accuracy"] > 0.8
+    socket.create_server(("127.0.0.1", port)).close()  # is free again
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("servers/*/journal-*.log"))
+
+
+def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
+    replaced, left, backup = tmp_path / "asp", tmp_path / "ssp", tmp_path / "bsp"
+    usual = {"steps": 500, "eval_every": 250}
+    more = ("--restarts", "1", "--record-order")
+    given = arguments(replaced, *more, synchronization="asp", **usual)
+    with stage.run(*given) as play:
+        play.until(is_training(replaced), "training")
+        kill(play, "worker 1")
+        code, said = play.end()
+    assert code == 0, said
+    assert "worker 1 was killed by SIGKILL; starting it again" in said
+    assert "worker 1 is back after" in said
+    assert [row["rank"] for row in summary(replaced)["lost"]] == [1]
+    with pytest.raises(ValueError, match="worker 1 was lost and came back"):
+        replay(replaced)
+    # One that is told to stop does so, without a wait for its silence.
+    with stage.run(*arguments(left, synchronization="ssp(2)", **usual)) as play:
+        play.until(is_training(left), "training")
+        os.kill(play.nodes()["worker 1"], signal.SIGTERM)
+        code, said = play.end()
+    assert code == 0, said
+    assert "worker 1 was lost after" in said
+    assert "worker 1: stopped by SIGTERM" in said
+    # And one that is one too many need not come back.
+    given = arguments(backup, "--silence", "1s", synchronization="bsp(backup=1)", **usual)
+    with stage.run(*given) as play:
+        play.until(is_training(backup), "training")
+        kill(play, "worker 0")
+        code, said = play.end()
+    assert code == 0, said
+    assert "worker 0 was killed by SIGKILL" in said
+    assert "Traceback" not in said
+    assert not list(backup.glob("servers/*"))
+
+
+@pytest.mark.parametrize("architecture", ["parameter_server(2)", HOLDING])
+def test_bsp_stops_and_says_why(stage, tmp_path, architecture):
+    folder = tmp_path / "run"
+    given = arguments(folder, "--silence", "1s", architecture=architecture, steps=2000)
+    with stage.run(*given) as play:
+        play.until(checkpoint(folder, 200), "checkpoint")
+        nodes = play.nodes()
+        kill(play, "worker 1")
+        began = time.monotonic()
+        code, said = play.end(20)
+        assert time.monotonic() - began < 5
+        assert are_gone(list(nodes.values()), 1)
+    assert code == 3, said
+    *_, error, cause = said.splitlines()
+    assert "bsp on parameter_server(2" in error
+    assert "worker 1 was lost (" in error
+    assert f"Go on from step 200: gradwire run --resume {folder}" in error
+    assert cause == "worker 1 was killed by SIGKILL"
+    assert "rank" not in said
+    assert "Traceback" not in said
+    assert "stopped" in summary(folder)
+
+
+# Servers, and everything together.
+
+
+@pytest.mark.filterwarnings("ignore:.*momentum multiplies what feedback holds back")
+@pytest.mark.parametrize(
+    ("architecture", "durable"), [("parameter_server(2)", ()), (SQUEEZED, ("--durable",))]
+)
+def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architecture, durable):
+    folder = tmp_path / "run"
+    settings = {
+        "architecture": architecture,
+        "compression": "ef(topk(0.1))",
+        "optimizer": "sgd(0.05, momentum=0.9)",
+        "momentum_at": "after",
+        "steps": 300,
+        "eval_every": 10,
+    }
+    more = ("--restarts", "4", "--silence", "1s", *durable)
+    with stage.run(*arguments(folder, *more, **settings)) as play:
+        play.until(checkpoint(folder, 20), "checkpoint")
+        kill(play, "server 0")
+        play.until(checkpoint(folder, 50), "checkpoint")
+        kill(play, "server 1")
+        play.until(lambda: play.said.count("starting it again") == 2, "second server")
+        kill(play, "server 1")  # while it comes back
+        play.until(checkpoint(folder, 80), "checkpoint")
+        kill(play, "worker 1")  # all begin again from a checkpoint
+        play.until(lambda: "starting again" in play.said, "new beginning")
+        play.until(checkpoint(folder, 120), "checkpoint")
+        nodes = play.nodes()
+        os.kill(play.pid, signal.SIGTERM)
+        code, said = play.end(20)
+        assert are_gone(list(nodes.values()), 1)
+    assert code == 128 + signal.SIGTERM, said
+    assert "stopped by SIGTERM. Go on from step" in said
+    with stage.run("--resume", str(folder), "--restarts", "1", *durable) as play:
+        play.until(checkpoint(folder, 200), "checkpoint")
+        kill(play, "server 0")  # the checkpoint that it began with is gone
+        code, said = play.end()
+    assert code == 0, said
+    assert "Traceback" not in said
+    assert torch.equal(params(folder), simulated(**settings))
+    # Told again or not, a message counts once.
+    assert summary(folder)["messages_sent"] == 4 * 2 * 300
+
+
+@pytest.mark.parametrize("durable", [(), ("--durable",)])
+def test_asp_counts_every_push_once(stage, tmp_path, durable):
+    folder = tmp_path / "run"
+    settings = {"synchronization": "asp", "steps": 300, "eval_every": 150}
+    with stage.run(*arguments(folder, "--restarts", "3", *durable, **settings)) as play:
+        for number in (0, 1, 0):
+            play.until(is_training(folder, 20_000), "training")
+            kill(play, f"server {number}")
+            time.sleep(0.2)
+        code, said = play.end()
+    assert code == 0, said
+    assert said.count("starting it again") == 3
+    found = summary(folder)
+    assert found["messages_sent"] == 4 * 2 * 300  # as many answers as pushes, and no more
+    assert found["lost"] == []
+
+
+def test_without_its_scheduler_a_job_ends(stage, tmp_path):
+    folder = tmp_path / "run"
+    with stage.run(*arguments(folder, steps=100_000, eval_every=50)) as play:
+        play.until(checkpoint(folder, 50), "checkpoint")
+        nodes = play.nodes()
+        kill(play, "scheduler")
+        code, said = play.end(15)
+        assert are_gone(list(nodes.values()), 1)
+    assert code == 3
+    assert said.splitlines()[-1] == "error: the scheduler was killed by SIGKILL"
+
+
+# Signals.
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "who", "number"),
+    [("asp", "", signal.SIGINT), ("ssp(2)", "server 1", signal.SIGTERM)],
+)
+def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronization, who, number):
+    folder = tmp_path / "run"
+    settings = {"synchronization": synchronization, "steps": 1500, "eval_every": 700}
+    with stage.run(*arguments(folder, **settings)) as play:
+        play.until(is_training(folder, 60_000), "training")
+        nodes = play.nodes()
+        os.kill(nodes.get(who, play.pid), number)
+        code, said = play.end(20)
+        assert are_gone(list(nodes.values()), 1)
+    assert code == 128 + number, said
+    text = f"Go on with what the servers have: gradwire run --resume {folder}"
+    assert said.splitlines()[-1] == f"stopped by {number.name}. {text}"
+    saved = [
+        torch.load(folder / "checkpoints" / "step-000000" / f"rank-{rank}.pt", weights_only=True)
+        for rank in (2, 3)
+    ]
+    memories = [one["part"]["memory"] for one in saved]
+    if synchronization == "asp":  # all workers came to the end of their steps
+        assert memories[0]["updates"] == memories[1]["updates"] > 100
+    with stage.run("--resume", str(folder)) as play:
+        code, said = play.end()
+    assert code == 0, said
+    assert summary(folder)["messages_sent"] < 4 * 2 * 1500  # it did not begin anew
+    assert summary(folder)["test_accuracy"] > 0.8
+
+
+# Order.
+
+
+@pytest.mark.parametrize("synchronization", ["asp", "ssp(2)"])
+def test_a_recorded_order_is_replayed(stage, tmp_path, synchronization):
+    folder = tmp_path / "run"
+    settings = {"synchronization": synchronization, "steps": 120}
+    with stage.run(*arguments(folder, "--record-order", "--restarts", "1", **settings)) as play:
+        if synchronization == "asp":  # that a server is told again is all the same
+            play.until(is_training(folder), "training")
+            kill(play, "server 0")
+        assert play.end()[0] == 0
+    replayed = replay(folder)
+    assert replayed.is_equal, replayed.differs
+    assert torch.equal(replayed.run.params, params(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_is_killed_whenever(stage, tmp_path, seed):
+    draw = random.Random(seed)
+    synchronization = draw.choice(["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "bsp"])
+    folder = tmp_path / "run"
+    settings = {"synchronization": synchronization, "steps": 200, "eval_every": 10}
+    settings |= {"architecture": draw.choice(["parameter_server(2)", HOLDING, SQUEEZED])}
+    settings |= {"compression": "ef(topk(0.1))"}
+    durable = draw.choice([(), ("--durable",)])
+    # What is not on disk is lost if the worker that had sent it is killed, too.
+    names = ["server 0", "server 1"] if synchronization == "bsp" or not durable else []
+    names = names or ["server 0", "server 1", "worker 0", "worker 1"]
+    more = ("--restarts", "9", "--silence", "1s", *durable)
+    with stage.run(*arguments(folder, *more, **settings)) as play:
+        play.until(lambda: len(play.nodes()) == 5, "nodes")
+        for _ in range(3):
+            time.sleep(draw.random())
+            pid = play.nodes().get(draw.choice(names))
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        code, said = play.end()
+    assert code == 0, said
+    assert "Traceback" not in said
+    if synchronization == "bsp":
+        assert torch.equal(params(folder), simulated(**settings))
