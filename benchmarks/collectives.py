@@ -10,13 +10,13 @@ other work on the machine disturbs:
   against `dist.all_gather` of as many bytes as the longest has, which knows the lengths beforehand;
 - all_to_all: `await group.all_to_all(messages)`, against `dist.all_to_all_single`.
 
-Answer, on 16 cores at rest (Intel Xeon, torch 2.11, 2 and 4 ranks), ratios of medians. Mean, native:
-0.85 to 1.11 from 400 KB on, 1.12 to 1.26 at 40 KB. Mean by messages, which has the simulator's bits:
-1.04 to 1.95 from 4 MB on, up to 2.2 below. Gather: 0.3 to 0.75 from 4 MB on, 1.08 to 1.36 at 400 KB,
-1.38 to 1.59 at 40 KB: a receiving thread has to wake up, and the lengths are not known beforehand.
-All_to_all: 0.97 to 1.52 from 4 MB on, 1.8 to 3.3 below. On 2 cores beside other work (load 8 to 10)
-best times were 0.79 to 1.20 for native means and 0.54 to 0.70 for gathers from 4 MB on, and medians
-of small ones up to 4.6.
+Answer, on 16 cores at rest (Intel Xeon, torch 2.11, 2 and 4 ranks), ratios of medians. Mean,
+native: 0.85 to 1.11 from 400 KB on, 1.12 to 1.26 at 40 KB. Mean by messages, which has the
+simulator's bits: 1.04 to 1.95 from 4 MB on, up to 2.2 below. Gather: 0.3 to 0.75 from 4 MB on, 1.08
+to 1.36 at 400 KB, 1.38 to 1.59 at 40 KB: a receiving thread has to wake up, and the lengths are not
+known beforehand. All_to_all: 0.97 to 1.52 from 4 MB on, 1.8 to 3.3 below. On 2 cores beside other
+work (load 8 to 10) best times were 0.79 to 1.20 for native means and 0.54 to 0.70 for gathers from
+4 MB on, and medians of small ones up to 4.6.
 """
 
 import argparse

@@ -128,7 +128,8 @@ Work = Callable[[Node], Awaitable[object]]
 async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int = 40) -> Machine:
     """The program of every rank; all get the same result.
 
-    A step is a gradient and two or four exchanges. The last two of four take twice the latency of a
+    Gradients are measured as they are computed in a run, after coding, which empties the caches. A
+    step is a gradient and two or four exchanges. The last two of four take twice the latency of a
     message in the midst of work, which is longer than that between ranks that do nothing else. (One
     would not do: who comes last waits for nobody in every other exchange.) What the first two take
     beyond that, and beyond waiting for the slowest gradient, is an overhead.
@@ -150,19 +151,19 @@ async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int
             await exchange()
         last_two.append(await node.now() - start)
 
-    async def together(work: Work, repeats: int) -> list[float]:
+    async def together(work: Work, before: Work | None = coding) -> list[float]:
         await _gather_times(node, "begin", 0.0)
-        return await _timed(node, work, repeats)
+        return await _timed(node, work, repeats, before)
 
-    own = await together(gradient, repeats)
+    own = await together(gradient)
     table = torch.tensor(own, dtype=torch.float64)
     gradients = torch.stack(await Group(node, "gradients").all_gather(table))  # [rank, repeat]
-    with_two = mean(await _gather_times(node, "two", median(await together(two, repeats))))
-    await together(four, repeats)
+    with_two = mean(await _gather_times(node, "two", median(await together(two))))
+    await together(four)
     pair_s = mean(await _gather_times(node, "pair", median(last_two[2:])))
     slowest_s = float(gradients.amax(dim=0).median())
     overhead_s = max(0.0, with_two - slowest_s - pair_s)
-    all_s = mean(await _gather_times(node, "coding", median(await together(coding, repeats))))
+    all_s = mean(await _gather_times(node, "coding", median(await together(coding, None))))
     # Rank 0 alone, while the others wait.
     alone = median(await _timed(node, coding, repeats)) if node.rank == 0 else 0.0
     alone = (await _gather_times(node, "alone", alone))[0]
@@ -175,10 +176,12 @@ async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int
     )
 
 
-async def _timed(node: Node, work: Work, repeats: int) -> list[float]:
-    """Seconds of some work, again and again."""
+async def _timed(node: Node, work: Work, repeats: int, before: Work | None = None) -> list[float]:
+    """Seconds of some work, again and again, each time after something else."""
     seconds = []
     for _ in range(repeats + 2):
+        if before is not None:
+            await before(node)
         start = await node.now()
         await work(node)
         seconds.append(await node.now() - start)

@@ -75,8 +75,9 @@ def run(
         raise ValueError(f"timeout must be above 0, got {timeout!r}")
     with use_threads(chosen.threads or default_threads(size)):
         device = own_device(chosen)
+        payloads = nccl_groups(device) if chosen.device.startswith("cuda") else None
         transport = GlooTransport(
-            headers=HEADERS, send_s=timeout_s, device=device, payloads=nccl_groups(device)
+            headers=HEADERS, send_s=timeout_s, device=device, payloads=payloads
         )
         lost = None
         try:

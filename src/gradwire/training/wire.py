@@ -25,6 +25,11 @@ class PushHeader:
     wants_answer: bool
     life: float = 0.0  # of the worker: when it came (back); 0 if it was there from the start
 
+    @property
+    def priority(self) -> int:
+        """Where large messages queue up, pieces of the front layers go first."""
+        return self.unit
+
 
 @dataclass(frozen=True, slots=True)
 class PullHeader:

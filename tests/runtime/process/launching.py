@@ -6,6 +6,7 @@ what it returns is written as JSON and handed back. The processes leave by `os._
 may abort when torn down.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -58,6 +59,7 @@ def hang(rank: int, folder: Path) -> None:
 
 
 def _main() -> None:
+    _die_with_parent()
     folder, size, name, seconds = sys.argv[1:]
     module, function = name.split(":")
     import torch
@@ -89,8 +91,15 @@ def _main() -> None:
     print(json.dumps(codes), flush=True)
 
 
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _rank(call: Any, rank: int, size: int, folder: Path) -> None:
     import torch.distributed as dist
+
+    _die_with_parent()
 
     code = 1
     try:

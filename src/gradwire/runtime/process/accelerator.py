@@ -46,9 +46,13 @@ def nccl_groups(device: torch.device | None) -> PayloadGroups | None:
     None where the default process group has no nccl, or where ranks share an accelerator, which
     nccl refuses.
     """
-    if device is None or device.type != "cuda" or not has_nccl():
-        return None
-    if int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) > torch.cuda.device_count():
+    can = device is not None and device.type == "cuda" and has_nccl()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    can = can and local <= torch.cuda.device_count()
+    # Machines may differ, and groups are made by all or by nobody.
+    all_can = torch.tensor(int(can))
+    dist.all_reduce(all_can, op=dist.ReduceOp.MIN)
+    if not int(all_can):
         return None
     return PayloadGroups(dist.new_group(backend="nccl"), dist.new_group(backend="nccl"))
 

@@ -25,6 +25,7 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 CONNECTED, DISCONNECTED, TURNED_AWAY = range(3)
+_DOMAIN = "gradwire"
 
 
 def host_of(address: str) -> str:
@@ -134,8 +135,11 @@ class Sockets:
             self._authenticator = ThreadAuthenticator(self._context, log=_silent())
             self._authenticator.start()
             self._authenticator.configure_curve_callback(
-                credentials_provider=_OnlyMembers(self._keys)
+                domain=_DOMAIN, credentials_provider=_OnlyMembers(self._keys)
             )
+            # Without an authenticator nobody gets in, instead of everybody.
+            made.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
+            made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             made.setsockopt(zmq.CURVE_SERVER, 1)
             made.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.binding_public)
             made.setsockopt(zmq.CURVE_SECRETKEY, self._keys.binding_secret)
