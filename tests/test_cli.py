@@ -241,7 +241,8 @@ def test_run_on_real_processes_prints_what_was_measured(capfd, tmp_path):
     ("arguments", "words"),
     [
         (["--bandwidth", "1Mbit"], "bandwidth: this describes what the simulator models"),
-        (["--architecture", "parameter_server(2)"], "servers"),
+        (["--native", "--record-order"], "native"),
+        (["--silence", "soon"], "duration 'soon' is not understood"),
         (["--timeout", "soon"], "duration 'soon' is not understood"),
         (["--restarts", "-1"], "restarts must be at least 0"),
         (["--resume", "nowhere"], "give no others"),

@@ -45,7 +45,10 @@ def test_there_are_commands_to_check():
 
 
 @pytest.mark.parametrize("line", commands())
-def test_commands_parse(line):
+def test_commands_parse(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"--config (\S+)", line):  # settings that a reader has made before
+        (tmp_path / name).write_text('architecture = "parameter_server(2)"\n')
     _command(shlex.split(line)[1:])
 
 
