@@ -19,7 +19,7 @@ from gradwire.cli.console import Folder, Meter, new_folder, out
 from gradwire.cli.ending import end_with, say
 from gradwire.cli.run import show_run
 from gradwire.experiment.config import Config
-from gradwire.experiment.node_run import Where
+from gradwire.experiment.node_state import Where
 from gradwire.experiment.record import Record
 from gradwire.experiment.served import Place, take_part
 from gradwire.experiment.signals import Signals

@@ -15,7 +15,8 @@ from gradwire.core.errors import DataError, LostError
 from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, own_device
-from gradwire.experiment.node_run import NodeRun, Where
+from gradwire.experiment.node_run import NodeRun
+from gradwire.experiment.node_state import Where
 from gradwire.experiment.outcome import Progress, Run, config_of, use_threads
 from gradwire.experiment.record import Record
 from gradwire.experiment.setup import Experiment, prepare

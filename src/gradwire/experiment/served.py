@@ -18,7 +18,8 @@ from gradwire.core.errors import LostError, RefusedError
 from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, own_device
-from gradwire.experiment.node_run import NodeRun, Where
+from gradwire.experiment.node_run import NodeRun
+from gradwire.experiment.node_state import Where
 from gradwire.experiment.outcome import Progress, Run, use_threads
 from gradwire.experiment.processes import num_nodes, prepared
 from gradwire.experiment.setup import Experiment
