@@ -27,7 +27,7 @@ from gradwire.experiment.conductor import Reports
 from gradwire.experiment.machine import why_lost
 from gradwire.experiment.node_state import Glimpse, NodeState
 from gradwire.experiment.outcome import Run
-from gradwire.experiment.parts import Part, WorkerPart, part_of
+from gradwire.experiment.parts import Part, Segment, WorkerPart, part_of
 from gradwire.experiment.record import Row
 from gradwire.experiment.replay import finish, recorded, recorder
 from gradwire.experiment.setup import warm_up
@@ -151,7 +151,8 @@ class NodeRun(NodeState):
         self.began_s = engine.now
         began = time.perf_counter()
         self.last, self.is_inside = last, True
-        program = self.part.program(self.step, last, self, self._comes_back, self._life)
+        segment = Segment(self.step, last, self, self._comes_back, self._life)
+        program = self.part.program(segment)
         with recorded(engine, self.log, self.step, last):
             result = engine.run(lambda node: self._wrap(program(node)))
         self.is_inside = False

@@ -5,7 +5,7 @@ Ranks 0 .. workers - 1 are workers, then come the servers, then whoever else an 
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,21 +20,21 @@ from gradwire.training.program import Observer, rejoin, train
 from gradwire.training.server import TrainingServer
 
 
+class Segment(NamedTuple):
+    """Steps first .. last - 1 of the workers."""
+
+    first: int
+    last: int
+    observer: Observer
+    comes_back: bool = False  # whether workers begin with what the servers have
+    life: float = 0.0  # of this worker: when it came
+
+
 class Part(Protocol):
     """One node's role, and what it keeps from one segment to the next."""
 
-    def program(
-        self,
-        first: int,
-        last: int,
-        observer: Observer,
-        comes_back: bool = False,
-        life: float = 0.0,
-    ) -> Program[Any]:
-        """What it does while workers take steps first .. last - 1.
-
-        `comes_back`: workers begin with what the servers have; `life` is when this one came.
-        """
+    def program(self, segment: Segment) -> Program[Any]:
+        """What it does in a segment."""
         ...
 
     def took(self, result: Any) -> None:
@@ -83,14 +83,8 @@ class WorkerPart:
         self.plan = plan
         self.replica = plan.initial_replicas()[rank]
 
-    def program(
-        self,
-        first: int,
-        last: int,
-        observer: Observer,
-        comes_back: bool = False,
-        life: float = 0.0,
-    ) -> Program[Any]:
+    def program(self, segment: Segment) -> Program[Any]:
+        first, last, observer, comes_back, life = segment
         if comes_back:
             return lambda node: rejoin(self.plan, node, last, observer, life)
         return lambda node: train(self.plan, node, self.replica, first, last, observer)
@@ -129,14 +123,7 @@ class ServerPart:
     def __init__(self, plan: Plan, number: int) -> None:
         self.server = TrainingServer(plan, number)
 
-    def program(
-        self,
-        first: int,
-        last: int,
-        observer: Observer,
-        comes_back: bool = False,
-        life: float = 0.0,
-    ) -> Program[Any]:
+    def program(self, segment: Segment) -> Program[Any]:
         return self.server.run
 
     def took(self, result: Any) -> None:
@@ -164,14 +151,7 @@ class OtherPart:
         self.plan = plan
         self.keep: dict[Any, Any] = {}
 
-    def program(
-        self,
-        first: int,
-        last: int,
-        observer: Observer,
-        comes_back: bool = False,
-        life: float = 0.0,
-    ) -> Program[Any]:
+    def program(self, segment: Segment) -> Program[Any]:
         def daemon(node: Node) -> Any:
             return self.plan.architecture.daemon(node, self.keep)
 

@@ -24,7 +24,14 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.protocols import Replica
 from gradwire.experiment.figures import counted, distance_of, noted, number
 from gradwire.experiment.outcome import Run, metrics_row, summary_of, use_threads
-from gradwire.experiment.parts import Part, ServerPart, WorkerPart, holders, part_of
+from gradwire.experiment.parts import (
+    Part,
+    Segment,
+    ServerPart,
+    WorkerPart,
+    holders,
+    part_of,
+)
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.setup import Experiment, prepare
 from gradwire.runtime.order import Order, OrderError, Recorder, load
@@ -101,7 +108,8 @@ def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: 
     parts = [part_of(plan, rank) for rank in range(len(orders))]
     engine = ReplayEngine(orders, evaluate=plan.task.gradients)
     for first, last in engine.steps:
-        programs = [part.program(first, last, _Nobody()) for part in parts]
+        segment = Segment(first, last, _Nobody())
+        programs = [part.program(segment) for part in parts]
         results = engine.run(programs[: plan.num_workers], programs[plan.num_workers :])
         for part, result in zip(parts, results):
             if result is not None:
