@@ -140,3 +140,12 @@ def test_what_was_not_written_yet_is_in_the_journal_before_a_state(tmp_path: Pat
     assert store.state["number"] == 1
     assert numbers(store) == [11]
     store.close()
+
+
+def test_a_folder_is_in_use_while_a_process_has_it(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    assert not Store.is_in_use(folder)
+    store = Store(folder, "job")
+    assert Store.is_in_use(folder)
+    store.close()
+    assert not Store.is_in_use(folder)

@@ -62,7 +62,9 @@ class Store:
     @staticmethod
     def is_in_use(folder: Path) -> bool:
         """Whether a process has this folder open."""
-        with contextlib.suppress(OSError), (folder / _LOCK).open("rb") as lock:
+        if not (folder / _LOCK).exists():
+            return False
+        with contextlib.suppress(BlockingIOError), (folder / _LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
         return True

@@ -13,6 +13,7 @@ A node that was declared lost but is alive, because it was suspended, is told so
 again: `send` and `next` raise `NoMemberError`. It has to join anew, as a new process.
 """
 
+import logging
 import os
 import time
 from collections import Counter
@@ -51,6 +52,7 @@ from gradwire.runtime.process.zeromq.traffic import Traffic
 from gradwire.runtime.process.zeromq.turns import Turns
 from gradwire.runtime.process.zeromq.wire import Wire
 
+_log = logging.getLogger(__name__)
 _TICK_S = 0.1
 _LINGER_MS = 200
 _STUCK_S = 1.0  # without progress in `send`
@@ -302,6 +304,14 @@ class ZmqTransport:
                 self._serve(limit - time.monotonic())
             for link in list(traffic.links.values()):
                 traffic.tell(link)
+                num_left = link.num_posted - link.num_taken_there
+                if num_left > 0 and not link.has_left:
+                    _log.warning(
+                        "rank %d leaves, and %d messages to rank %d may not have arrived",
+                        self.rank,
+                        num_left,
+                        link.peer,
+                    )
         self._turns.stop()
         self._wire.close(_LINGER_MS)
 
