@@ -294,8 +294,40 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
     with stage.run("--resume", str(folder)) as play:
         code, said = play.end()
     assert code == 0, said
-    assert summary(folder)["messages_sent"] < 4 * 2 * 1500  # it did not begin anew
+    found = summary(folder)
+    assert found["messages_sent"] < 4 * 2 * 1500  # it did not begin anew
+    assert found["is_rest"]
+    # Of each step since a push and an answer on two servers, besides the first pull.
+    assert found["gradients"] * 4 <= found["messages_sent"] <= (found["gradients"] + 2) * 4
+    assert found["bytes_per_worker_step"] == found["bytes_sent"] / found["gradients"]
     assert summary(folder)["test_accuracy"] > 0.8
+
+
+def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, tmp_path):
+    """A signal comes when one has trained to the end and the other was slow."""
+    folder = tmp_path / "run"
+    settings = {"synchronization": "asp", "steps": 1200, "eval_every": 600}
+    with stage.run(*arguments(folder, "--silence", "60s", **settings)) as play:
+        play.until(is_training(folder, 20_000), "training")
+        slow = play.nodes()["worker 1"]
+        os.kill(slow, signal.SIGSTOP)
+        sizes = [0]
+
+        def is_at_rest():
+            time.sleep(0.7)
+            sizes.append(sum(p.stat().st_size for p in folder.glob("servers/*/journal-*")))
+            return sizes[-1] == sizes[-2]
+
+        play.until(is_at_rest, "worker 0 to come to its end")
+        os.kill(slow, signal.SIGCONT)
+        os.kill(play.pid, signal.SIGTERM)
+        code, said = play.end(20)
+    assert code == 128 + signal.SIGTERM, said
+    assert "Go on with what the servers have" in said
+    assert not (folder / "model.pt").exists()
+    with stage.run("--resume", str(folder)) as play:
+        code, said = play.end()
+    assert code == 0, said
 
 
 # Order.

@@ -150,7 +150,8 @@ def _simulated(config: Config, summary: Row) -> dict[str, str]:
 
 def _real(summary: Row) -> dict[str, str]:
     """Measured time, and bytes with what the transport adds."""
-    total, steps = summary["training_time_s"], summary["steps"]
+    total = summary["training_time_s"]
+    steps = total / summary["step_time_s"]  # fewer than those of the run, if it was resumed
     parts = {
         "gradients": summary["compute_time_s"],
         "coding and updates": sum(summary["call_time_s"].values()),
@@ -162,6 +163,7 @@ def _real(summary: Row) -> dict[str, str]:
         "time of training": f"{format_seconds(total)}, {format_seconds(total / steps)} per step",
         "of a step": f"{shares} (mean of the workers)",
         "threads": f"{summary['threads']} on each rank",
+        **({"resumed": "figures are those since then"} if summary.get("is_rest") else {}),
     }
 
 

@@ -120,12 +120,21 @@ class Conductor:
         """Parameters and statistics, these by name."""
         return model[0], dict(zip(self.plan.task.initial_buffers(), model[1:]))
 
-    def sum_up(self, reports: Reports, *, wall_s: float, lost: Sequence[Row]) -> Row:
-        """The summary and what else all nodes are to know."""
+    def sum_up(
+        self, reports: Reports, *, wall_s: float, lost: Sequence[Row], is_rest: bool = False
+    ) -> Row:
+        """The summary and what else all nodes are to know.
+
+        `is_rest`: the run goes on from what servers had, and figures are those since then.
+        """
         there = [report for report in reports if report is not None]
         workers = self._workers(reports)
         summary, ledger = summed_up(self.experiment, self.metrics[-1], there, workers)
-        summary |= {"lost": list(lost), "wall_time_s": wall_s}
+        summary |= {"lost": list(lost), "wall_time_s": wall_s, "is_rest": is_rest}
+        if is_rest:
+            steps = max(1, summary["gradients"])
+            summary["bytes_per_worker_step"] = summary["bytes_sent"] / steps
+            summary["step_time_s"] = summary["training_time_s"] * self.config.workers / steps
         return {
             **self._where(reports),
             "summary": summary,

@@ -133,12 +133,18 @@ class NodeRun(NodeState):
             nonlocal reports
             reports = received
             workers = received[: self.config.workers]
+            known = {row["rank"] for row in self.lost}
+            missing = [rank for rank, report in enumerate(workers) if report is None]
             return {
                 "steps": [] if workers[0] is None else list(workers[0]),
                 "num_there": sum(report is not None for report in workers),
+                # Who is missing and was not lost before has left because of the signal.
+                "signal": self.signals.wanted if set(missing) - known else 0,
             }
 
         decision = self.agreement.agree(figures, note)
+        if decision["signal"]:
+            raise Interrupted(decision["signal"], self._how_to_go_on())
         if not decision["num_there"]:
             raise self._stopped("all workers were lost", None)
         self._look_back(decision["steps"], reports)
@@ -274,7 +280,12 @@ class NodeRun(NodeState):
 
         def sum_up(reports: Reports) -> Row:
             assert self._conductor is not None
-            return self._conductor.sum_up(reports, wall_s=self.spent["wall_s"], lost=self.lost)
+            return self._conductor.sum_up(
+                reports,
+                wall_s=self.spent["wall_s"],
+                lost=self.lost,
+                is_rest=self._comes_back,
+            )
 
         decision = self.agreement.agree(report, sum_up)
         ledger = Ledger(self.engine.size)

@@ -219,10 +219,11 @@ class NodeState:
                     "with; put it back, or start a new run"
                 )
             self.part.restore(saved["part"])
-            self.engine.ledger.restore(saved["ledger"])
-            self.engine.call_s.update(saved["call_s"])
-            self.spent.update(saved["spent"])
-            self.metrics = saved["metrics"]
+            if self.plan.pauses:  # else nobody has what workers counted: all begin to count anew
+                self.engine.ledger.restore(saved["ledger"])
+                self.engine.call_s.update(saved["call_s"])
+                self.spent.update(saved["spent"])
+                self.metrics = saved["metrics"]
         self._comes_back = step is not None and not self.plan.pauses
         if self._comes_back:
             if isinstance(self.part, ServerPart):
