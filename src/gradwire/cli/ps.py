@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.cli.console import Folder, Meter, new_folder, out
+from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.cli.ending import end_with, say
 from gradwire.cli.run import show_run
+from gradwire.experiment.children import is_launched
 from gradwire.experiment.config import Config
 from gradwire.experiment.node_state import Where
 from gradwire.experiment.record import Record
@@ -125,6 +126,7 @@ class PsCommand:
                 signals=signals,
                 progress=meter.follow(name) if is_hub else None,
                 say=say,
+                tell=_tell,
             )
         if is_hub:
             assert where.folder is not None
@@ -139,6 +141,12 @@ class PsCommand:
             f"read it; each takes it with --keys {self.file}",
             soft_wrap=True,
         )
+
+
+def _tell(text: str) -> None:
+    """How a node that somebody started by hand gets on."""
+    if not is_launched():
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCommand:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from gradwire.core.errors import LostError, RefusedError
 from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.machine import default_threads, own_device
+from gradwire.experiment.machine import default_threads, name_of, own_device
 from gradwire.experiment.node_run import NodeRun
 from gradwire.experiment.node_state import Where
 from gradwire.experiment.outcome import Progress, Run, use_threads
@@ -61,6 +61,7 @@ def take_part(
     signals: Signals | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Runs until the job is done; on every node the summary, on the scheduler also the model."""
     size = num_nodes(config)
@@ -69,7 +70,7 @@ def take_part(
         if isinstance(experiment, str):
             raise RefusedError(experiment)
         try:
-            node = _Served(experiment, place, where)
+            node = _Served(experiment, place, where, tell)
         except NotAdmittedError as error:
             raise RefusedError(str(error)) from error
         except JoinError as error:
@@ -86,13 +87,17 @@ def take_part(
 class _Served:
     """A node on its transport."""
 
-    def __init__(self, experiment: Experiment, place: Place, where: Where) -> None:
+    def __init__(
+        self, experiment: Experiment, place: Place, where: Where, tell: Callable[[str], None]
+    ) -> None:
         self.experiment = experiment
         self.place = place
         self.where = where
         self.store: Store | None = None
         config, architecture = experiment.config, experiment.plan.architecture
         assert architecture.num_others, f"{architecture!r} has no servers"
+        needed = f"{config.workers} workers and {architecture.num_servers} servers"
+        tell(f"{place.role}: waiting for {needed}, scheduler at {place.scheduler}")
         self.transport = ZmqTransport(
             place.role,
             scheduler=place.scheduler,
@@ -112,6 +117,8 @@ class _Served:
             links=self._open_store if self._keeps_a_store else None,
             device=own_device(config),
         )
+        name = name_of(self.transport.rank, config.workers, self.transport.size)
+        tell(f"{name}: all are there" if place.role == "scheduler" else f"joined as {name}")
 
     @property
     def _keeps_a_store(self) -> bool:

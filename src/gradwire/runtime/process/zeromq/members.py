@@ -185,7 +185,7 @@ class Member(Members):
         return self._place.rank >= 0
 
     def problem(self) -> str:
-        said = self.heard or "it does not answer"
+        said = self.heard or "it does not answer. Is it running, and are the keys the same?"
         return f"this {self._place.role_name} could not join at the scheduler: {said}"
 
     def say_hello(self) -> None:

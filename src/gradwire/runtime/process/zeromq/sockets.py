@@ -57,7 +57,7 @@ def check_allowed(address: str, keys: JobKeys | None, insecure: bool) -> None:
         raise ValueError(
             f"{address} can be reached from other machines, and anybody there could read and "
             "change the model. Make keys with `gradwire ps keys FILE` and give the file to all "
-            "nodes of the job, or ask for it to be insecure."
+            "nodes of the job, or do without them (--insecure)."
         )
 
 
