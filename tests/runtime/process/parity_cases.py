@@ -210,7 +210,7 @@ def run(rank: int, folder: Path) -> dict[str, Any]:
             continue
         num_servers = architecture.num_servers
         if num_servers and num_servers not in zeromq:
-            zeromq[num_servers] = _connect(rank, num_workers, num_servers, folder)
+            zeromq[num_servers] = connect(rank, num_workers, num_servers, folder)
         transport = zeromq[num_servers] if num_servers else gloo
         try:
             verdicts[" ".join(case)] = _differs(transport, job, expected, rank)
@@ -221,7 +221,7 @@ def run(rank: int, folder: Path) -> dict[str, Any]:
     return {"verdicts": verdicts, "refused": refused}
 
 
-def _connect(rank: int, num_workers: int, num_servers: int, folder: Path) -> ZmqTransport:
+def connect(rank: int, num_workers: int, num_servers: int, folder: Path) -> ZmqTransport:
     found = folder / f"scheduler{num_servers}"
     settings: dict[str, Any] = {
         "num_workers": num_workers,

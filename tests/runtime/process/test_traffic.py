@@ -6,13 +6,13 @@ In a network namespace of its own, so that nobody else's bytes are counted.
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from runtime.process.launching import launch
-from runtime.process.traffic_cases import CASES
+from runtime.process.traffic_cases import CASES, SERVED_NUMEL
 
 
 @pytest.fixture
@@ -31,12 +31,18 @@ def namespace() -> Iterator[str]:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-def test_bytes_on_the_interface(namespace: str, tmp_path: Path) -> None:
-    size = 3
+@pytest.mark.parametrize(
+    ("function", "size", "cases"),
+    [("run", 3, CASES), ("run_served", 4, [("parameter_server", "identity", SERVED_NUMEL)])],
+)
+def test_bytes_on_the_interface(
+    namespace: str, tmp_path: Path, function: str, size: int, cases: Sequence[tuple[str, str, int]]
+) -> None:
     within = ("ip", "netns", "exec", namespace)
-    codes, results = launch(tmp_path, size, "runtime.process.traffic_cases:run", 60, within)
+    where = f"runtime.process.traffic_cases:{function}"
+    codes, results = launch(tmp_path, size, where, 60, within)
     assert codes == [0] * size
-    for case, seen in zip(CASES, zip(*results), strict=True):
+    for case, seen in zip(cases, zip(*results), strict=True):
         ledger, sent = (sum(one[name] for one in seen) for name in ("ledger", "transport"))
         interface = max(one["interface"] for one in seen)
         print(

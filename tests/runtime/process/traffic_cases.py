@@ -12,12 +12,14 @@ from gradwire.core.node import Node
 from gradwire.core.spec import Spec
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
+from runtime.process.parity_cases import connect
 
 CASES = (
     ("ring", "identity", 1 << 21),
     ("allreduce", "topk(0.1)", 1 << 22),
     ("ring", "sign", 1 << 24),
 )
+SERVED_NUMEL = 1 << 22
 _COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
@@ -26,6 +28,31 @@ def run(rank: int, folder: Path) -> list[dict[str, int]]:
     seen = [_traffic(transport, job, *case) for job, case in enumerate(CASES)]
     transport.close()
     return seen
+
+
+def run_served(rank: int, folder: Path) -> list[dict[str, int]]:
+    """Two workers, a server and the scheduler over ZeroMQ."""
+    transport = connect(rank, 2, 1, folder)
+    architecture = ARCHITECTURE.parse("parameter_server")
+    x = Key(0).private(rank).normal(1 << 20).repeat(SERVED_NUMEL >> 20)
+
+    async def program(node: Node) -> None:
+        if node.rank >= node.size:
+            await architecture.daemon(node, {})
+        else:
+            await architecture.group(node, "x").mean(x)
+
+    dist.barrier()
+    before = int(_COUNTER.read_text()), transport.num_bytes_sent
+    dist.barrier()
+    engine = ProcessEngine(transport, 2, timeout_s=20)
+    engine.run(program)
+    dist.barrier()
+    interface = int(_COUNTER.read_text()) - before[0]
+    sent = transport.num_bytes_sent - before[1]
+    dist.barrier()
+    transport.close()
+    return [{"ledger": engine.ledger.total_bytes, "transport": sent, "interface": interface}]
 
 
 def _traffic(
