@@ -242,6 +242,8 @@ def test_run_on_real_processes_prints_what_was_measured(capfd, tmp_path):
     [
         (["--bandwidth", "1Mbit"], "bandwidth: this describes what the simulator models"),
         (["--native", "--record-order"], "native"),
+        (["--durable"], "--durable is for servers, and allreduce has none"),
+        (["--engine", "simulator", "--restarts", "1"], "are for --engine process"),
         (["--silence", "soon"], "duration 'soon' is not understood"),
         (["--timeout", "soon"], "duration 'soon' is not understood"),
         (["--restarts", "-1"], "restarts must be at least 0"),

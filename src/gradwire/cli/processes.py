@@ -51,6 +51,8 @@ class Job:
             parse_duration(getattr(self, name))
         if self.restarts < 0:
             raise ValueError(f"restarts must be at least 0, got {self.restarts}")
+        if self.durable and not ARCHITECTURE.parse(self.config.architecture).num_others:
+            raise ValueError(f"--durable is for servers, and {self.config.architecture} has none")
 
 
 def world_size() -> int | None:

@@ -75,6 +75,8 @@ class RunCommand:
                 "the simulator is one process, and this is one of several (WORLD_SIZE is set): "
                 "write --engine process, or start it without torchrun"
             )
+        elif self.restarts or self.durable:
+            raise ValueError("--restarts and --durable are for --engine process")
         else:
             show_run(self._simulate(folder), folder, self.json)
 
