@@ -4,6 +4,7 @@ The scheduler is one too, and keeps the list for the others.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -23,7 +24,7 @@ from gradwire.runtime.process.zeromq.wire import Wire
 _NUM_DEPARTED = 1024
 
 
-class Members:
+class Members(ABC):
     """What both have in common: links to those that are there."""
 
     def __init__(self, place: Place, wire: Wire, inbox: Inbox) -> None:
@@ -47,9 +48,9 @@ class Members:
         if is_worker or was_gone:
             self._inbox.put(Letter(Arrival(JOINED, rank, time_s=time_s)))
 
+    @abstractmethod
     def _introduce(self, rank: int, identity: bytes, life: float, address: str) -> None:
         """There is a member; we make a link to it if there is to be one."""
-        raise NotImplementedError
 
     def lose(self, rank: int, reason: str, time_s: float | None = None) -> None:
         if rank not in self.gone:
