@@ -18,6 +18,7 @@ from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
+from gradwire.training.program import rejoin
 from gradwire.training.program import train as train_program
 from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
@@ -381,6 +382,45 @@ def test_who_asks_twice_is_refused_once_and_answered_once(train) -> None:
     daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
     with pytest.warns(GradwireWarning, match="while it waits for an answer"):
         VirtualEngine(Network.uniform(4), 2).run([program] * 2, daemons)
+
+
+@pytest.mark.parametrize("is_killed_again", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("synchronization", ["ssp(0)", "ssp(1)", "r2sp"])
+def test_nobody_is_answered_who_waited_when_the_run_was_interrupted(
+    train, synchronization, first, is_killed_again
+) -> None:
+    plan = train(synchronization, holding(), workers=3, steps=6).plan
+    x = torch.ones(8, dtype=torch.float64)
+
+    async def program(node: Node) -> None:
+        """Workers 1 and 2 push, and stop while they wait: worker 0 was not heard of."""
+        if node.rank:
+            worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[node.rank]
+            for step in range(getattr(plan.synchronization, "staleness", 0) + 1):
+                if step:
+                    await worker.client._answer(3)
+                await worker.client.push(_Vector(worker, x, step), replica, step, True)
+
+    async def coming_back(node: Node) -> torch.Tensor:
+        await node.sleep(0.0 if node.rank == first else 5.0 + node.rank)
+        replica = await rejoin(plan, node, 6)
+        return replica.params
+
+    server = TrainingServer(plan, 0)
+    scheduler = partial(plan.architecture.daemon, keep={})
+    VirtualEngine(Network.uniform(5), 3).run([program] * 3, [server.run, scheduler])
+    assert server.snapshot()["owed"] == (1, 2)
+    server.forget_workers()
+    again = TrainingServer(plan, 0)
+    again.restore(server.snapshot())
+    if is_killed_again:
+        again.forget_workers()
+    engine = VirtualEngine(Network.uniform(5), 3, evaluate=plan.task.gradients)
+    engine.run([coming_back] * 3, [again.run, scheduler])
+    assert not again.snapshot()["void"]
+    assert not again.snapshot()["owed"]
+    assert not any(engine._mailboxes.inbox[:3])
 
 
 def test_a_server_does_not_keep_more_of_a_push_than_it_could_need(train) -> None:

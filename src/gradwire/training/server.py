@@ -65,6 +65,7 @@ class TrainingServer:
         self._expected: set[int] = set()  # workers that came, and will pull
         self._lives: dict[int, float] = {}  # of those that came (back)
         self._owed: set[int] = set()  # workers that wait for an answer
+        self._void: set[int] = set()  # that waited for one, and are not there any more
         self._news: dict[int, float] = {}  # when the scheduler saw a worker come or leave
         # What is there of a push: (rank, step) -> {piece -> (number of parts, {part -> message})}
         self._begun: dict[tuple[int, int], dict[int, tuple[int, dict[int, Tensor]]]] = {}
@@ -249,6 +250,7 @@ class TrainingServer:
         for key in [key for key in self._begun if key[0] == rank]:
             del self._begun[key]
         self._owed.discard(rank)
+        self._void.discard(rank)
         self._known.pop(rank, None)
         self._codec_states.pop(rank, None)
 
@@ -320,6 +322,9 @@ class TrainingServer:
     async def answer(
         self, rank: int, clock: int, *, accepted: bool = True, params: Tensor | None = None
     ) -> None:
+        if rank in self._void:
+            self._void.remove(rank)
+            return
         assert rank in self._owed, f"rank {rank} waits for no answer"
         self._owed.remove(rank)
         params = self.params if params is None else params
@@ -362,6 +367,7 @@ class TrainingServer:
             "members": tuple(sorted(self.members)),
             "expected": tuple(sorted(self._expected)),
             "owed": tuple(sorted(self._owed)),
+            "void": tuple(sorted(self._void)),
             "news": self._news,
             "begun": self._begun,
         }
@@ -383,6 +389,7 @@ class TrainingServer:
         self.members = frozenset(saved["members"])
         self._expected = set(saved["expected"])
         self._owed = set(saved["owed"])
+        self._void = set(saved["void"])
         self._news = saved["news"]
         self._begun = saved["begun"]
         self._is_new, self._misses_news = False, not is_told
@@ -390,11 +397,14 @@ class TrainingServer:
     def forget_workers(self) -> None:
         """After a restore: all its workers are new ones, that will pull.
 
-        What the old ones had begun to say or waited for is void.
+        What the old ones had begun to say is void. Synchronization may still answer what they
+        waited for, until it hears that they have left.
         """
         self._events.clear()
+        waited = self._owed | self._void
         for rank in range(self.num_workers):
             self._forget(rank)
+        self._void = waited
         self._lives.clear()
         self._news.clear()
         self._expected.clear()

@@ -317,3 +317,21 @@ def test_a_native_mean_that_comes_too_late_answers_nothing_else(
     for peer in (1, 2):
         transport.happen(Arrival(DONE, peer, 0, 1))
     assert torch.equal(engine.run(program), ONE)
+
+
+def test_a_program_that_fails_leaves_nothing_to_go_on_from(transport) -> None:
+    async def waits(node: Node) -> None:
+        await node.recv(1, "more")
+
+    async def fails(node: Node) -> None:
+        await node.recv(1, "x")
+        raise ValueError("in the middle of something")
+
+    engine = ProcessEngine(transport, timeout_s=0.1)
+    with pytest.raises(StuckError):
+        engine.run(waits)
+    assert engine.is_at_rest
+    transport.happen(Arrival(ARRIVED, 1, 0, tag_hash("x"), ONE))
+    with pytest.raises(ValueError, match="in the middle"):
+        engine.run(fails)
+    assert not engine.is_at_rest

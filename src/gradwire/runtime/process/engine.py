@@ -139,6 +139,7 @@ class ProcessEngine:
         self._natives: dict[int, tuple[Task[Any], Collective]] = {}
         self._native_failure: Exception | None = None
         self._main: Task[Any] | None = None
+        self._has_failed = False  # a program, in the middle of something
         self._unjoined: set[Task[Any]] = set()  # by the main program
         self.num_runs = 0  # so far; who comes later sets it to what the others have behind them
         # Told that a rank came (True) or was lost (False), and why.
@@ -170,7 +171,11 @@ class ProcessEngine:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether every program waits for a message, and none is there that has not been read."""
+        """Whether every program waits for a message, and none is there that has not been read.
+
+        Also after a run, if it was none of the programs that ended it by an exception."""
+        if self._has_failed:
+            return False
         waits = all(isinstance(task.waiting_for, Recv | RecvAny) for task in self._tasks)
         return waits and not (self._ready or self._to_compute or self._inbox)
 
@@ -322,6 +327,7 @@ class ProcessEngine:
                     self._wake(joiner, end.value)
                 return
             except Exception as error:
+                self._has_failed = True
                 if not isinstance(error, RefusedError):
                     error.add_note(f"in the program of rank {self.rank} at {self.now:.6g} s")
                 raise
