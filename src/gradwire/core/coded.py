@@ -197,13 +197,25 @@ def mean_of_decoded(
 
 
 def encode(
-    codec: Codec, x: Tensor, residual: Tensor | None, state: State, key: Key
+    codec: Codec,
+    x: Tensor,
+    residual: Tensor | None,
+    state: State,
+    key: Key,
+    is_sent: bool = True,
 ) -> tuple[Payload, Tensor | None, State]:
-    """The payload, what was lost if a residual is kept, and the new state."""
+    """The payload, what was lost if a residual is kept, and the new state.
+
+    `is_sent`: the payload travels as it is, not just its values; its checksum is part of the work.
+    """
+    lost = None
     if residual is None:
         payload, state = codec.encode(x, state, key)
-        return payload, None, state
-    return codec.encode_feedback(x, residual.to(x.device), state, key)
+    else:
+        payload, lost, state = codec.encode_feedback(x, residual.to(x.device), state, key)
+    if is_sent:
+        _ = payload.buffer
+    return payload, lost, state
 
 
 def encode_shards(codec: Codec, *shards: Sequence[Any]) -> list[tuple[Payload, Any, State]]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.core.node import Node, Recv, Send, Tag
 
 
@@ -151,10 +152,26 @@ def mean_in_order(pieces: Iterable[Tensor], count: int) -> Tensor:
     """
     pieces = iter(pieces)
     first = next(pieces)
-    total = first.float() if is_half(first) else first.clone()
+    total = _empty_like(first)
+    if is_half(first):
+        total.copy_(first)
+        wide = _empty_like(first)
+        for piece in pieces:
+            total += wide.copy_(piece)
+        return total.div_(count).to(first.dtype)
+    second = next(pieces, None)
+    if second is None:
+        total.copy_(first)
+    else:
+        torch.add(first, second, out=total)
     for piece in pieces:
         total += piece
-    return total.div_(count).to(first.dtype)
+    return total.div_(count)
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    dtype = torch.float32 if is_half(x) else x.dtype
+    return kernels.empty(x.numel(), dtype, x.device).view(x.shape)
 
 
 def is_half(x: Tensor) -> bool:
@@ -162,7 +179,10 @@ def is_half(x: Tensor) -> bool:
 
 
 def concatenate(pieces: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(pieces))
+    """One after the other; all have one dtype."""
+    first = pieces[0]
+    numel = sum(piece.numel() for piece in pieces)
+    return torch.cat(list(pieces), out=kernels.empty(numel, first.dtype, first.device))
 
 
 def maximum(pieces: Sequence[Tensor]) -> Tensor:

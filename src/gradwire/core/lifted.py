@@ -115,7 +115,10 @@ class Lifted(Reducer):
         if may_scatter and scatters(group.route, group.size, x.numel()):
             return await self._scatter(codec, x, state, key, group, residual)
         node, spec = group.node, replace(Spec.of(x), tensors=state.get("tensors", ()))
-        payload, lost, inner = await node.call(encode, codec, x, residual, state["codec"], key)
+        is_sent = codec.algebra is not Algebra.LINEAR or group.exact
+        payload, lost, inner = await node.call(
+            encode, codec, x, residual, state["codec"], key, is_sent
+        )
         own = partial(codec.decode, payload, spec, key)
         state = {**state, "codec": inner}
         if codec.algebra is Algebra.LINEAR and not (group.exact and is_half(values(payload))):

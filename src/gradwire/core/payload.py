@@ -44,16 +44,34 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 class Payload:
     """An immutable message: `parts["values"]` are views into `buffer`, a uint8 vector."""
 
-    __slots__ = ("buffer", "context", "parts")
+    __slots__ = ("_buffer", "_has_checksum", "context", "parts")
 
-    def __init__(self, buffer: Tensor, parts: Mapping[str, Tensor], context: int) -> None:
-        self.buffer = buffer
+    def __init__(
+        self,
+        buffer: Tensor,
+        parts: Mapping[str, Tensor],
+        context: int,
+        *,
+        has_checksum: bool = True,
+    ) -> None:
+        self._buffer = buffer
+        self._has_checksum = has_checksum
         self.parts = MappingProxyType(dict(parts))
         self.context = context
 
     @property
+    def buffer(self) -> Tensor:
+        """What is sent. The checksum is computed when it is first asked for: where values are
+        added on their way nobody does, and it takes longer than the rest of some codecs."""
+        if not self._has_checksum:
+            crc = _crc(self._buffer, self.context).to_bytes(4, "little")
+            self._buffer[4:8] = torch.frombuffer(bytearray(crc), dtype=torch.uint8)
+            self._has_checksum = True
+        return self._buffer
+
+    @property
     def nbytes(self) -> int:
-        return self.buffer.numel()
+        return self._buffer.numel()
 
     def __repr__(self) -> str:
         parts = ", ".join(
@@ -72,20 +90,15 @@ class Payload:
             table += _varint(tensor.numel())
         offsets, total = _layout([(t.element_size(), t.numel()) for t in tensors], len(table))
         device = tensors[0].device if tensors else torch.device("cpu")
-        if device.type == "cpu":
-            buffer = kernels.empty(total, torch.uint8)
-        else:
-            buffer = torch.empty(total, dtype=torch.uint8, device=device)
+        buffer = kernels.empty(total, torch.uint8, device)
         data = min(offsets, default=total)
         header = bytearray([_MAGIC, _VERSION, len(tensors), 0, 0, 0, 0, 0]) + table
         header += bytes(data - len(header))
         _place(buffer, offsets, tensors)
         # The checksum runs over the header (with zeros in its own place) and then the parts.
         buffer[:data] = torch.frombuffer(header, dtype=torch.uint8)
-        crc = _crc(buffer, context)
-        buffer[4:8] = torch.frombuffer(bytearray(crc.to_bytes(4, "little")), dtype=torch.uint8)
         views = _views(buffer, offsets, [(t.dtype, t.numel()) for t in tensors])
-        return Payload(buffer, dict(zip(parts, views)), context)
+        return Payload(buffer, dict(zip(parts, views)), context, has_checksum=False)
 
     @staticmethod
     def unpack(buffer: Tensor, names: Sequence[str], context: int = 0) -> "Payload":

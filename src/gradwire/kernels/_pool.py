@@ -23,11 +23,13 @@ _KEPT = 8
 _free: deque[mmap.mmap] = deque(maxlen=_KEPT)
 
 
-def empty(numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """An uninitialised CPU vector."""
+def empty(
+    numel: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> Tensor:
+    """An uninitialised vector; torch's own on an accelerator, which keeps memory itself."""
     size = numel * dtype.itemsize
-    if size < _LEAST_BYTES:
-        return torch.empty(numel, dtype=dtype, device="cpu")
+    if size < _LEAST_BYTES or (device is not None and device.type != "cpu"):
+        return torch.empty(numel, dtype=dtype, device=device or "cpu")
     memory = _take(size)
     # A new object over the memory for each tensor: torch keeps it as long as the storage lives.
     block = (ctypes.c_char * size).from_buffer(memory)

@@ -53,6 +53,7 @@ from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.mailboxes import Mailboxes
 from gradwire.runtime.order import Recorder
 from gradwire.runtime.process.frames import tag_hash
+from gradwire.runtime.process.presence import Presence
 from gradwire.runtime.process.transport import (
     ARRIVED,
     DONE,
@@ -127,9 +128,7 @@ class ProcessEngine:
         self._tasks: dict[Task[Any], int] = {}  # those that have not ended, in order; with numbers
         self._numbers = count()  # of tasks in this run
         self.log = log  # of the next run, too
-        self._lost: dict[int, tuple[float, str]] = {}  # when that was noticed, and why
-        # Who said goodbye, and because of the loss of whom (-1: of nobody).
-        self._left: dict[int, int] = {}
+        self._presence = Presence(self.rank)
         self._max_unread_nbytes = max_unread_nbytes
         self._unread_nbytes = 0  # in the inbox
         # Collectives are of all nodes of the transport, and means of all workers.
@@ -146,7 +145,6 @@ class ProcessEngine:
         self.on_change: Callable[[int, bool, str], None] | None = None
         # Called now and then while every program waits. It may end the run by an exception.
         self.on_wait: Callable[[], None] | None = None
-        self._runs_done: defaultdict[int, int] = defaultdict(int)  # by rank
         for arrival in transport.kept(job):
             self._arrive(arrival)
 
@@ -162,12 +160,12 @@ class ProcessEngine:
     @property
     def lost(self) -> frozenset[int]:
         """The ranks that are gone."""
-        return frozenset(self._lost)
+        return frozenset(self._presence.lost)
 
     @property
     def gone(self) -> frozenset[int]:
         """These, and those that said goodbye."""
-        return frozenset((*self._lost, *self._left))
+        return self._presence.gone
 
     @property
     def is_at_rest(self) -> bool:
@@ -370,7 +368,7 @@ class ProcessEngine:
                 self._alarm(task, effect, effect.seconds)
             return False, None
         if kind is Members:
-            return True, frozenset(range(self.num_workers)) - self._lost.keys()
+            return True, frozenset(range(self.num_workers)) - self.lost
         if kind is Watch:
             self._watchers[effect.tag] = None
             return True, None
@@ -399,7 +397,7 @@ class ProcessEngine:
         tag = tag_hash(effect.tag)
         if dst != self.rank:
             self.ledger.record(self.rank, dst, effect.nbytes, effect.label)
-            if dst in self._lost or dst in self._left:
+            if dst not in self._presence:
                 return
         self._transport.send(dst, self.job, tag, effect.data)
 
@@ -409,7 +407,7 @@ class ProcessEngine:
         if found is not None:
             self._unread_nbytes -= message_nbytes(found[1])
             return True, found[1]
-        if effect.src in self._lost or effect.src in self._left:
+        if effect.src not in self._presence:
             raise self._peer_lost(effect.src)
         if self._waiting.setdefault(key, task) is not task:
             what = f"{effect.tag!r} from {effect.src}"
@@ -437,8 +435,8 @@ class ProcessEngine:
     def _collective(self, task: Task[Any], effect: Collective) -> tuple[bool, Any]:
         if self._native_mean is None or task is not self._main or self._unjoined:
             return True, None
-        for rank in (*self._lost, *self._left):
-            raise self._peer_lost(rank)
+        if self.gone:
+            raise self._peer_lost(min(self.gone))
         number = self._native_mean(effect.data)
         if number is None:
             return True, None
@@ -454,8 +452,8 @@ class ProcessEngine:
             return
         if not isinstance(outcome, Exception):
             self._wake(task, outcome)
-        elif self._lost or self._left:
-            self._wake(task, None, self._peer_lost(next(iter((*self._lost, *self._left)))))
+        elif self.gone:
+            self._wake(task, None, self._peer_lost(min(self.gone)))
         else:
             # A rank that was lost shows in other connections, too, and by name.
             self._native_failure = outcome
@@ -474,7 +472,7 @@ class ProcessEngine:
             if job > self.job:
                 self._transport.keep(arrival)
             elif job == self.job and kind == DONE:
-                self._runs_done[src] = max(self._runs_done[src], tag)
+                self._presence.done(src, tag)
             elif job == self.job:
                 self._deliver(src, tag, message)
             return
@@ -482,9 +480,7 @@ class ProcessEngine:
             self._finish_collective(tag, message)
             return
         if kind == JOINED:
-            self._lost.pop(src, None)
-            self._runs_done.pop(src, None)  # that was who it was before
-            self._left.pop(src, None)
+            self._presence.joins(src)
             self._tell_watchers(Membership(src, True, self.now if time_s is None else time_s))
             if self.on_change is not None:
                 self.on_change(src, True, "")
@@ -492,15 +488,15 @@ class ProcessEngine:
         if kind == GOODBYE and tag - 1 == src:  # it cannot go on: that is as if it were lost
             kind, message = LOST, "it was told to stop, or failed"
         if kind == LOST:
-            if src in self._lost or src in self._left:
+            if src not in self._presence:
                 return
             now = self.now
-            self._lost[src] = now, message
+            self._presence.lost[src] = now, message
             if self.on_change is not None:
                 self.on_change(src, False, message)
             self._tell_watchers(Membership(src, False, now if time_s is None else time_s))
         else:
-            self._left[src] = tag - 1
+            self._presence.left[src] = tag - 1
         # Who waits for it waits no longer: what it sent before has been delivered.
         for key in [key for key in self._waiting if key[0] == src]:
             self._wake(self._waiting.pop(key), None, self._peer_lost(src))
@@ -526,36 +522,23 @@ class ProcessEngine:
         self._unread_nbytes += message_nbytes(message)
 
     def _peer_lost(self, rank: int) -> PeerLost:
-        """Why nothing will come from this rank."""
-        cause = self._left.get(rank, -1)
-        if cause not in (-1, rank, self.rank):
-            why = f"rank {rank} says so, and left because of it"
-            noticed_s, rank = self.now, cause
-        else:
-            noticed_s, why = self._lost.get(rank, (self.now, "it said goodbye"))
-        error = PeerLost(rank, noticed_s, noticed_s)
-        error.add_note(f"rank {rank}: {why}")
-        return error
+        return self._presence.why_gone(rank, self.now)
 
     # The end of a run.
 
     def _tell_done(self) -> None:
         for peer in range(self.size):
-            if peer != self.rank and peer not in self._lost and peer not in self._left:
+            if peer != self.rank and peer in self._presence:
                 self._transport.send_done(peer, self.job, self.num_runs)
 
     def _are_done(self) -> bool:
         """Whether all other workers are done with this run, or gone."""
-        return all(
-            self._runs_done[peer] >= self.num_runs or peer in self._lost or peer in self._left
-            for peer in range(self.num_workers)
-            if peer != self.rank
-        )
+        return self._presence.are_done(range(self.num_workers), self.num_runs)
 
     def _stuck(self) -> str:
         # Of the others' inboxes nothing is known here.
         inboxes = [*({} for _ in range(self.rank)), self._inbox]
-        gone = {rank: noticed_s for rank, (noticed_s, _) in self._lost.items()}
+        gone = {rank: noticed_s for rank, (noticed_s, _) in self._presence.lost.items()}
         _, *lines = deadlock.report(self._tasks, inboxes, gone).splitlines()
         lines.insert(0, f"rank {self.rank}: nothing has happened for {self._timeout_s:g} s:")
         return "\n".join(lines)

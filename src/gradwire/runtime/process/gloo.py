@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.core.errors import WireError
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.accelerator import Landing, Leaving, PayloadGroups
@@ -174,7 +175,8 @@ class GlooTransport:
             return None
         number = next(self._numbers)
         # Divided before: one pass, and sums that stay in range.
-        total = x.detach() / self.size
+        total = kernels.empty(x.numel(), x.dtype, x.device).view(x.shape)
+        torch.div(x.detach(), self.size, out=total)
         try:
             work = group.allreduce([total])
         except RuntimeError as error:
@@ -426,7 +428,10 @@ class GlooTransport:
         if frame.is_direct:
             return self._direct_payload(peer, frame.nbytes)
         is_pinned = frame.on_device and self._landing_on is not None
-        payload = torch.empty(frame.nbytes, dtype=torch.uint8, pin_memory=is_pinned)
+        if is_pinned:
+            payload = torch.empty(frame.nbytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            payload = kernels.empty(frame.nbytes, torch.uint8)
         if frame.start:  # a copy: it must be aligned, and the block is used again
             payload.copy_(block[frame.start : frame.start + frame.nbytes])
         else:
