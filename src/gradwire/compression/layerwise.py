@@ -161,19 +161,17 @@ class Layerwise(Codec):
     ) -> tuple[Payload, Tensor, State]:
         return self.encode_split_feedback(x, residual, state, key)
 
-    def add_values(
-        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
-    ) -> Tensor:
+    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
         tensors = covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
-        messages = taken_apart(self.codec, {**parts, "values": values}, specs)
+        messages = taken_apart(self.codec, parts, specs)
         layers = zip(tensors, specs, layer_keys(key, tensors), messages, strict=True)
         for (_, start, stop, _), own, own_key, message in layers:
-            there = lost[start:stop]
-            sums = self.codec.add_values(there, message, message["values"], own.flat(), own_key)
+            there = total[start:stop]
+            sums = self.codec.add_joined(there, message, own.flat(), own_key)
             if sums.data_ptr() != there.data_ptr():
                 there.copy_(sums)
-        return lost
+        return total
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return self._decoded([parts], spec, [key])

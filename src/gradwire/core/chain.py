@@ -156,12 +156,21 @@ class Chain(Codec):
         wire, state = self._follow(parts, (own, *states[1:]), spec, key)
         if not lossless:
             missed = parts["values"] - self._values(wire, spec, key, 1)
-            lost = first.add_values(lost, parts, missed, spec, key.child(0))
+            lost = first.add_joined(lost, {**parts, "values": missed}, spec, key.child(0))
         whole = Spec(tuple(x.shape), x.dtype, tensors=spec.tensors)
         return self._packed(wire, whole), lost.reshape(x.shape), state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return self._values(parts, spec, key, 0)
+
+    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        values = self._values(parts, spec, key, 1)
+        own = {**self._own(parts, 0), "values": values}
+        return self.stages[0].add_joined(total, own, spec, key.child(0))
+
+    @property
+    def adds_few(self) -> bool:
+        return self.stages[0].adds_few
 
     def _values(self, parts: Parts, spec: Spec, key: Key, first: int) -> Tensor:
         """What went into stage `first`, as far as the parts tell."""

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import is_half, mean_in_order
 from gradwire.core.key import Key
@@ -181,18 +182,21 @@ class Codec(Compression):
         """`split` for a coder of symbols, which a chain tells the alphabet."""
         return self.split(symbols, state, key)
 
-    def add_values(
-        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
-    ) -> Tensor:
-        """`lost` plus what `values` stand for in place of those in `parts`; may change `lost`.
-
-        For codecs that select: values that went missing later on belong to what is lost.
-        """
-        return lost.add_(self.join({**parts, "values": values}, spec, key))
-
     @abstractmethod
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         """The flat vector that the parts of `spec` describe. Trusts no part but `values`."""
+
+    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        """`total` plus what the parts of `spec` describe; may change `total`, which may be wider.
+
+        Codecs that select touch only what was selected (`adds_few`).
+        """
+        return total.add_(self.join(parts, spec, key))
+
+    @property
+    def adds_few(self) -> bool:
+        """Whether `add_joined` is much less work than `join`."""
+        return False
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         """What `values` must look like, given the other parts (which are not to be trusted)."""
@@ -232,19 +236,25 @@ class Codec(Compression):
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
         if self.coder is not None:
             return (self >> self.coder).decode(payload, spec, key)
-        parts = dict(payload.parts)
         flat = spec.flat()
-        if self.leaves is not Kind.NOTHING:
-            parts["values"] = self._checked_values(parts["values"], self.values_spec(flat, parts))
-        return self.join(parts, flat, key).reshape(spec.shape)
+        return self.join(self._checked_parts(payload, flat), flat, key).reshape(spec.shape)
 
     def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
         """The mean of what payloads decode to, each with its sender's key, added in order.
 
         Codecs with a fused kernel do all of it in one pass over memory.
         """
+        if self.adds_few and self.coder is None and len(payloads) > 1:
+            return self._sum(payloads, spec, keys).div_(len(payloads)).to(spec.dtype)
         decoded = (self.decode(payload, spec, key) for payload, key in zip(payloads, keys))
         return mean_in_order(decoded, len(payloads))
+
+    def _sum(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
+        flat, device = spec.flat(), payloads[0].parts[self.parts[0]].device
+        total = kernels.empty(spec.numel, scale_dtype(spec.dtype), device).zero_()
+        for payload, key in zip(payloads, keys):
+            total = self.add_joined(total, self._checked_parts(payload, flat), flat, key)
+        return total.reshape(spec.shape)
 
     def unpack(self, buffer: Tensor, spec: Spec) -> Payload:
         """The payload in received bytes; `WireError` unless this codec made it for `spec`."""
@@ -287,6 +297,12 @@ class Codec(Compression):
             assert alphabet is not None
             wire["values"] = pack_symbols(wire["values"], alphabet)
         return Payload.pack(wire, self.context(spec))
+
+    def _checked_parts(self, payload: Payload, flat: Spec) -> dict[str, Tensor]:
+        parts = dict(payload.parts)
+        if self.leaves is not Kind.NOTHING:
+            parts["values"] = self._checked_values(parts["values"], self.values_spec(flat, parts))
+        return parts
 
     def _checked_values(self, values: Tensor, spec: Spec) -> Tensor:
         if self.leaves is Kind.SYMBOLS:

@@ -356,11 +356,26 @@ class Selector(Codec):
         return payload, lost, states[0]  # that of the coder is None
 
 
-class Selection(Codec):
-    """Sends some of the input's entries as they are; the data decide how many."""
+class Entries(Codec):
+    """Sends some of the input's entries as they are, and their positions."""
 
     parts = ("indices", "values")
     selects = True
+    adds_few = True
+
+    @abstractmethod
+    def positions(self, parts: Parts, spec: Spec) -> Tensor:
+        """Where the values belong, int64, each once."""
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        return scatter(parts["values"], self.positions(parts, spec), spec)
+
+    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        return total.index_add_(0, self.positions(parts, spec), parts["values"].to(total.dtype))
+
+
+class Selection(Entries):
+    """Sends some of the input's entries as they are; the data decide how many."""
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec((num_positions(parts["indices"], "indices", spec.numel),), spec.dtype)
@@ -368,15 +383,8 @@ class Selection(Codec):
     def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         return {"indices": encode_positions(indices, numel), "values": values}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        indices = decode_positions(parts["indices"], "indices", spec.numel)
-        return scatter(parts["values"], indices, spec)
-
-    def add_values(
-        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
-    ) -> Tensor:
-        indices = decode_positions(parts["indices"], "indices", spec.numel)
-        return lost.index_add_(0, indices, values)
+    def positions(self, parts: Parts, spec: Spec) -> Tensor:
+        return decode_positions(parts["indices"], "indices", spec.numel)
 
 
 class SignedSelection(Codec):

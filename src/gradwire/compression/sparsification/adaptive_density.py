@@ -56,7 +56,7 @@ from gradwire.compression.sparsification._layer_positions import (
     sizes_of,
     write_positions,
 )
-from gradwire.compression.sparsification._selection import reaching, scatter
+from gradwire.compression.sparsification._selection import Entries, reaching
 from gradwire.compression.sparsification._water_filling import (
     Histogram,
     coded_together,
@@ -65,7 +65,6 @@ from gradwire.compression.sparsification._water_filling import (
     worth_keeping,
 )
 from gradwire.core.codec import (
-    Codec,
     Parts,
     State,
     check_input,
@@ -89,7 +88,7 @@ _WIDE = {16: torch.float16, 32: torch.float32, 64: torch.float64}
 
 
 @dataclass(frozen=True, repr=False)
-class AdaptiveDensity(Codec):
+class AdaptiveDensity(Entries):
     """Keep the elements that lower the error most per bit, over all layers, for so many bytes."""
 
     target_bytes: int  # of a payload: per worker, step and bucket
@@ -103,8 +102,6 @@ class AdaptiveDensity(Codec):
         "adaptive_density(300, value_bits=16) >> fp16",
     )
 
-    parts = ("indices", "values")
-    selects = True
     layered = True
 
     def __post_init__(self) -> None:
@@ -166,15 +163,7 @@ class AdaptiveDensity(Codec):
     ) -> tuple[Payload, Tensor, State]:
         return self.encode_split_feedback(x, residual, state, key)
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return scatter(parts["values"], self._heard(parts, spec), spec)
-
-    def add_values(
-        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
-    ) -> Tensor:
-        return lost.index_add_(0, self._heard(parts, spec), values)
-
-    def _heard(self, parts: Parts, spec: Spec) -> Tensor:
+    def positions(self, parts: Parts, spec: Spec) -> Tensor:
         return all_positions(*read_positions(parts["indices"], layers_of(spec)))
 
     def _chosen(

@@ -19,10 +19,10 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding.indices import decode_indices, encode_indices
 from gradwire.compression.sparsification._selection import (
+    Entries,
     Selector,
     check_density,
     num_kept,
-    scatter,
 )
 from gradwire.core.codec import Guarantee, Parts, expect
 from gradwire.core.key import Key
@@ -30,7 +30,7 @@ from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class TopK(Selector):
+class TopK(Entries, Selector):
     """Keep the elements of largest magnitude, and say where they were."""
 
     density: float  # fraction kept
@@ -38,8 +38,6 @@ class TopK(Selector):
     paper = "Stich et al. 2018, Sparsified SGD with memory"
     examples = ("topk(0.01)", "topk(0.3)", "topk(1.0)")
 
-    parts = ("indices", "values")
-    selects = True
     one_pass = True
     moves = True
 
@@ -64,15 +62,6 @@ class TopK(Selector):
     def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         return {"indices": encode_indices(indices, numel), "values": values}
 
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return scatter(parts["values"], self.positions(parts, spec), spec)
-
-    def add_values(
-        self, lost: Tensor, parts: Parts, values: Tensor, spec: Spec, key: Key
-    ) -> Tensor:
-        return lost.index_add_(0, self.positions(parts, spec), values)
-
     def positions(self, parts: Parts, spec: Spec) -> Tensor:
-        """Where the values belong, int64, ascending."""
         packed = expect(parts["indices"], "indices", parts["indices"].numel(), torch.uint8)
         return decode_indices(packed, spec.numel, parts["values"].numel())
