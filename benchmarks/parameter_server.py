@@ -5,8 +5,8 @@ push with as many bytes. Bytes are counted both ways, without headers.
 
 - default: 3 workers push and pull 10 MB on loopback, against bare DEALER and ROUTER sockets in
   turns; and the round trip of 4 KB.
-- `--shaped 100`: the server in a network namespace of its own whose link carries 100 Mbit/s each
-  way (tc tbf); 3 workers at once push, pull, and do both; the share of the line, with few large
+- `--shaped 100`: the server on a host of its own whose link carries 100 Mbit/s each way
+  (shaped.py); 3 workers at once push, pull, and do both; the share of the line, with few large
   messages at a time and with all at once. Needs to be root.
 - `--slow-server SECONDS --num-workers 8`: the server takes a while for each message; the memory of
   all must not grow.
@@ -20,7 +20,6 @@ memory stays the same from the third second on. 2-core AMD EPYC virtual machine,
 import argparse
 import multiprocessing as mp
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ import zmq
 
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE
 from gradwire.runtime.process.zeromq import ZmqTransport
+from shaped import Host, inside, shaped
 
 SMALL, LARGE = 4_000, 10_000_000
 BOTH, PUSH, PULL = range(3)  # which way the bytes go
@@ -55,9 +55,7 @@ def scheduler(pipe: Connection, settings: dict[str, Any]) -> None:
     node.close()
 
 
-def server(pipe: Connection, settings: dict[str, Any], slow_s: float, namespace: str) -> None:
-    if namespace:
-        enter(namespace)
+def server(pipe: Connection, settings: dict[str, Any], slow_s: float) -> None:
     torch.set_num_threads(1)
     node = ZmqTransport("server", **settings)
     num_left = 0
@@ -140,9 +138,11 @@ class Nodes:
         self.processes: list[Any] = []
         self.workers: list[Connection] = []
 
-    def start(self, function: Callable[..., None], *args: Any) -> Connection:
+    def start(
+        self, function: Callable[..., None], *args: Any, host: Host | None = None
+    ) -> Connection:
         here, there = mp.Pipe()
-        process = mp.Process(target=function, args=(there, *args), daemon=True)
+        process = mp.Process(target=inside, args=(host, function, there, *args), daemon=True)
         process.start()
         self.processes.append(process)
         return here
@@ -165,19 +165,29 @@ class Nodes:
 
 @contextmanager
 def ours(
-    num_workers: int, *, at: str = "127.0.0.1", namespace: str = "", slow_s: float = 0, **more: Any
+    num_workers: int,
+    *,
+    at: Host | None = None,
+    server_at: Host | None = None,
+    slow_s: float = 0,
+    **more: Any,
 ) -> Iterator[Nodes]:
+    """`at` is where scheduler and workers are; on this machine's loopback if nothing is said."""
     nodes = Nodes()
     settings = {
-        "num_workers": num_workers, "num_servers": 1, "insecure": bool(namespace), "server_s": 30.0,
+        "num_workers": num_workers, "num_servers": 1, "insecure": at is not None, "server_s": 30.0,
         **more,
     }  # fmt: skip
+
+    def any_port(host: Host | None) -> str:
+        return f"tcp://{'127.0.0.1' if host is None else host.address}:0"
+
     try:
-        pipe = nodes.start(scheduler, {**settings, "scheduler": f"tcp://{at}:0"})
+        pipe = nodes.start(scheduler, {**settings, "scheduler": any_port(at)}, host=at)
         settings["scheduler"] = pipe.recv()
-        bind = f"tcp://{SERVER_IP if namespace else '127.0.0.1'}:0"
-        nodes.start(server, {**settings, "bind": bind}, slow_s, namespace)
-        nodes.workers = [nodes.start(worker, settings) for _ in range(num_workers)]
+        bind = any_port(server_at)
+        nodes.start(server, {**settings, "bind": bind}, slow_s, host=server_at)
+        nodes.workers = [nodes.start(worker, settings, host=at) for _ in range(num_workers)]
         for one in nodes.workers:
             one.recv()
         yield nodes
@@ -218,57 +228,6 @@ def steady_bytes_per_s(nodes: Nodes, *order: Any) -> float:
     return order[0] * count / (end - begin)
 
 
-# A shaped link.
-
-_NAME = "gwbench"
-HOST_IP, SERVER_IP = "10.203.77.1", "10.203.77.2"
-
-
-def enter(namespace: str) -> None:
-    os.setns(os.open(f"/run/netns/{namespace}", os.O_RDONLY), 0x40000000)
-
-
-def setns(fd: int, kind: int) -> None:
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).setns(fd, kind):
-        raise OSError(ctypes.get_errno(), "setns")
-
-
-if not hasattr(os, "setns"):  # before Python 3.12
-    os.setns = setns  # type: ignore[attr-defined]
-
-
-@contextmanager
-def shaped(mbit: float) -> Iterator[None]:
-    """A namespace whose only link carries so much each way; it is removed in any case."""
-
-    def run(command: str, check: bool = True) -> None:
-        subprocess.run(command.split(), check=check, stderr=None if check else subprocess.DEVNULL)
-
-    def remove() -> None:
-        run(f"ip link del {_NAME}0", check=False)
-        run(f"ip netns del {_NAME}", check=False)
-
-    remove()
-    shape = f"root tbf rate {mbit}mbit burst 64kb latency 50ms"
-    try:
-        run(f"ip netns add {_NAME}")
-        run(f"ip link add {_NAME}0 type veth peer name {_NAME}1")
-        run(f"ip link set {_NAME}1 netns {_NAME}")
-        run(f"ip addr add {HOST_IP}/24 dev {_NAME}0")
-        run(f"ip link set {_NAME}0 up")
-        inside = f"ip netns exec {_NAME}"
-        run(f"{inside} ip addr add {SERVER_IP}/24 dev {_NAME}1")
-        run(f"{inside} ip link set {_NAME}1 up")
-        run(f"{inside} ip link set lo up")
-        run(f"tc qdisc add dev {_NAME}0 {shape}")
-        run(f"{inside} tc qdisc add dev {_NAME}1 {shape}")
-        yield
-    finally:
-        remove()
-
-
 # The questions.
 
 
@@ -301,9 +260,9 @@ def loopback(num_workers: int, count: int, max_large: tuple[int, ...]) -> None:
 
 
 def incast(mbit: float, num_workers: int, count: int, nbytes: int) -> None:
-    with shaped(mbit):
+    with shaped(mbit, num_hosts=1) as (switch, [host]):
         for large in (1, 2, 1000):
-            with ours(num_workers, at=HOST_IP, namespace=_NAME, max_large=large) as nodes:
+            with ours(num_workers, at=switch, server_at=host, max_large=large) as nodes:
                 bytes_per_s(nodes, nbytes, 1)
                 name = "no limit" if large == 1000 else f"max_large={large}"
                 shares = [

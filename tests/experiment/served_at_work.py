@@ -77,6 +77,7 @@ class Stage:
         """`gradwire ARGUMENTS`, in a folder, where its output goes too."""
         folder.mkdir(parents=True, exist_ok=True)
         output = folder / f"said-{time.monotonic_ns()}.txt"
+        output.touch()
         order = {
             "argv": arguments,
             "folder": str(folder),

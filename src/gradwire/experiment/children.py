@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradwire.experiment.record import write_atomically
-from gradwire.experiment.signals import Interrupted
+from gradwire.experiment.signals import Interrupted, held
 
 _REPORT, _PARENT = "GRADWIRE_REPORT", "GRADWIRE_PARENT"
 _TAIL = 20  # lines shown of a rank that died without a report
@@ -55,7 +55,7 @@ class Children:
         own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
         self._report(rank).unlink(missing_ok=True)
         is_shown = rank == self._shown
-        with self._output(rank).open("wb") as output:
+        with self._output(rank).open("wb") as output, held():
             self._processes[rank] = subprocess.Popen(
                 command,
                 env=environment | own,

@@ -111,6 +111,7 @@ class NodeRun(NodeState):
     def _glance(self) -> None:
         """While all programs wait, in a run that does not pause."""
         if not self.signals.wanted:
+            self._look_for_scheduler()
             return
         waited_s = time.monotonic() - self.signals.told_s
         workers = range(self.engine.num_workers)
@@ -120,6 +121,11 @@ class NodeRun(NodeState):
             is_time = waited_s > _LEAVE_S or self.engine.gone.issuperset(workers)
         if is_time:
             self._stop()
+
+    def _look_for_scheduler(self) -> None:
+        """Without it nobody would hear what comes out."""
+        if self.hub >= self.engine.num_workers and self.hub in self.engine.gone:
+            raise self._stopped("the scheduler was lost, or told to stop", self.hub)
 
     def _stop(self) -> None:
         raise Interrupted(self.signals.wanted, self._how_to_go_on())
@@ -159,7 +165,7 @@ class NodeRun(NodeState):
         self.last, self.is_inside = last, True
         segment = Segment(self.step, last, self, self._comes_back, self._life)
         program = self.part.program(segment)
-        with recorded(engine, self.log, self.step, last):
+        with engine.reading(self.part.tags), recorded(engine, self.log, self.step, last):
             result = engine.run(lambda node: self._wrap(program(node)))
         self.is_inside = False
         seconds = time.perf_counter() - began
@@ -179,6 +185,8 @@ class NodeRun(NodeState):
         self.at = done = step + 1
         if self.signals.wanted and not self.plan.pauses:
             raise Interrupted(self.signals.wanted, "The others may go on without this worker.")
+        if not self.plan.pauses:
+            self._look_for_scheduler()
         if self.plan.pauses or done % self.config.eval_every or done == self.plan.num_steps:
             return
         model = [self.plan.synchronization.agreed(replica), *replica.buffers.values()]

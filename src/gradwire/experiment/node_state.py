@@ -80,6 +80,7 @@ class NodeState:
         wrap: Callable[[Any], Any] = lambda program: program,  # what is to be done around programs
         native: bool = False,
         keep: Path | None = None,  # where a server that survives has its files
+        is_by_hand: bool = False,  # somebody starts each node
     ) -> None:
         self.rank = transport.rank
         self.transport = transport
@@ -120,6 +121,7 @@ class NodeState:
         self._life = life
         self._wrap = wrap
         self._keep = keep
+        self._is_by_hand = is_by_hand
         self._is_over = False  # the one segment of a run that does not pause
         self._comes_back = False  # whether workers begin with what the servers have
         self._conductor: Conductor | None = None  # on the hub
@@ -340,10 +342,12 @@ class NodeState:
     def _stopped(self, why: str, lost: int | None) -> LostError:
         if not hasattr(self, "part"):
             return LostError(f"the run did not begin: {why}", lost)
-        config = self.config
+        config, where = self.config, ""
+        if self.plan.pauses or self.rank < self.engine.num_workers:  # else it knows no step
+            where = f" in step {self.at} of {self.plan.num_steps}"
         message = (
-            f"{config.synchronization} on {config.architecture} stopped in step {self.at} of "
-            f"{self.plan.num_steps}: {why}. {self._how_to_go_on()}"
+            f"{config.synchronization} on {config.architecture} stopped{where}: {why}. "
+            f"{self._how_to_go_on()}"
         )
         if self._record is not None:
             self._record.finish({"config": asdict(config), "stopped": message, "lost": self.lost})
@@ -352,8 +356,11 @@ class NodeState:
     def _how_to_go_on(self) -> str:
         if self.folder is None:
             return "It has no folder, so it starts again from the beginning."
+        command = f"gradwire run --resume {self.folder}"
+        if self._is_by_hand:
+            command = f"start all nodes again, scheduler and servers with --resume {self.folder}"
         if not self.plan.pauses:
-            return f"Go on with what the servers have: gradwire run --resume {self.folder}"
+            return f"Go on with what the servers have: {command}"
         if self.checkpoints is None or not self.saved_step:
-            return f"There is no checkpoint; begin again: gradwire run --resume {self.folder}"
-        return f"Go on from step {self.saved_step}: gradwire run --resume {self.folder}"
+            return f"There is no checkpoint; begin again: {command}"
+        return f"Go on from step {self.saved_step}: {command}"

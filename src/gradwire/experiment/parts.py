@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gradwire.core.node import Node
+from gradwire.core.node import Node, Tag
 from gradwire.core.protocols import Replica
+from gradwire.core.wire import REQUEST
 from gradwire.experiment.outcome import to_dict
 from gradwire.experiment.record import Row
 from gradwire.runtime.process.engine import Program
@@ -32,6 +33,11 @@ class Segment(NamedTuple):
 
 class Part(Protocol):
     """One node's role, and what it keeps from one segment to the next."""
+
+    @property
+    def tags(self) -> tuple[Tag, ...] | None:
+        """All that it reads of workers in a segment; None: that depends."""
+        ...
 
     def program(self, segment: Segment) -> Program[Any]:
         """What it does in a segment."""
@@ -79,6 +85,8 @@ def holders(plan: Plan, workers: list[Row]) -> list[int]:
 class WorkerPart:
     """A worker: its replica."""
 
+    tags = None
+
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
         self.replica = plan.initial_replicas()[rank]
@@ -120,6 +128,8 @@ class WorkerPart:
 class ServerPart:
     """A server that holds a shard of the model."""
 
+    tags = (REQUEST,)
+
     def __init__(self, plan: Plan, number: int) -> None:
         self.server = TrainingServer(plan, number)
 
@@ -146,6 +156,8 @@ class ServerPart:
 
 class OtherPart:
     """Neither a worker nor such a server: a program of the architecture's own."""
+
+    tags = None
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

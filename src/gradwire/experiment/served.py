@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradwire.core.errors import LostError, RefusedError
+from gradwire.experiment.children import is_launched
 from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, name_of, own_device
@@ -30,6 +31,7 @@ from gradwire.runtime.process.durable import DurableTransport, Links, links_of
 from gradwire.runtime.process.zeromq import ZmqTransport
 from gradwire.runtime.process.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
 from gradwire.runtime.process.zeromq.keys import load_keys
+from gradwire.runtime.process.zeromq.sockets import check_allowed, check_target, host_of
 
 Role = Literal["scheduler", "server", "worker"]
 
@@ -84,6 +86,10 @@ def take_part(
         )
 
 
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 class _Served:
     """A node on its transport."""
 
@@ -96,8 +102,12 @@ class _Served:
         self.store: Store | None = None
         config, architecture = experiment.config, experiment.plan.architecture
         assert architecture.num_others, f"{architecture!r} has no servers"
-        needed = f"{config.workers} workers and {architecture.num_servers} servers"
-        tell(f"{place.role}: waiting for {needed}, scheduler at {place.scheduler}")
+        keys = None if place.keys is None else load_keys(place.keys)
+        check_allowed(place.scheduler, keys, place.insecure)
+        if place.role != "scheduler":
+            check_target(place.scheduler)
+        if place.role == "worker":
+            tell(f"worker: joining the scheduler at {place.scheduler}")
         self.transport = ZmqTransport(
             place.role,
             scheduler=place.scheduler,
@@ -106,9 +116,11 @@ class _Served:
             rank=self._wanted(),
             bind=place.bind,
             advertise=place.advertise,
+            on_bound=lambda address: tell(self._is_at(address)),
+            on_wait=lambda text: tell(f"{place.role}: waiting, {text}"),
             fingerprint=self._fingerprint(),
             headers=HEADERS,
-            keys=None if place.keys is None else load_keys(place.keys),
+            keys=keys,
             insecure=place.insecure,
             heartbeat_s=parse_duration(place.silence),
             join_s=parse_duration(place.join_wait),
@@ -117,8 +129,32 @@ class _Served:
             links=self._open_store if self._keeps_a_store else None,
             device=own_device(config),
         )
-        name = name_of(self.transport.rank, config.workers, self.transport.size)
-        tell(f"{name}: all are there" if place.role == "scheduler" else f"joined as {name}")
+        self.tell = tell
+        self.name = name_of(self.transport.rank, config.workers, self.transport.size)
+        if place.role == "scheduler":
+            tell(f"scheduler: all are there; the record is in {where.folder}")
+        else:
+            tell(f"{place.role}: joined as {self.name}")
+
+    def _is_at(self, address: str) -> str:
+        """What others must know of this node, which listens there."""
+        place, plan = self.place, self.experiment.plan
+        if place.role == "server":
+            return f"server: at {address}, joining the scheduler at {place.scheduler}"
+        needed = (
+            f"{_some(plan.num_workers, 'worker')} and "
+            f"{_some(plan.architecture.num_servers, 'server')}"
+        )
+        host, hint = host_of(address), ""
+        if host in ("0.0.0.0", "::", "*"):
+            address = f"tcp://HOST:{address.rpartition(':')[2]}"
+            hint = ", where HOST is how they reach this machine"
+        flags = f"--scheduler {address}"
+        if place.keys is not None:
+            flags += f" --keys {place.keys}"
+        elif place.insecure:
+            flags += " --insecure"
+        return f"scheduler: waiting for {needed}. Start them with {flags}{hint}"
 
     @property
     def _keeps_a_store(self) -> bool:
@@ -170,6 +206,7 @@ class _Served:
                     headers=HEADERS,
                     is_durable=self.place.is_durable,
                     checkpoint_every_s=checkpoint_every_s,
+                    device=own_device(self.experiment.config),
                 )
             node = NodeRun(
                 self.experiment,
@@ -182,10 +219,13 @@ class _Served:
                 life=transport.life,
                 wrap=(lambda program: program) if durable is None else durable.recorded,
                 keep=None if self.store is None else self.store.folder,
+                is_by_hand=not is_launched(),
                 **told,
             )
             run = node.run(state)
             lost = None
+            if self.place.role != "scheduler":
+                self.tell(f"{self.name}: done; the scheduler has the record")
             return run
         except LostError as error:
             lost = error.rank

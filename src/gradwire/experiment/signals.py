@@ -23,6 +23,17 @@ class Interrupted(Exception):
         self.number = number
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """A SIGINT to a process that is started here waits until it is caught there: before, while that
+    process imports what it needs, Python would end it with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Signals:
     """What this process was told."""
 
@@ -36,6 +47,7 @@ class Signals:
         """In the main thread: signals go to this object for a while."""
         before = {number: signal.signal(number, self._tell) for number in _SIGNALS}
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see `held`
             yield self
         finally:
             for number, handler in before.items():

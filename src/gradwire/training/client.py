@@ -105,14 +105,7 @@ class ServerClient:
                 for i, unit in enumerate(self._units):
                     if unit.server == server:
                         states[i] = before[i]
-            piece = message
-            if not header.is_whole:
-                known = replica.memory["pulled"][shard.start : shard.stop]
-                spec = plan.spec(shard, known.dtype)
-                key = answer_key(plan.key, header.number, self.node.rank, server)
-                codec = answer_codec(plan.reducer, header.clock)
-                piece = await self.node.call(learned, codec, known, piece, spec, key)
-            pieces.append(piece)
+            pieces.append(await self._piece(server, shard, header, message, replica))
         # Workers that keep step get the same objects; others would only fill the memory.
         work = self.node.share if plan.synchronization.pauses else self.node.call
         whole = pieces[0] if len(pieces) == 1 else await work(concatenate, tuple(pieces))
@@ -122,6 +115,29 @@ class ServerClient:
             replica = replica.remembering(pulled=whole)
         return Pulled(replica, min(clocks), accepted, max(clocks))
 
+    async def _piece(
+        self, server: int, shard: Bucket, header: AnswerHeader, message: Tensor, replica: Replica
+    ) -> Tensor:
+        """A server's part of the model. Servers are not trusted either."""
+        plan, own = self.plan, replica.params[shard.start : shard.stop]
+        if header.is_whole:
+            if message.shape != own.shape or message.dtype != own.dtype:
+                raise WireError(
+                    f"server {server} answered {list(message.shape)} x {message.dtype}, expected "
+                    f"{list(own.shape)} x {own.dtype}"
+                )
+            return message
+        if not plan.squeezes_answers:
+            raise WireError(f"server {server} answered with a change, expected the model itself")
+        known = replica.memory["pulled"][shard.start : shard.stop]
+        key = answer_key(plan.key, header.number, self.node.rank, server)
+        try:
+            codec = answer_codec(plan.reducer, header.clock)
+            spec = plan.spec(shard, known.dtype)
+            return await self.node.call(learned, codec, known, message, spec, key)
+        except Exception as error:  # whatever a message can do to a codec
+            raise WireError(f"server {server} answered what is no change: {error}") from error
+
     async def _answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
         """The next answer of a server that is not for who this worker was before it came back."""
         while True:
@@ -130,7 +146,9 @@ class ServerClient:
             if isinstance(header, Failed):
                 raise header.error()
             if not isinstance(header, AnswerHeader) or message.data is None:
-                raise WireError(f"server {server} answered {message!r:.200}, expected a model")
+                raise WireError(
+                    f"server {server - self.node.size} answered {message!r:.200}, expected a model"
+                )
             if header.life == self.life:
                 return header, message.data
 

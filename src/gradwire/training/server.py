@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.core.codec import Codec, State
+from gradwire.core.codec import Codec, State, is_finite
 from gradwire.core.errors import GradwireWarning, PeerLost, WireError
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
@@ -303,6 +303,8 @@ class TrainingServer:
                     f"rank {rank} pushed what is no {piece.name!r} of step {header.step}: {error}"
                 ) from error
         x = heard[0] if len(heard) == 1 else torch.cat(heard)
+        if not is_finite(x):  # no codec encodes such: it would be in the model for good
+            raise WireError(f"rank {rank} pushed NaN or infinity in step {header.step}")
         return Push(rank, header.step, x, header.wants_answer)
 
     async def update(self, gradient: Tensor, step: int, lr_factor: float = 1.0) -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from gradwire.core.key import Key
+from gradwire.runtime.process import journal
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.durable import DurableTransport, links_of
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.transport import ARRIVED, JOINED, LOST, Arrival
+from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
 from quadratics import _train
 from runtime.process.durable_world import Outcome, run, same
 
@@ -170,3 +171,48 @@ def test_a_worker_that_takes_the_place_of_another_begins_with_one(
     again = Store(tmp_path, "job")
     assert links_of(again)[1] == (5.5, 0, 0)
     again.close()
+
+
+def test_a_worker_that_is_gone_before_its_first_message_is_read(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A server begins again all the same, and is told of both."""
+    inner: Any = Numbered()
+    monkeypatch.setattr(inner, "links", dict)  # it is gone from there
+    store = Store(tmp_path, "job")
+    transport = DurableTransport(inner, store, lambda: None, headers=Headers())
+    inner.arrivals += Arrival(ARRIVED, 1, 0, 7, torch.ones(10), number=1), Arrival(GOODBYE, 1)
+    while transport.next(0.01) is not None:
+        pass
+    store.close()
+    again = Store(tmp_path, "job")
+    assert links_of(again)[1] == (0.0, 1, 0)
+    told = DurableTransport(inner, again, lambda: None, headers=Headers())
+    kinds = [arrival.kind for arrival in iter(lambda: told.next(0.01), None)]
+    assert kinds == [ARRIVED, GOODBYE]
+    again.close()
+
+
+def test_what_cannot_be_told_again_now_is_not_forgotten(tmp_path: Path, monkeypatch) -> None:
+    inner: Any = Numbered()
+    store = Store(tmp_path, "job")
+    transport = DurableTransport(inner, store, lambda: None, headers=Headers())
+    inner.arrivals.append(Arrival(ARRIVED, 1, 0, 7, torch.ones(10), number=1))
+    assert transport.next(0.01) is not None
+    store.close()
+
+    def fails(*args: Any) -> None:
+        raise MemoryError("no room on the device")
+
+    again = Store(tmp_path, "job")
+    told = DurableTransport(inner, again, dict, headers=Headers())
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "decode", fails)
+        with pytest.raises(MemoryError):
+            told.next(0.01)
+    told.close()  # at no good moment for a state
+    at_last = Store(tmp_path, "job")
+    arrival = DurableTransport(inner, at_last, dict, headers=Headers()).next(0.01)
+    assert arrival is not None
+    assert arrival.number == 1
+    at_last.close()

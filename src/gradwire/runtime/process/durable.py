@@ -23,46 +23,41 @@ timeout (`recorded` writes down which of these waits were in vain).
 What is sent to a worker before the program hears that it came back is dropped: it was for who the
 worker was before, and its numbers are not those of the new one. What was sent and may not have been
 received when a state is saved is part of it, and sent again.
+
+Its parts: what is told again (retelling.py), what is written down and acknowledged
+(write_ahead.py), what may have to be sent again (outbox.py), who came and who is gone (peers.py).
 """
 
-import logging
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
-from itertools import count
 from math import inf
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from gradwire.core.node import Framed, RecvAny
+from gradwire.core.node import RecvAny
 from gradwire.runtime.process import journal
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.journal import LINKS, NOT_KEPT, TIMED_OUT
+from gradwire.runtime.process.journal import LINKS, NOT_KEPT
+from gradwire.runtime.process.outbox import Outbox
+from gradwire.runtime.process.peers import Peers
+from gradwire.runtime.process.retelling import Retelling
 from gradwire.runtime.process.transport import (
-    ARRIVED,
-    DONE,
     GOODBYE,
     JOINED,
     LOST,
     Arrival,
     Transport,
+    message_nbytes,
 )
+from gradwire.runtime.process.write_ahead import NUMBERED, WriteAhead
 
 R = TypeVar("R")
 Links = dict[int, tuple[float, int, int]]  # rank -> its life, numbers received and sent
-# Job, tag, is it framed, header, data. The header's bytes are text, as weights_only has no bytes.
-Sent = tuple[int, int, bool, str, Tensor | None]
-_NUMBERED = (ARRIVED, DONE)
-_SMALL_NBYTES = 256  # what the journal holds in any case
 _MAX_GROUP, _MAX_GROUP_NBYTES = 256, 64 << 20  # committed at once
-_MIN_SENT = 16  # remembered before it is asked which were received
-_IDLE_S = 0.5  # after which what is not acknowledged is saved
 _RETRY_S = 0.25  # after a moment that was no good for a snapshot
-
-_log = logging.getLogger(__name__)
 
 
 class NumberedTransport(Transport, Protocol):
@@ -108,8 +103,9 @@ def links_of(store: Store) -> Links:
             is_missing.discard(arrival.src)
         elif arrival.message is NOT_KEPT:
             is_missing.add(arrival.src)
-        elif arrival.kind in _NUMBERED and arrival.number and arrival.src not in is_missing:
-            life, _, sent = links[arrival.src]
+        elif arrival.kind in NUMBERED and arrival.number and arrival.src not in is_missing:
+            # Of one that was gone before its first message was read nothing else is known.
+            life, _, sent = links.get(arrival.src, (0.0, 0, 0))
             links[arrival.src] = (life, arrival.number, sent)
     return links
 
@@ -137,62 +133,38 @@ class DurableTransport:
         self._inner = inner
         self._store = store
         self._snapshot = snapshot
-        self._headers = headers
-        self._is_durable = is_durable
-        self._every_s = checkpoint_every_s
-        self._max_nbytes = max_journal_nbytes if is_durable else max_unacknowledged_nbytes
-        self._device = device
-        self._saved_s = self._came_s = time.monotonic()
-        self._save_s = 0.0  # how long it took
-        # What is not acknowledged, as only its sender has it: the last number of each, all bytes.
-        self._unacknowledged: dict[int, int] = {}
-        self._nbytes = 0
-        self._is_urgent = False  # a state is due at the next good moment
-        # Of each peer that has left or is lost, and that is done: told to every new engine.
-        self._ended: dict[int, Arrival] = {}
-        self._done: dict[int, Arrival] = {}
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._has_handed = False  # one, and nobody has asked since
-        self._num_handed = 0  # by this process and those before
-        self._lives: dict[int, float] = {}  # of those that came (back); of others 0
-        self._sent: defaultdict[int, deque[Sent]] = defaultdict(deque)  # perhaps not received
-        self._num_outstanding: Counter[int] = Counter()  # when last asked
+        self._num_new = 0  # handed over that were not told again
         self._ready: deque[Arrival] = deque()  # written down, to be handed over
-        self._joining: Counter[int] = Counter()  # how often each comes in what is to be handed over
-        # What an earlier process had been told.
-        self._script: deque[memoryview] = deque()
-        self._timeouts: deque[int] = deque()  # after how many arrivals a wait had timed out
-        self._early: dict[tuple[int, int], Arrival] = {}  # what came while it is told again
-        self._count = count()  # of those among them that have no number
-        self._gone: set[int] = set()  # who will not send again
-        outbox: list[tuple[int, Sent]] = []
-        if store.state is not None:
-            self._num_handed = store.state["num_handed"]
-            self._lives = dict(store.state["lives"])
-            outbox = store.state["outbox"]
-            for fields in store.state["peers"]:
-                self._note(Arrival(*fields))
-        # Of each peer: its life, and up to which number all is acknowledged; in the journal.
-        self._noted: dict[int, tuple[float, int]] = {
-            rank: (life, received) for rank, (life, received, _) in links_of(store).items()
-        }
-        self._last_joined: dict[int, int] = {}  # place in the script
+        before = store.state or {"num_handed": 0, "lives": {}, "peers": [], "outbox": []}
+        self._peers = Peers(before["lives"], before["peers"])
         for body in store.bodies:
             arrival = journal.glance(body)
-            if arrival.kind == TIMED_OUT:
-                self._timeouts.append(arrival.number)
-            elif arrival.kind != LINKS:
-                if arrival.kind == JOINED:
-                    self._comes(arrival)
-                    self._last_joined[arrival.src] = len(self._script)
-                self._script.append(body)
-        self._place = 0
-        if store.bodies:
-            _log.info("rank %d: told again %d arrivals", self.rank, len(self._script))
+            if arrival.kind == JOINED:
+                self._peers.comes(arrival)
+        self._retelling = Retelling(
+            store.bodies,
+            self._from_inner,
+            rank=self.rank,
+            num_told=before["num_handed"],
+            headers=headers,
+            device=device,
+        )
+        self._write_ahead = WriteAhead(
+            store,
+            inner.acknowledge,
+            {rank: (life, received) for rank, (life, received, _) in links_of(store).items()},
+            rank=self.rank,
+            headers=headers,
+            is_durable=is_durable,
+            every_s=checkpoint_every_s,
+            max_nbytes=max_journal_nbytes if is_durable else max_unacknowledged_nbytes,
+        )
         store.forget()
-        for dst, (job, tag, is_framed, header, data) in outbox:
-            message = Framed(headers.decode(header.encode("latin-1")), data) if is_framed else data
-            self.send(dst, job, tag, message)
+        self._outbox = Outbox(headers, inner.outstanding)
+        for message in self._outbox.unpacked(before["outbox"]):
+            self.send(*message)
 
     @property
     def num_bytes_sent(self) -> int:
@@ -201,14 +173,16 @@ class DurableTransport:
     @property
     def is_told_again(self) -> bool:
         """Whether the programs hear what they, or those before them, have heard already."""
-        return bool(self._script or self._timeouts)
+        return not self._retelling.is_over
 
     # Transport.
 
     def send(self, dst: int, job: int, tag: int, message: Any) -> None:
-        if self._may_send(dst):
+        link = self._inner.links().get(dst)
+        if self._peers.is_meant(dst, None if link is None else link[0]):
+            self._write_ahead.commit()
             self._inner.send(dst, job, tag, message)
-            self._remember(dst, job, tag, message)
+            self._outbox.add(dst, job, tag, message)
 
     def send_done(self, dst: int, job: int, number: int) -> None:
         raise NotImplementedError("a durable node is a server, whose runs end with the workers'")
@@ -217,7 +191,7 @@ class DurableTransport:
         self._kept[arrival.job].append(arrival)
 
     def kept(self, job: int) -> list[Arrival]:
-        return [*self._kept.pop(job, []), *self._done.values(), *self._ended.values()]
+        return [*self._kept.pop(job, []), *self._peers.endings]
 
     def next(self, timeout_s: float | None) -> Arrival | None:
         if self._has_handed:
@@ -227,13 +201,13 @@ class DurableTransport:
         arrival = self._told_again(timeout_s) if self.is_told_again else None
         if arrival is None and not self.is_told_again and self._take(timeout_s):
             arrival = self._ready.popleft()
+            self._num_new += 1
         if arrival is None:
             return None
         self._has_handed = True
-        self._num_handed += 1
-        self._note(arrival)
-        if arrival.kind == JOINED:
-            self._joining[arrival.src] -= 1
+        self._peers.told(arrival)
+        if arrival.kind in (JOINED, LOST, GOODBYE):
+            self._outbox.drop(arrival.src)  # what was for who it was before
         return arrival
 
     def close(self) -> None:
@@ -244,46 +218,17 @@ class DurableTransport:
     # What is told again.
 
     def _told_again(self, timeout_s: float | None) -> Arrival | None:
-        """The next arrival of the journal; None also where a wait timed out at this point."""
-        limit = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._script and not self._times_out:
-            body = self._script[0]
-            arrival = journal.glance(body)
-            if arrival.message is not NOT_KEPT:
-                self._turn()
-                return journal.decode(body, self._headers, self._device)
-            is_before = self._place < self._last_joined.get(arrival.src, -1)
-            key = (arrival.src, arrival.number)
-            if not is_before and key in self._early:
-                self._turn()
-                again = self._early.pop(key)
-                self._owe(again)
-                return again
-            if is_before or arrival.src in self._gone:
-                _log.warning("rank %d: message %d of %d is gone with it", self.rank, *key[::-1])
-                self._turn()
-                self._num_handed += 1
-                continue
-            left = None if limit is None else max(0.0, limit - time.monotonic())
-            came = self._from_inner(left)
-            if came is None:
-                return None
-            if came.kind in _NUMBERED and came.number:
-                self._early[came.src, came.number] = came
-            else:
-                self._early[-1, next(self._count)] = came
-                if came.kind in (LOST, GOODBYE, JOINED):
-                    self._gone.add(came.src)
-        return None
+        told = self._retelling.next(timeout_s)
+        if told is None:
+            return None
+        if told.is_sent_again:
+            self._write_ahead.owe(told.arrival)
+        return told.arrival
 
     @property
-    def _times_out(self) -> bool:
-        """Whether the program has heard all that it had before a wait timed out."""
-        return bool(self._timeouts) and self._timeouts[0] <= self._num_handed
-
-    def _turn(self) -> None:
-        self._script.popleft()
-        self._place += 1
+    def _num_handed(self) -> int:
+        """By this process and those before."""
+        return self._retelling.num_told + self._num_new
 
     async def recorded(self, program: Coroutine[Any, Any, R]) -> R:
         """Runs a program. Its waits that time out are in the journal as well."""
@@ -313,8 +258,7 @@ class DurableTransport:
             found = await RecvAny(effect.tag, 0.0)
             if found is not None:
                 return found
-            if self._times_out:
-                self._timeouts.popleft()
+            if self._retelling.times_out():
                 return None
             if self.is_told_again:  # for what must be sent again
                 found = await RecvAny(effect.tag, 0.01)
@@ -323,7 +267,7 @@ class DurableTransport:
         found = await effect
         if found is None:
             # It is in the journal before anything is sent because of it.
-            self._append(Arrival(TIMED_OUT, self.rank, number=self._num_handed))
+            self._write_ahead.write_timeout(self._num_handed)
         return found
 
     # What is new.
@@ -334,121 +278,49 @@ class DurableTransport:
             return True
         limit = inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            was_saved = not self._is_due or self.checkpoint()
+            was_saved = not self._write_ahead.is_due(self._peers.ended) or self.checkpoint()
             if not was_saved and timeout_s == 0:
                 return False  # so that programs come to rest
             left = max(0.0, limit - time.monotonic())
-            pause = self._due_in_s if was_saved else _RETRY_S
+            pause = self._write_ahead.due_in_s if was_saved else _RETRY_S
             first = self._new(min(left, pause))
             if first is not None:
                 break
             if left <= pause:
                 return False
-        group, nbytes = [first], _nbytes(first)
+        group, nbytes = [first], message_nbytes(first.message)
         while len(group) < _MAX_GROUP and nbytes < _MAX_GROUP_NBYTES:
             more = self._new(0.0)
             if more is None:
                 break
             group.append(more)
-            nbytes += _nbytes(more)
-        self._write(group)
-        self._came_s = time.monotonic()
+            nbytes += message_nbytes(more.message)
+        for arrival in group:
+            if arrival.kind == JOINED:
+                self._peers.comes(arrival)
+        lives = {rank: life for rank, (life, _, _) in self._inner.links().items()}
+        self._write_ahead.write(group, lives)
         self._ready.extend(group)
         return True
 
     def _new(self, timeout_s: float) -> Arrival | None:
-        if self._early:
-            return self._early.pop(next(iter(self._early)))
+        early = self._retelling.take_early()
+        if early is not None:
+            return early
         return self._from_inner(None if timeout_s == inf else timeout_s)
 
     def _from_inner(self, timeout_s: float | None) -> Arrival | None:
         while True:
             arrival = self._inner.next(timeout_s)
             # That somebody is there is told again to a transport that begins again.
-            is_known = (
-                arrival is not None
-                and arrival.kind == JOINED
-                and arrival.time_s is not None
-                and self._lives.get(arrival.src) == arrival.time_s
-            )
-            if not is_known:
+            if arrival is None or not self._peers.is_known(arrival):
                 return arrival
-
-    def _comes(self, arrival: Arrival) -> None:
-        self._joining[arrival.src] += 1
-        if self._unacknowledged.pop(arrival.src, None) is not None:
-            self._is_urgent = True  # who it was before will not send again; its numbers are over
-        if arrival.time_s is not None:
-            self._lives[arrival.src] = arrival.time_s
-
-    def _write(self, group: list[Arrival]) -> None:
-        links = self._inner.links()
-        # Before the first message of a new life, of which nothing has been received.
-        fresh = {
-            rank: (life, 0)
-            for rank, (life, _, _) in links.items()
-            if self._noted.get(rank, (None, 0))[0] != life
-        }
-        if fresh:
-            self._note_links(fresh)
-        for arrival in group:
-            is_small = _nbytes(arrival) <= _SMALL_NBYTES and arrival.src not in self._unacknowledged
-            is_whole = self._is_durable or is_small or arrival.kind not in _NUMBERED
-            self._append(arrival, is_whole)
-            if arrival.kind == JOINED:
-                self._comes(arrival)
-            if not is_whole:
-                self._owe(arrival)
-        self._commit()
-        for arrival in group:
-            numbers = self._unacknowledged.get(arrival.src)
-            if arrival.kind in _NUMBERED and arrival.number and numbers is None:
-                self._inner.acknowledge(arrival.src, arrival.number)
-
-    def _note_links(self, links: dict[int, tuple[float, int]]) -> None:
-        self._noted |= links
-        self._append(Arrival(LINKS, self.rank, message=links))
-
-    def _append(self, arrival: Arrival, is_whole: bool = True) -> None:
-        self._store.journal.append(journal.encode(arrival, self._headers, is_whole))
-
-    def _commit(self) -> None:
-        if self._is_durable:
-            self._store.journal.commit()
-        else:
-            self._store.journal.write()
-
-    def _owe(self, arrival: Arrival) -> None:
-        """It is to be acknowledged when a state has it."""
-        self._unacknowledged[arrival.src] = arrival.number
-        self._nbytes += _nbytes(arrival)
-
-    def _may_send(self, dst: int) -> bool:
-        link = self._inner.links().get(dst)
-        if self._joining[dst] or (link is not None and link[0] != self._lives.get(dst, 0.0)):
-            return False
-        self._commit()
-        return True
-
-    def _remember(self, dst: int, job: int, tag: int, message: Any) -> None:
-        is_framed = isinstance(message, Framed)
-        data = message.data if is_framed else message
-        header = self._headers.encode(message.header) if is_framed else b""
-        self._sent[dst].append((job, tag, is_framed, header.decode("latin-1"), data))
-        if len(self._sent[dst]) >= 2 * max(_MIN_SENT, self._num_outstanding[dst]):
-            self._forget_received()
-
-    def _forget_received(self) -> None:
-        self._num_outstanding = Counter(self._inner.outstanding())
-        for dst, sent in self._sent.items():
-            while len(sent) > self._num_outstanding[dst]:
-                sent.popleft()
 
     # States.
 
     def checkpoint(self) -> bool:
         """Saves a state if this is a good moment, and begins a new journal; whether it was."""
-        is_telling = self.is_told_again or self._ready or self._early
+        is_telling = self.is_told_again or self._ready or self._retelling.has_early
         if is_telling or any(self._kept.values()):
             return False
         state = self._snapshot()
@@ -456,65 +328,25 @@ class DurableTransport:
             return False
         began_s = time.monotonic()
         links = self._inner.links()
-        self._forget_received()
+        self._outbox.forget_received()
         links = {
-            rank: (life, self._unacknowledged.get(rank, received), sent - len(self._sent[rank]))
+            rank: (
+                life,
+                self._write_ahead.last_number(rank, received),
+                sent - self._outbox.num_to(rank),
+            )
             for rank, (life, received, sent) in links.items()
         }
-        peers = [tuple(a) for a in (*self._done.values(), *self._ended.values())]
         self._store.save(
             {
                 "state": state,
                 "links": links,
-                "lives": self._lives,
-                "peers": peers,
-                "outbox": [(dst, one) for dst in sorted(links) for one in self._sent[dst]],
+                "lives": self._peers.lives,
+                "peers": [tuple(ending) for ending in self._peers.endings],
+                "outbox": self._outbox.packed(sorted(links)),
                 "num_handed": self._num_handed,
             }
         )
-        self._noted = {rank: (life, received) for rank, (life, received, _) in links.items()}
-        self._saved_s = time.monotonic()
-        self._save_s = self._saved_s - began_s
-        for src, last in self._unacknowledged.items():
-            self._inner.acknowledge(src, last)
-        self._unacknowledged.clear()
-        self._nbytes = 0
-        self._is_urgent = False
+        noted = {rank: (life, received) for rank, (life, received, _) in links.items()}
+        self._write_ahead.saved(noted, time.monotonic() - began_s)
         return True
-
-    @property
-    def _is_due(self) -> bool:
-        nbytes = self._store.journal.nbytes
-        if not nbytes:
-            return False
-        if self._is_urgent or not self._unacknowledged.keys().isdisjoint(self._ended):
-            return True  # it will not send again
-        return self._due_in_s <= 0 or max(self._nbytes, nbytes) > self._max_nbytes
-
-    @property
-    def _due_in_s(self) -> float:
-        if not self._store.journal.nbytes:
-            return inf
-        due_s = self._saved_s + self._every_s
-        if self._unacknowledged:  # senders may wait until they may forget something
-            due_s = min(due_s, max(self._came_s + _IDLE_S, self._saved_s + 10 * self._save_s))
-        return max(0.0, due_s - time.monotonic())
-
-    def _note(self, arrival: Arrival) -> None:
-        """Keeps what an engine must know that begins later."""
-        kind, src = arrival.kind, arrival.src
-        if kind in (JOINED, LOST, GOODBYE):
-            self._sent.pop(src, None)  # what was for who it was before
-        if kind == JOINED:
-            self._ended.pop(src, None)
-            self._done.pop(src, None)
-        elif kind in (LOST, GOODBYE):
-            self._ended[src] = arrival
-        elif kind == DONE:
-            self._done[src] = arrival
-
-
-def _nbytes(arrival: Arrival) -> int:
-    message = arrival.message
-    data = message.data if isinstance(message, Framed) else message
-    return data.numel() * data.element_size() if isinstance(data, Tensor) else 0

@@ -20,14 +20,16 @@ Messages are received meanwhile, so that a rank that gets lost is noticed.
 """
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine
+import warnings
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-from gradwire.core.errors import PeerLost, RefusedError
+from gradwire.core.errors import GradwireWarning, PeerLost, RefusedError
 from gradwire.core.node import (
     Call,
     Collective,
@@ -145,6 +147,8 @@ class ProcessEngine:
         self.on_change: Callable[[int, bool, str], None] | None = None
         # Called now and then while every program waits. It may end the run by an exception.
         self.on_wait: Callable[[], None] | None = None
+        self._tags: frozenset[int] | None = None  # what workers may send; None: anything
+        self.dropped: Counter[int] = Counter()  # messages that nobody would have read, by sender
         for arrival in transport.kept(job):
             self._arrive(arrival)
 
@@ -225,6 +229,32 @@ class ProcessEngine:
             self._natives.clear()
             self._unjoined.clear()
             self._main = None
+
+    @contextmanager
+    def reading(self, tags: Collection[Tag] | None) -> Iterator[None]:
+        """For a while workers may send this node messages with these tags only. Others, which its
+        programs never ask for, are dropped: they would fill its memory, and it would never rest.
+        """
+        self._tags = None if tags is None else frozenset(map(tag_hash, tags))
+        unwanted = [(src, tag) for src, tag in self._inbox if self._is_unwanted(src, tag)]
+        for src, tag in unwanted:
+            for _, message in self._inbox.pop((src, tag)):
+                self._unread_nbytes -= message_nbytes(message)
+                self._drop(src)
+        try:
+            yield
+        finally:
+            self._tags = None
+
+    def _is_unwanted(self, src: int, tag: Tag) -> bool:
+        is_other = self._tags is not None and tag not in self._tags
+        return is_other and src < self.num_workers and src != self.rank
+
+    def _drop(self, src: int) -> None:
+        self.dropped[src] += 1
+        if self.dropped[src] == 1:
+            text = f"rank {src} sent rank {self.rank} a message that nobody reads; it was dropped"
+            warnings.warn(f"{text}, and so are others", GradwireWarning, stacklevel=2)
 
     # The loop.
 
@@ -510,6 +540,9 @@ class ProcessEngine:
                 self._deliver(self.rank, tag_hash(watcher), Framed(change))
 
     def _deliver(self, src: int, tag: int, message: Any) -> None:
+        if self._is_unwanted(src, tag):
+            self._drop(src)
+            return
         task = self._waiting.pop((src, tag), None)
         if task is not None:
             self._wake(task, message)

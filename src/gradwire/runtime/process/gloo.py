@@ -3,8 +3,9 @@
 What is particular to gloo: a receive cannot be polled, so one thread per peer blocks in it. A wait
 that expires breaks the connection for good, so the group is one of our own whose timeout is a
 year. A receive takes what is shorter than its buffer, and aborts the process if more comes: so a
-block of limited length comes first, and says how long the payload is that follows. A peer that
-was killed shows as an error of the receive that waits for it.
+block of limited length comes first, and says how long the payload is that follows. A receive for
+that is posted already if it is not the longest so far: see expected.py. A peer that was killed
+shows as an error of the receive that waits for it.
 
 Sends are posted at once and in order. What they send must live until it has left, so the posted
 ones are kept, up to a number of bytes per peer; beyond it the sender waits for the oldest. What has
@@ -32,6 +33,7 @@ from gradwire import kernels
 from gradwire.core.errors import WireError
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.accelerator import Landing, Leaving, PayloadGroups
+from gradwire.runtime.process.expected import Awaited, Expected
 from gradwire.runtime.process.frames import Headers, Packed
 from gradwire.runtime.process.transport import (
     ARRIVED,
@@ -138,6 +140,8 @@ class GlooTransport:
         # Of each peer: what was posted, oldest first, with its bytes; and their sum.
         self._posted: list[deque[tuple[dist.Work, Tensor]]] = [deque() for _ in range(self.size)]
         self._bytes_posted = [0] * self.size
+        self._expected = [Expected() for _ in range(self.size)]  # by each peer, from this one
+        self._awaited = [Awaited(made, peer, self._empty) for peer in range(self.size)]
         self._broken: set[int] = set()  # who cannot be sent to
         self._is_closed = False
         self._receivers = [
@@ -332,7 +336,9 @@ class GlooTransport:
                 if is_direct and part is packed.payload:
                     work = self._send_payload(part, peer)
                 else:
-                    work = self._group.send([part], peer, 0)
+                    is_payload = part is packed.payload
+                    tag = self._expected[peer].takes(nbytes) if is_payload else 0
+                    work = self._group.send([part], peer, tag)
             except RuntimeError:
                 self._lose(peer)
                 return
@@ -427,16 +433,17 @@ class GlooTransport:
             return _NO_BYTES
         if frame.is_direct:
             return self._direct_payload(peer, frame.nbytes)
-        is_pinned = frame.on_device and self._landing_on is not None
-        if is_pinned:
-            payload = torch.empty(frame.nbytes, dtype=torch.uint8, pin_memory=True)
-        else:
-            payload = kernels.empty(frame.nbytes, torch.uint8)
         if frame.start:  # a copy: it must be aligned, and the block is used again
-            payload.copy_(block[frame.start : frame.start + frame.nbytes])
-        else:
-            self._group.recv([payload], peer, 0).wait()
-        return payload
+            inside = self._empty if frame.on_device else kernels.empty
+            payload = inside(frame.nbytes, torch.uint8)
+            return payload.copy_(block[frame.start : frame.start + frame.nbytes])
+        return self._awaited[peer].payload(frame.nbytes)
+
+    def _empty(self, nbytes: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        """Room on the host, pinned where what comes may have to go to an accelerator."""
+        if self._landing_on is not None:
+            return torch.empty(nbytes, dtype=dtype, pin_memory=True)
+        return kernels.empty(nbytes, dtype)
 
     def _direct_payload(self, peer: int, nbytes: int) -> Tensor:
         if self._payloads is None:

@@ -48,6 +48,11 @@ def make_keys(path: str | Path) -> JobKeys:
 def load_keys(path: str | Path) -> JobKeys:
     """Reads what `make_keys` wrote."""
     path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there are no keys in {path}. Make them once, with `gradwire ps keys FILE`, and copy "
+            "the file to all nodes of the job."
+        )
     if path.stat().st_mode & 0o077:
         raise PermissionError(f"others may read the keys in {path}; run: chmod 600 {path}")
     found = {}

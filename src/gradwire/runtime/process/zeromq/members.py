@@ -85,8 +85,13 @@ class Desk(Members):
     def is_in(self) -> bool:
         return self.registry.is_complete
 
+    @property
+    def waits_for(self) -> str:
+        """For whom the job waits until it is complete."""
+        return self.registry.missing()
+
     def problem(self) -> str:
-        return f"the job is not complete: {self.registry.missing()}"
+        return f"the job is not complete: {self.waits_for}"
 
     def tick(self, now: float) -> None:
         self.registry.check(self.now())
@@ -185,8 +190,15 @@ class Member(Members):
     def is_in(self) -> bool:
         return self._place.rank >= 0
 
+    @property
+    def waits_for(self) -> str:
+        """For what, as the scheduler says."""
+        return self.heard
+
     def problem(self) -> str:
-        said = self.heard or "it does not answer. Is it running, and are the keys the same?"
+        said = self.heard or (
+            "it does not answer. Is it running, is this its address, and are the keys the same?"
+        )
         return f"this {self._place.role_name} could not join at the scheduler: {said}"
 
     def say_hello(self) -> None:

@@ -13,7 +13,7 @@ class Refusal(WireError):
     """A message that is dropped. The reason is one of few."""
 
     def __init__(self, reason: str, detail: str, code: int = 0) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(detail)
         self.reason = reason
         self.code = code
 

@@ -1,0 +1,68 @@
+"""What a durable server sent and its receivers may not have: part of its states, and sent again.
+
+It is not asked after each message how many are outstanding, but when twice as many are remembered
+as were then.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gradwire.core.node import Framed
+from gradwire.runtime.process.frames import Headers
+
+# Job, tag, is it framed, header, data. The header's bytes are text, as weights_only has no bytes.
+Sent = tuple[int, int, bool, str, Tensor | None]
+_MIN_SENT = 16  # remembered before it is asked which were received
+
+
+class Message(NamedTuple):
+    dst: int
+    job: int
+    tag: int
+    message: Any
+
+
+class Outbox:
+    """By receiver. `outstanding()` tells how many messages each may not have: the last ones."""
+
+    def __init__(self, headers: Headers, outstanding: Callable[[], dict[int, int]]) -> None:
+        self._headers = headers
+        self._outstanding = outstanding
+        self._sent: defaultdict[int, deque[Sent]] = defaultdict(deque)
+        self._num_outstanding: Counter[int] = Counter()  # when last asked
+
+    def add(self, dst: int, job: int, tag: int, message: Any) -> None:
+        is_framed = isinstance(message, Framed)
+        data = message.data if is_framed else message
+        header = self._headers.encode(message.header) if is_framed else b""
+        self._sent[dst].append((job, tag, is_framed, header.decode("latin-1"), data))
+        if len(self._sent[dst]) >= 2 * max(_MIN_SENT, self._num_outstanding[dst]):
+            self.forget_received()
+
+    def drop(self, dst: int) -> None:
+        """Who it was for is not there any more."""
+        self._sent.pop(dst, None)
+
+    def forget_received(self) -> None:
+        self._num_outstanding = Counter(self._outstanding())
+        for dst, sent in self._sent.items():
+            while len(sent) > self._num_outstanding[dst]:
+                sent.popleft()
+
+    def num_to(self, dst: int) -> int:
+        return len(self._sent[dst])
+
+    def packed(self, receivers: Iterable[int]) -> list[tuple[int, Sent]]:
+        """For a state: what these may not have."""
+        return [(dst, one) for dst in receivers for one in self._sent[dst]]
+
+    def unpacked(self, packed: list[tuple[int, Sent]]) -> Iterator[Message]:
+        """What was packed, to be sent again; it is not in this outbox unless it is added."""
+        for dst, (job, tag, is_framed, header, data) in packed:
+            message: Any = data
+            if is_framed:
+                message = Framed(self._headers.decode(header.encode("latin-1")), data)
+            yield Message(dst, job, tag, message)
