@@ -38,9 +38,7 @@ class Expected:
 class Awaited:
     """The receiver's side: takes the payloads of one peer."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, peer: int, empty: Callable[[int], Tensor]
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, peer: int, empty: Callable[[int], Tensor]) -> None:
         """`empty` makes room for so many bytes."""
         self._group, self._peer, self._empty = group, peer, empty
         self._expected = Expected()

@@ -385,6 +385,25 @@ def test_a_server_that_forgot_everything_begins_with_what_it_did_not_acknowledge
         assert received(again, 1) == [8]
 
 
+def test_a_server_that_had_not_read_anything_says_again_what_it_has_said() -> None:
+    """Nothing is on disk then, but it has no other beginning."""
+    with job(1, server={"acknowledges": "asked", "links": {}}) as made:
+        worker, server, scheduler = (made.nodes[rank] for rank in range(3))
+        for peer in (0, 2):
+            server.send(peer, 0, 0, number(1))
+        worker.send(1, 0, 0, number(5))
+        assert received(worker, 1) == received(scheduler, 1) == [1]
+        crash(server)
+        again = made.start("server", rank=1, links={}, acknowledges="asked")
+        for value in (1, 2):
+            for peer in (0, 2):
+                again.send(peer, 0, 0, number(value))
+        assert received(worker, 1) == received(scheduler, 1) == [2]
+        assert received(again, 1) == [5]
+        assert worker.next(0.05) is None
+        assert scheduler.next(0.05) is None
+
+
 def test_a_server_that_cannot_send_again_what_it_had_sent_is_lost() -> None:
     with job(1) as made:
         worker, server = made.nodes[0], made.nodes[1]

@@ -32,7 +32,7 @@ class Traffic:
         arrivals: Arrivals,
         *,
         is_asked: bool,
-        before: Mapping[int, tuple[float, int, int]],
+        before: Mapping[int, tuple[float, int, int]] | None,
         max_bytes: int,
         max_nbytes: int,
         max_large: int,
@@ -50,7 +50,9 @@ class Traffic:
         self.max_bytes = max_bytes  # posted to a peer; or come from one and not read
         self._place, self._wire, self._inbox, self._arrivals = place, wire, inbox, arrivals
         self._is_asked = is_asked  # whether the caller says what is acknowledged
-        self.before = before  # of links of which this node had an earlier process
+        # Of links of which this node had an earlier process. None: it would not say again what
+        # that one has said.
+        self.before = before
         self._max_nbytes = max_nbytes  # of a message
         self._resume_s = resume_s  # how long an answer may take
         self._on_event, self._on_goodbye, self._on_problem = on_event, on_goodbye, on_problem
@@ -63,8 +65,10 @@ class Traffic:
     # Links.
 
     def add(self, peer: int, identity: bytes | None, life: float) -> Link:
-        before = self.before.get(peer)
-        known = before[1:] if before is not None and before[0] == life else None
+        known = None
+        if self.before is not None:
+            whose, received, sent = self.before.get(peer, (life, 0, 0))
+            known = (received, sent) if whose == life else (0, 0)
         link = self.links[peer] = Link(peer, identity, life, known)
         if identity is not None:
             self.by_identity[identity] = peer

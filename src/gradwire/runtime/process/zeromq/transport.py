@@ -64,8 +64,9 @@ class ZmqTransport:
 
     A message is acknowledged when `next` has handed it over or, with `acknowledges="asked"`, when
     the caller says so. A server that begins again gives what `links()` was, as of the state that
-    it begins with, and sends again what was outstanding then; or a function that finds it, given
-    its rank, its life (0: it does not begin again) and a text that only this job has. `max_large`
+    it begins with, and sends again what was outstanding then, and all that the one before it sent
+    since; or a function that finds it, given its rank, its life (0: it does not begin again) and a
+    text that only this job has. Without `links` what it sends is new. `max_large`
     is how many large messages a server takes, and sends, at a time.
     """
 
@@ -164,7 +165,7 @@ class ZmqTransport:
                 self._inbox,
                 Arrivals(place.size, headers, max_payload_nbytes, device),
                 is_asked=acknowledges == "asked",
-                before={} if callable(links) else dict(links or {}),
+                before=None if links is None or callable(links) else dict(links),
                 max_bytes=max_bytes_posted,
                 max_nbytes=max_payload_nbytes + 2 * BLOCK_NBYTES,
                 max_large=max_large,
