@@ -1,4 +1,4 @@
-"""Payloads of codecs that select are added to one vector, which is the mean of what they decode to."""
+"""Payloads of codecs that select are added to one vector: the mean of what they decode to."""
 
 import pytest
 import torch

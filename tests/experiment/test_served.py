@@ -253,6 +253,22 @@ def test_asp_counts_every_push_once(stage, tmp_path, durable):
     assert found["lost"] == []
 
 
+def test_nobody_takes_work_of_others_for_silence(stage, tmp_path):
+    """The scheduler hears nothing while all train, nor does who is done while another is not."""
+    folder = tmp_path / "run"
+    settings = {"synchronization": "asp", "steps": 300, "eval_every": 300}
+    more = ("--timeout", "1s", "--silence", "20s")
+    with stage.run(*arguments(folder, *more, **settings)) as play:
+        play.until(is_training(folder), "training")
+        slow = play.nodes()["worker 1"]
+        os.kill(slow, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(slow, signal.SIGCONT)
+        code, said = play.end()
+    assert code == 0, said
+    assert "lost" not in summary(folder) or not summary(folder)["lost"], said
+
+
 def test_without_its_scheduler_a_job_ends(stage, tmp_path):
     folder = tmp_path / "run"
     with stage.run(*arguments(folder, steps=100_000, eval_every=50)) as play:

@@ -35,8 +35,13 @@ class Agreement:
         self._may_miss = may_miss
         self.absent: set[int] = set()  # workers that came meanwhile, and take no part
 
-    def agree(self, report: Row, decide: Callable[[list[Row | None]], Row]) -> Row:
-        """What the hub decides given all reports, in the order of the ranks; None: it is lost."""
+    def agree(
+        self, report: Row, decide: Callable[[list[Row | None]], Row], *, is_patient: bool = False
+    ) -> Row:
+        """What the hub decides given all reports, in the order of the ranks; None: it is lost.
+
+        `is_patient`: others may come to it much later.
+        """
         hub = self._hub
 
         async def program(node: Node) -> Row:
@@ -55,7 +60,7 @@ class Agreement:
                     await node.send(rank, _DECISION, message)
             return decision
 
-        return self._run(program)
+        return self._run(program, is_patient)
 
     def collect(
         self, tensors: Sequence[Tensor], sources: Collection[int], count: int
@@ -89,12 +94,14 @@ class Agreement:
                 raise
             return None
 
-    def _run(self, program: Callable[[Node], Coroutine[Any, Any, R]]) -> R:
+    def _run(
+        self, program: Callable[[Node], Coroutine[Any, Any, R]], is_patient: bool = False
+    ) -> R:
         engine = self._engine
         ledger, log = engine.ledger, engine.log
         engine.ledger, engine.log = Ledger(engine.size), None
         try:
-            result = engine.run(program, serves=False)
+            result = engine.run(program, serves=False, is_patient=is_patient)
         finally:
             engine.ledger, engine.log = ledger, log
         assert result is not None, "a node did not hear the decision"

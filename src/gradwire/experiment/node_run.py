@@ -148,7 +148,7 @@ class NodeRun(NodeState):
                 "signal": self.signals.wanted if set(missing) - known else 0,
             }
 
-        decision = self.agreement.agree(figures, note)
+        decision = self.agreement.agree(figures, note, is_patient=True)
         if decision["signal"]:
             raise Interrupted(decision["signal"], self._how_to_go_on())
         if not decision["num_there"]:

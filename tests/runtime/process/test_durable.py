@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from gradwire.core.key import Key
+from gradwire.core.node import Node
 from gradwire.runtime.process import journal
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.durable import DurableTransport, links_of
-from gradwire.runtime.process.frames import Headers
+from gradwire.runtime.process.engine import ProcessEngine
+from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
 from quadratics import _train
 from runtime.process.durable_world import Outcome, run, same
@@ -216,3 +218,54 @@ def test_what_cannot_be_told_again_now_is_not_forgotten(tmp_path: Path, monkeypa
     assert arrival is not None
     assert arrival.number == 1
     at_last.close()
+
+
+def test_what_was_for_the_one_before_is_not_sent_to_who_came_when_all_is_told_again(
+    tmp_path: Path,
+) -> None:
+    """Also if all had arrived long before the program that answers begins."""
+
+    async def agrees(node: Node) -> None:
+        await node.recv(3, "agreed")
+
+    async def answers(node: Node) -> None:
+        assert await node.members() == {0, 1}
+        for number in range(2):
+            rank, _ = await node.recv_any("request")
+            await node.send(rank, "answer", torch.tensor([float(number)]))
+        await node.recv(3, "end")
+
+    class Recording(Numbered):
+        def __init__(self, life: float) -> None:
+            super().__init__()
+            self.life, self.sent = life, []
+
+        def kept(self, job: int) -> list[Arrival]:
+            return []
+
+        def send(self, dst: int, job: int, tag: int, message: Any) -> None:
+            self.sent.append((dst, float(message)))
+            if message == 0.0:  # only then it is lost, and another one comes
+                request = Arrival(ARRIVED, 1, 0, tag_hash("request"), torch.zeros(1), number=1)
+                lost = Arrival(LOST, 1, message="", time_s=5.0)
+                self.arrivals += lost, Arrival(JOINED, 1, time_s=5.5), request
+                self.life = 5.5
+            else:
+                self.arrivals.append(Arrival(ARRIVED, 3, 0, tag_hash("end"), torch.zeros(1)))
+
+    def run(inner: Any) -> list[tuple[int, float]]:
+        store = Store(tmp_path, "job")
+        transport = DurableTransport(inner, store, lambda: None, headers=Headers())
+        engine = ProcessEngine(transport, 2, timeout_s=5)
+        engine.run(lambda node: transport.recorded(agrees(node)), serves=False)
+        engine.run(lambda node: transport.recorded(answers(node)), serves=False)
+        store.close()
+        return inner.sent
+
+    inner = Recording(0.0)
+    inner.arrivals += (
+        Arrival(ARRIVED, 3, 0, tag_hash("agreed"), torch.zeros(1)),
+        Arrival(ARRIVED, 1, 0, tag_hash("request"), torch.zeros(1), number=1),
+    )
+    assert run(inner) == [(1, 0.0), (1, 1.0)]
+    assert run(Recording(5.5)) == [(1, 1.0)]  # who is there now gets what was for it

@@ -335,3 +335,41 @@ def test_a_program_that_fails_leaves_nothing_to_go_on_from(transport) -> None:
     with pytest.raises(ValueError, match="in the middle"):
         engine.run(fails)
     assert not engine.is_at_rest
+
+
+@pytest.mark.parametrize("role", ["is done", "serves", "is patient"])
+def test_who_has_nothing_to_do_waits_for_as_long_as_the_others_are_there(role) -> None:
+    transport = transports(3)[2 if role == "serves" else 0]
+    engine = ProcessEngine(transport, 2, timeout_s=0.05)
+    calls = 0
+
+    def glance() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # after some 0.3 s
+            for peer in {0, 1} - {transport.rank}:
+                transport.happen(Arrival(DONE, peer, 0, 1))
+            transport.happen(Arrival(ARRIVED, 1, 0, tag_hash("x"), ONE))
+
+    async def serves(node: Node) -> None:
+        while True:
+            await node.recv_any("request")
+
+    async def is_done(node: Node) -> None:
+        await node.spawn(serves(node))
+
+    async def waits(node: Node) -> None:
+        await node.recv(1, "x")
+
+    async def waits_in_vain(node: Node) -> None:
+        await node.recv(1, "y")
+
+    engine.on_wait = glance
+    if role == "is patient":
+        engine.run(waits, serves=False, is_patient=True)
+    else:
+        engine.run(serves if role == "serves" else is_done)
+    assert calls >= 4
+    transport.happen(Arrival(GOODBYE, 1))
+    with pytest.raises(PeerLost):
+        engine.run(waits_in_vain, serves=False, is_patient=True)

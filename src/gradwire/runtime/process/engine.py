@@ -87,7 +87,7 @@ class ProcessEngine:
 
     Ranks 0 .. num_workers - 1 are workers. Messages of another job are not read: those of an
     earlier one are dropped, those of a later one kept for it. `timeout_s` is how long nothing may
-    happen while programs wait. `log` is told in which order programs go on, and by what.
+    happen while a worker waits. `log` is told in which order programs go on, and by what.
     `native`: means may be formed by the transport's own all-reduce, which adds in another order;
     without it they have the simulator's bits. All ranks must say the same.
     """
@@ -181,13 +181,18 @@ class ProcessEngine:
         waits = all(isinstance(task.waiting_for, Recv | RecvAny) for task in self._tasks)
         return waits and not (self._ready or self._to_compute or self._inbox)
 
-    def run(self, program: Program[R], *, serves: bool = True) -> R | None:
+    def run(
+        self, program: Program[R], *, serves: bool = True, is_patient: bool = False
+    ) -> R | None:
         """Runs a worker's program to its end, and returns its result.
 
         Programs that it spawned and that have not ended go on serving the others until all
         workers are done with this run; then they are closed. The program of another role (a
         server) ends in the same way, and its result is None; unless it does not serve: then it,
         too, runs to its end. What nobody has read stays for the next run.
+
+        Who is done, or serves, waits for as long as the others are there: those may have much to
+        do of which it hears nothing. So does whoever `is_patient`.
         """
         self.num_runs += 1
         self._numbers = count()
@@ -213,7 +218,7 @@ class ProcessEngine:
                     break
                 if (main.done or (serves and not is_worker)) and self._are_done():
                     break
-                self._wait()
+                self._wait(is_patient or main.done or (serves and not is_worker))
             if log is not None:
                 log.ends(self.now)
             return main.result
@@ -259,10 +264,16 @@ class ProcessEngine:
     # The loop.
 
     def _go_on(self) -> None:
-        """Everything that can be done without waiting."""
+        """Everything that can be done without waiting.
+
+        When all programs have ended what arrives is left for the next run: those hear of all that
+        happens when they wait, and only then.
+        """
         while True:
             while self._ready:
                 self._step(*self._ready.popleft())
+            if not self._tasks:
+                return
             is_full = self._unread_nbytes > self._max_unread_nbytes
             if (not is_full and self._take(0.0)) or self._expire():
                 continue
@@ -271,17 +282,18 @@ class ProcessEngine:
             task, request = self._to_compute.popleft()
             self._compute(task, request)
 
-    def _wait(self) -> None:
+    def _wait(self, is_patient: bool) -> None:
         """Until something happens."""
         began = time.monotonic()
-        limit = began + self._timeout_s
+        limit = inf if is_patient else began + self._timeout_s
         due = self._timers[0][0] if self._timers else inf
         until, pause = min(limit, due), inf if self.on_wait is None else _GLANCE_S
         while True:
             if self.on_wait is not None:
                 self.on_wait()
             left = max(0.0, until - time.monotonic())
-            if self._take(min(left, pause)):
+            timeout_s = min(left, pause)
+            if self._take(None if timeout_s == inf else timeout_s):
                 break
             if left <= pause:
                 if due > limit:
@@ -289,7 +301,7 @@ class ProcessEngine:
                 break
         self.wait_s += time.monotonic() - began
 
-    def _take(self, timeout_s: float) -> bool:
+    def _take(self, timeout_s: float | None) -> bool:
         """Takes in what has arrived; whether there was something.
 
         Where too much is unread, only the first: it may be what a program waits for.
