@@ -1,6 +1,7 @@
 """What the ranks of test_processes.py run, one after the other in one process group."""
 
 import json
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def run(rank: int, folder: Path) -> Any:
         gradwire.run(out=folder / name, **TINY | settings)
     return {
         "asynchronous": _asynchronous(folder),
+        "slow": _slow(),
         "interrupted": _interrupted(rank, folder),
         "refused": _refused(rank, folder),
     }
@@ -56,6 +58,16 @@ def _asynchronous(folder: Path) -> Any:
     settings = {"synchronization": "asp", "architecture": "gossip(ring, adpsgd)"}
     run = gradwire.run(out=folder / "asynchronous", **TINY, **settings)
     return {"steps": [row["step"] for row in run.metrics], "distance": run.summary["distance"]}
+
+
+def _slow() -> Any:
+    """Rank 0 takes longer over an evaluation than nothing may happen in a step."""
+
+    def progress(row: Any, steps: int) -> None:
+        time.sleep(1.2)
+
+    run = gradwire.run(timeout="600ms", progress=progress, **TINY | {"steps": 8})
+    return [row["step"] for row in run.metrics]
 
 
 def _interrupted(rank: int, folder: Path) -> Any:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,6 +24,14 @@ signal.signal(signal.SIGINT, told)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 time.sleep(60)
 """
+
+
+@pytest.fixture(autouse=True)
+def _not_ignored() -> Iterator[None]:
+    """As in a terminal; a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_what_came_while_it_was_held_is_told_when_it_is_caught() -> None:

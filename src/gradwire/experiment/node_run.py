@@ -82,7 +82,8 @@ class NodeRun(NodeState):
                 if decision["checkpoint"]:
                     self._save()
                 if decision["evaluate"] or decision["checkpoint"]:
-                    self.agreement.agree({}, lambda reports: {})  # all are done with it
+                    # All are done with it, however long that takes on one of them.
+                    self.agreement.agree({}, lambda reports: {}, is_patient=True)
                     if self.checkpoints is not None:
                         self.checkpoints.forget_old()
                 if decision["signal"]:

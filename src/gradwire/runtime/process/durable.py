@@ -194,12 +194,10 @@ class DurableTransport:
         return [*self._kept.pop(job, []), *self._peers.endings]
 
     def next(self, timeout_s: float | None) -> Arrival | None:
-        # One at a time, and only to who waits: so what a program has done when it hears of
-        # something is the same if all is told again.
-        if timeout_s == 0 and (self._has_handed or self.is_told_again):
+        if self._has_handed:
             self._has_handed = False
-            return None
-        self._has_handed = False
+            if timeout_s == 0:
+                return None
         arrival = self._told_again(timeout_s) if self.is_told_again else None
         if arrival is None and not self.is_told_again and self._take(timeout_s):
             arrival = self._ready.popleft()

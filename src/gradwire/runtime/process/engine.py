@@ -266,8 +266,9 @@ class ProcessEngine:
     def _go_on(self) -> None:
         """Everything that can be done without waiting.
 
-        When all programs have ended what arrives is left for the next run: those hear of all that
-        happens when they wait, and only then.
+        When all programs have ended what arrives is left for the next run: a program hears of what
+        happens when it waits, and only then. So it has done the same when it does, if all that
+        arrived is told again to another process.
         """
         while True:
             while self._ready:
