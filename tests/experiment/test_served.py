@@ -253,6 +253,37 @@ def test_asp_counts_every_push_once(stage, tmp_path, durable):
     assert found["lost"] == []
 
 
+def test_a_worker_that_waits_in_vain_counts_as_lost(stage, tmp_path):
+    folder = tmp_path / "run"
+    settings = {"synchronization": "ssp(1)", "steps": 300, "eval_every": 300}
+    with stage.run(*arguments(folder, "--timeout", "1s", "--silence", "20s", **settings)) as play:
+        play.until(is_training(folder), "training")
+        slow = play.nodes()["worker 1"]
+        os.kill(slow, signal.SIGSTOP)
+        play.until(lambda: "worker 0 was lost" in play.said, "its loss")
+        os.kill(slow, signal.SIGCONT)
+        code, said = play.end()
+    assert code == 0, said
+    assert "nothing has happened for 1 s" in said
+    assert [row["rank"] for row in summary(folder)["lost"]] == [0]
+
+
+def test_a_worker_that_was_suspended_for_too_long_is_started_again(stage, tmp_path):
+    folder = tmp_path / "run"
+    settings = {"synchronization": "asp", "steps": 600, "eval_every": 600}
+    more = ("--silence", "1s", "--restarts", "1")
+    with stage.run(*arguments(folder, *more, **settings)) as play:
+        play.until(is_training(folder), "training")
+        slow = play.nodes()["worker 1"]
+        os.kill(slow, signal.SIGSTOP)
+        play.until(lambda: "worker 1 was lost" in play.said, "its loss")
+        os.kill(slow, signal.SIGCONT)
+        play.until(lambda: "worker 1 is back" in play.said, "its return")
+        code, said = play.end()
+    assert code == 0, said
+    assert "worker 1: starting it again" in said
+
+
 def test_nobody_takes_work_of_others_for_silence(stage, tmp_path):
     """The scheduler hears nothing while all train, nor does who is done while another is not."""
     folder = tmp_path / "run"

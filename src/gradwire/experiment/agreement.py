@@ -2,7 +2,8 @@
 
 Everyone sends a report to the one that keeps the record (rank 0, or the scheduler if there is one),
 that one decides, everyone hears the decision: JSON both ways. It goes through the engine like any
-message, but it is not the algorithm's: neither the ledger nor a recorded order knows of it.
+message, but it is not the algorithm's: neither the ledger nor a recorded order knows of it. Nodes
+wait patiently: others may still have to load, to evaluate, to save, or to train.
 """
 
 import json
@@ -35,13 +36,8 @@ class Agreement:
         self._may_miss = may_miss
         self.absent: set[int] = set()  # workers that came meanwhile, and take no part
 
-    def agree(
-        self, report: Row, decide: Callable[[list[Row | None]], Row], *, is_patient: bool = False
-    ) -> Row:
-        """What the hub decides given all reports, in the order of the ranks; None: it is lost.
-
-        `is_patient`: others may come to it much later.
-        """
+    def agree(self, report: Row, decide: Callable[[list[Row | None]], Row]) -> Row:
+        """What the hub decides given all reports, in the order of the ranks; None: it is lost."""
         hub = self._hub
 
         async def program(node: Node) -> Row:
@@ -60,7 +56,7 @@ class Agreement:
                     await node.send(rank, _DECISION, message)
             return decision
 
-        return self._run(program, is_patient)
+        return self._run(program)
 
     def collect(
         self, tensors: Sequence[Tensor], sources: Collection[int], count: int
@@ -94,14 +90,12 @@ class Agreement:
                 raise
             return None
 
-    def _run(
-        self, program: Callable[[Node], Coroutine[Any, Any, R]], is_patient: bool = False
-    ) -> R:
+    def _run(self, program: Callable[[Node], Coroutine[Any, Any, R]]) -> R:
         engine = self._engine
         ledger, log = engine.ledger, engine.log
         engine.ledger, engine.log = Ledger(engine.size), None
         try:
-            result = engine.run(program, serves=False, is_patient=is_patient)
+            result = engine.run(program, serves=False, is_patient=True)
         finally:
             engine.ledger, engine.log = ledger, log
         assert result is not None, "a node did not hear the decision"

@@ -69,7 +69,7 @@ class NodeRun(NodeState):
         except PeerLost as error:
             raise self._stopped(why_lost(error, self._name), error.rank) from error
         except StuckError as error:
-            raise self._stopped(str(error), None) from error
+            raise self._stopped(str(error), self.rank) from error
 
     def _fold(self) -> None:
         with self.signals.waiting():
@@ -77,20 +77,28 @@ class NodeRun(NodeState):
                 self._segment(self.last)
             while True:
                 decision = self._agree()
+                # What was trained is safe before an evaluation, which may take long; one that goes
+                # on from here makes up for it.
+                if decision["checkpoint"]:
+                    self._keep_all()
                 if decision["evaluate"]:
                     self._evaluate(decision)
-                if decision["checkpoint"]:
-                    self._save()
-                if decision["evaluate"] or decision["checkpoint"]:
-                    # All are done with it, however long that takes on one of them.
-                    self.agreement.agree({}, lambda reports: {}, is_patient=True)
-                    if self.checkpoints is not None:
-                        self.checkpoints.forget_old()
+                    self.agreement.agree({}, lambda reports: {})  # however long that takes
                 if decision["signal"]:
                     raise Interrupted(decision["signal"], self._how_to_go_on())
                 if self.step == self.plan.num_steps:
                     return
                 self._segment(decision["last"])
+
+    def _keep_all(self) -> None:
+        """A checkpoint, however long that takes on one of them."""
+        began_s = time.monotonic()
+        self._save()
+        self.agreement.agree({}, lambda reports: {})  # all have it
+        assert self.checkpoints is not None
+        self.checkpoints.forget_old()
+        if self._conductor is not None:
+            self._conductor.saved(time.monotonic() - began_s)
 
     def _whole(self) -> None:
         with self.signals.waiting():
@@ -149,7 +157,7 @@ class NodeRun(NodeState):
                 "signal": self.signals.wanted if set(missing) - known else 0,
             }
 
-        decision = self.agreement.agree(figures, note, is_patient=True)
+        decision = self.agreement.agree(figures, note)
         if decision["signal"]:
             raise Interrupted(decision["signal"], self._how_to_go_on())
         if not decision["num_there"]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from gradwire.experiment.children import Children, Failure, deaths, failure_of
+from gradwire.experiment.children import LOST, Children, Failure, deaths, failure_of
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.signals import Interrupted, Signals
 
@@ -155,12 +155,19 @@ class _Job:
             self.say(deaths({rank: code}, self.cast.name) or f"{name} ended with exit code {code}")
 
     def _came_back(self, rank: int, code: int) -> bool:
-        """Whether one that was killed is started again."""
-        if code > 0 or not self.restarts or not self.cast.may_come_back(rank):
+        """Whether one that was killed is started again; or a worker that was out of the job for
+        too long, and was told that it is not in it any more."""
+        was_killed, was_out = code < 0, code == LOST and rank < self.cast.num_workers
+        may = self.restarts and self.cast.may_come_back(rank)
+        if not may or not (was_killed or was_out):
             return False
         self.restarts -= 1
-        name, cause = self.cast.name(rank), signal.Signals(-code).name
-        self.say(f"{name} was killed by {cause}; starting it again")
+        name = self.cast.name(rank)
+        if was_killed:
+            self.say(f"{name} was killed by {signal.Signals(-code).name}; starting it again")
+        else:
+            self._tell(rank, code)
+            self.say(f"{name}: starting it again")
         self._start(rank, False)
         return True
 

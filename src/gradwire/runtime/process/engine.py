@@ -72,6 +72,9 @@ from gradwire.runtime.requests import Evaluator, no_evaluator
 # How long a native collective that failed waits for the news that a rank is lost, and one that has
 # not for its end after such news: the rank may have left after its own part.
 _GRACE_S = 2.0
+_PATIENCE = 24
+_PAUSE_S = 1.0  # between two looks at the clock
+_SLEPT_S = 0.5  # so much later than it asked for a process wakes up that was suspended
 _GLANCE_S = 0.1  # between two calls of `on_wait`
 
 R = TypeVar("R")
@@ -191,8 +194,9 @@ class ProcessEngine:
         server) ends in the same way, and its result is None; unless it does not serve: then it,
         too, runs to its end. What nobody has read stays for the next run.
 
-        Who is done, or serves, waits for as long as the others are there: those may have much to
-        do of which it hears nothing. So does whoever `is_patient`.
+        Who is done, or serves, is patient: others may have much to do of which it hears nothing.
+        So is whoever `is_patient`. That is for as long as the others are there, if the transport
+        notices when they are not; else `_PATIENCE` times as long as others wait.
         """
         self.num_runs += 1
         self._numbers = count()
@@ -286,23 +290,29 @@ class ProcessEngine:
     def _wait(self, is_patient: bool) -> None:
         """Until something happens."""
         began = time.monotonic()
-        limit = inf if is_patient else began + self._timeout_s
+        limit = began + self._timeout_s
+        if is_patient:
+            can_trust = getattr(self._transport, "notices_silence", False)
+            limit = inf if can_trust else began + _PATIENCE * self._timeout_s
         due = self._timers[0][0] if self._timers else inf
-        until, pause = min(limit, due), inf if self.on_wait is None else _GLANCE_S
+        pause = _PAUSE_S if self.on_wait is None else _GLANCE_S
+        now = began
         while True:
             if self.on_wait is not None:
                 self.on_wait()
-            left = max(0.0, until - time.monotonic())
-            timeout_s = min(left, pause)
-            if self._take(None if timeout_s == inf else timeout_s):
+            asked_s = max(0.0, min(limit, due, now + pause) - time.monotonic())
+            if self._take(asked_s):
                 break
-            if left <= pause:
-                if due > limit:
-                    raise StuckError(self._stuck())
+            before, now = now, time.monotonic()
+            if now - before > pause + _SLEPT_S:
+                limit += now - before  # it was we who slept: others may have said much since
+            if now >= due:
                 break
+            if now >= limit:
+                raise StuckError(self._stuck())
         self.wait_s += time.monotonic() - began
 
-    def _take(self, timeout_s: float | None) -> bool:
+    def _take(self, timeout_s: float) -> bool:
         """Takes in what has arrived; whether there was something.
 
         Where too much is unread, only the first: it may be what a program waits for.

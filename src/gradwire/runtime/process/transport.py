@@ -43,7 +43,8 @@ class Transport(Protocol):
 
     One that has an all-reduce of its own has `native_mean(x)` besides: it starts one among all its
     ranks, and returns a number, with which `next` will tell that it is FINISHED; None if it cannot
-    add such tensors. All ranks start the same ones in the same order.
+    add such tensors. All ranks start the same ones in the same order. One with `notices_silence`
+    says that a rank is lost when nothing is heard of it, though nothing else tells so.
     """
 
     @property
