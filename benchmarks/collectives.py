@@ -29,31 +29,26 @@ work (load 8 to 10) best times were 0.79 to 1.20 for native means and 0.54 to 0.
 4 MB on, and medians of small ones up to 4.6.
 
 Answer on links of 100 Mbit/s (2 cores, AMD EPYC, torch 2.13, TCP with bbr, beside other work):
-shares of the line in two runs, in one of them with 3 ranks, too:
+shares of the line, medians of two runs, one of them with 3 ranks, too:
 
     ranks       way     gather 500 KB  gather 526 KB  gather 4 MB  mean 4 MB
-      2         bare      .71 - .75      .69 - .71     .60 - .62       .94
-                direct       .95         .52 - .53        .48          .48
-                ring         .95         .52 - .53     .90 - .96    .49 - .54
-      3         bare         .94            .89           .93          .94
-                direct       .86            .54           .51          .59
-                ring         .94            .85           .89          .91
-      4         bare      .92 - .93      .91 - .93     .92 - .93    .91 - .94
-                direct    .79 - .83      .54 - .59     .51 - .53       .58
-                ring         .93         .79 - .82     .91 - .92    .80 - .84
+      2         bare      .70 - .72         .69           .63       .94 - .95
+                direct       .95            .95        .85 - .95    .90 - .91
+                ring         .95            .95        .94 - .95    .91 - .92
+      3         bare         .89            .94           .94          .94
+                direct       .84            .89           .76          .75
+                ring         .94            .95           .93          .94
+      4         bare      .88 - .92      .93 - .95     .92 - .93       .94
+                direct    .80 - .82      .81 - .82     .72 - .77    .66 - .70
+                ring      .93 - .95      .95 - .97        .87       .86 - .87
 
-and the native mean .93 to .95. So from three ranks on the ring is faster than direct exchange, 1.1
-to 1.2 times at 500 KB and 1.35 to 1.8 times above; a native mean is at least as fast as the ring's.
-Direct exchange gets half of the line where messages are longer than the transport's block of 512
-KiB: both directions between two ranks share a connection, and gloo's word that a receiver is ready
-for a payload waits behind the payload that goes the other way, so one goes after the other. Whether
-it does is a race: between two ranks ring and direct gather by the same messages, and a time is near
-one of two values. With a connection for each direction (a script that is not kept) direct gathers
-and means got .85 to .95 between two ranks and .67 to .74 among four; what keeps four from the line
-was not looked into.
+and the native mean .94 to .95. So between two ranks direct exchange is as fast as a ring, and faster
+than a bare gather; among three and four the ring is 1.1 to 1.3 times as fast, since there all send
+to all at once, and what each link carries at a time is left to TCP. Before receives were posted ahead
+(runtime/process/expected.py) messages above 512 KiB got half of the line: .48 to .59 by direct exchange.
 
-The mean of signs: 83 to 84 ms gathered, 59 to 68 scattered (2 ranks); 162 and 87, gathered around
-the ring 114 (3); 233 to 237, 105 to 129, and 176 to 177 (4).
+The mean of signs: 52 to 60 ms gathered, 64 to 127 scattered, 52 to 68 gathered around the ring (2
+ranks); 103, 88 and 95 (3); 167 to 171, 114 to 158, and 167 to 204 (4).
 """
 
 import argparse
