@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from gradwire.core.node import Node
+from gradwire.runtime.process import expected
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
 from runtime.process.parity_cases import connect
 
 NUMEL = 1_000_000
+LENGTHS = (10, 600_000, 700_000, 5, 1_500_000, 1_600_000, 600_000, 3_000_000, 2_000_000, 0, 900_000)
 
 
 def run(rank: int, folder: Path) -> dict[str, int]:
@@ -60,3 +62,28 @@ def _until(num_there: Callable[[], int], number: int) -> int:
     while num_there() < number and time.monotonic() < until:
         time.sleep(0.01)
     return num_there()
+
+
+def lengths(rank: int, folder: Path) -> int:
+    """Payloads of all lengths go both ways at once, longer than what is expected and shorter, and
+    longer than what ever will be."""
+    expected.MAX_NBYTES = 1 << 21
+    transport = GlooTransport()
+
+    async def exchange(node: Node) -> int:
+        for number, nbytes in enumerate(LENGTHS):
+            await node.send(1 - rank, "data", _filled(nbytes, number + rank))
+        for number, nbytes in enumerate(LENGTHS):
+            received = await node.recv(1 - rank, "data")
+            assert torch.equal(received, _filled(nbytes, number + 1 - rank)), number
+        return len(LENGTHS)
+
+    number = ProcessEngine(transport, timeout_s=20).run(exchange)
+    tags = [one.tag for one in transport._expected]
+    transport.close()
+    assert number == len(LENGTHS)
+    return tags[1 - rank]
+
+
+def _filled(nbytes: int, value: int) -> torch.Tensor:
+    return torch.full((nbytes,), value % 251, dtype=torch.uint8)

@@ -23,6 +23,7 @@ class Job:
         self.all: list[ZmqTransport] = []
         self.scheduler_address = ""
         self.reached_at = ""  # where nodes reach the scheduler
+        self.proxy: Proxy | None = None  # before the scheduler
 
     def start(self, role: str, **settings: Any) -> ZmqTransport:
         node = ZmqTransport(
@@ -40,6 +41,9 @@ class Job:
 
         def on_bound(address: str) -> None:
             self.scheduler_address = address
+            if self.proxy is not None:
+                self.proxy.to(address)
+                self.reached_at = self.proxy.address
             self.reached_at = self.reached_at or address
             bound.set()
 
@@ -74,9 +78,12 @@ class Job:
 
 
 @contextmanager
-def job(num_workers: int, num_servers: int = 1, **settings: Any) -> Iterator[Job]:
+def job(
+    num_workers: int, num_servers: int = 1, proxy: "Proxy | None" = None, **settings: Any
+) -> Iterator[Job]:
     of_role = {role: settings.pop(role, {}) for role in ("scheduler", "server", "worker")}
     made = Job(num_workers, num_servers, **settings)
+    made.proxy = proxy
     try:
         made.start_all(**of_role)
         yield made
@@ -109,9 +116,11 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
 
 
 class Proxy:
-    """Hands on bytes to a port of this machine, until its connections are cut."""
+    """Hands on bytes to a port of this machine, until its connections are cut; each of them so
+    many bytes per second, if that is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate = rate
         self.target: tuple[str, int] | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -152,6 +161,8 @@ class Proxy:
     def _hand_on(self, a: socket.socket, b: socket.socket) -> None:
         with suppress(OSError):
             while data := a.recv(1 << 16):
+                if self.rate is not None:
+                    sleep(len(data) / self.rate)
                 b.sendall(data)
                 self.num_bytes += len(data)
         for one in (a, b):
