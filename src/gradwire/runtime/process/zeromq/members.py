@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import inf
 
 from gradwire.runtime.process.transport import GOODBYE, JOINED, LOST, Arrival
+from gradwire.runtime.process.zeromq import identities
 from gradwire.runtime.process.zeromq import messages as msg
 from gradwire.runtime.process.zeromq.errors import NoMemberError, NotAdmittedError
 from gradwire.runtime.process.zeromq.inbox import Inbox, Letter
@@ -108,6 +109,8 @@ class Desk(Members):
         registry = self.registry
         if hello.identity != identity:
             raise Refusal("source", "a node says that it is another one", msg.CANNOT_JOIN)
+        if identities.whose_beats(identity) is not None:  # or it would be taken for that node
+            raise Refusal("source", "a hello over a connection for beats", msg.CANNOT_JOIN)
         if hello.role == msg.SERVER:
             try:
                 check_target(hello.address)
@@ -160,8 +163,8 @@ class Desk(Members):
 
 
 class Member(Members):
-    """A worker's or a server's. `connect(peer, address)` connects, `welcomed(scheduler)` is told
-    the identity of the scheduler when the own rank is known, `enter()` is called when in."""
+    """A worker's or a server's. `connect(peer, address)` connects. When it is in it has a rank and
+    a `welcome`, and sends beats; it has links to others after `enter`."""
 
     def __init__(
         self,
@@ -173,15 +176,14 @@ class Member(Members):
         heartbeat_s: float,
         server_s: float,
         connect: Callable[[int, str], None],
-        welcomed: Callable[[bytes], None],
-        enter: Callable[[], None],
     ) -> None:
         super().__init__(place, wire, inbox)
         self.failure: Exception | None = None
         self.heard = ""  # about why it takes so long to join
+        self.welcome: msg.Welcome  # when it is in
         self._hello = hello
         self._heartbeat_s, self._server_s = heartbeat_s, server_s
-        self._connect, self._welcomed, self._enter = connect, welcomed, enter
+        self._connect = connect
         self._news_s = -1.0  # events up to this time are known
         self._heard_s = self._tick_s = time.monotonic()
         self._beat_s = -inf
@@ -215,7 +217,7 @@ class Member(Members):
             return
         if now - self._beat_s >= self._heartbeat_s / 5 and not place.is_closed:
             self._beat_s = now
-            self._wire.put(None, place.scheduler, place.header(msg.BEAT, place.scheduler))
+            self._wire.beat(place.scheduler, place.header(msg.BEAT, place.scheduler))
         if now - self._heard_s > self._server_s:
             reason = f"nothing was heard of the scheduler for {self._server_s:g} s"
             self.lose(place.scheduler, reason)
@@ -250,12 +252,17 @@ class Member(Members):
         place = self._place
         if self.is_in:
             return
+        self.welcome = welcome
         place.rank, place.life, self._news_s = welcome.rank, welcome.life, welcome.time_s
         if welcome.heartbeat_s > 0:
             self._heartbeat_s = min(self._heartbeat_s, welcome.heartbeat_s)
-        self._welcomed(welcome.entries[-1].identity)
-        for rank, is_there, has_left, life, time_s, identity, address in welcome.entries:
-            if rank == place.rank:
+
+    def enter(self) -> None:
+        """Makes links to those that were there when it got its rank. Of changes since then it is
+        told over the link to the scheduler."""
+        place = self._place
+        for rank, is_there, has_left, life, time_s, identity, address in self.welcome.entries:
+            if rank == place.rank or rank in self.gone:  # the scheduler, lost since then
                 continue
             if is_there:
                 self._introduce(rank, identity, life, address)
@@ -268,7 +275,6 @@ class Member(Members):
                 reason = "it was lost before this node came"
                 gone = Arrival(LOST, rank, message=reason, time_s=time_s)
             self._inbox.put(Letter(gone))
-        self._enter()
 
     def _introduce(self, rank: int, identity: bytes, life: float, address: str) -> None:
         place, traffic = self._place, self.traffic

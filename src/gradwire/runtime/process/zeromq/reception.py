@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradwire.core.errors import WireError
+from gradwire.runtime.process.zeromq import identities
 from gradwire.runtime.process.zeromq import messages as msg
 from gradwire.runtime.process.zeromq.arrivals import BLOCK_NBYTES
 from gradwire.runtime.process.zeromq.members import Desk, Member
@@ -46,6 +47,8 @@ class Reception:
 
     def connect(self, peer: int, address: str) -> None:
         self._wire.connect(peer, address, self.take, self.changed)
+        if peer == self._place.scheduler:
+            self._wire.connect_for_beats(peer, address, self.take)
 
     def changed(self, peer: int, change: int) -> None:
         """Something happened to a connection of ours."""
@@ -74,7 +77,7 @@ class Reception:
             reason, code = error.reason, error.code
         who = f"rank {peer}"
         if identity is not None:
-            known = self._traffic.by_identity.get(identity)
+            known = self._traffic.by_identity.get(self._node(identity))
             stranger = f"a node that is not in the job ({identity.hex()[2:10]})"
             who = stranger if known is None else f"rank {known}"
         self.refusals.add(reason, who, str(error))
@@ -107,9 +110,12 @@ class Reception:
             self._desk.take_hello(identity, msg.unpack_hello(parts[1].bytes))
             return
         if identity is not None:
-            if identity in self._members.departed:
+            node = self._node(identity)
+            if node in self._members.departed:
                 return  # its last words
-            peer = self._peer(identity, header)
+            peer = self._peer(node, header)
+            if node != identity and kind != msg.BEAT:
+                raise Refusal("state", f"kind {kind} over a connection for beats")
         self._check_ends(peer, header)
         if self._desk is not None:
             if self._desk.take(identity, peer, kind):
@@ -122,6 +128,11 @@ class Reception:
         if link is None:
             raise Refusal("state", f"rank {peer} has not joined, or is gone")
         self._traffic.take(link, header, parts)
+
+    def _node(self, identity: bytes) -> bytes:
+        """Whose connection this is. The scheduler knows two of each."""
+        node = identities.whose_beats(identity) if self._desk is not None else None
+        return identity if node is None else node
 
     def _peer(self, identity: bytes, header: Header) -> int:
         """Who has this identity."""

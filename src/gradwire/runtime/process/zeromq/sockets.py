@@ -10,6 +10,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
+from gradwire.runtime.process.zeromq import identities
 from gradwire.runtime.process.zeromq.keys import JobKeys
 
 _log = logging.getLogger(__name__)
@@ -151,9 +152,10 @@ class Sockets:
             raise OSError(error.errno, f"cannot bind {address}: {error.strerror}") from error
         return made, made.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
 
-    def connect(self, address: str) -> Connection:
+    def connect(self, address: str, *, is_for_beats: bool = False) -> Connection:
         made = self._make(zmq.DEALER, address)
-        made.setsockopt(zmq.ROUTING_ID, self._identity)
+        own = identities.for_beats(self._identity) if is_for_beats else self._identity
+        made.setsockopt(zmq.ROUTING_ID, own)
         made.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits in a queue for a connection
         made.setsockopt(zmq.RECONNECT_IVL, 20)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 500)

@@ -2,7 +2,9 @@
 
 Scheduler and servers bind, each a socket for all who connect; servers connect to the scheduler,
 workers to the scheduler and to all servers. Answers come back over the same connection, so workers
-need not be reachable. What two nodes without a connection send each other the scheduler hands on.
+need not be reachable. Beats have a connection to the scheduler of their own (identities.py), so
+they do not wait behind a model that takes long. What two nodes without a connection send each
+other the scheduler hands on.
 
 The scheduler keeps who is there (membership.py) and tells the others in messages of the same kind
 as its program's, so they stay in order. Messages are numbered on each link and sent again after a
@@ -15,7 +17,6 @@ again: `send` and `next` raise `NoMemberError`. It has to join anew, as a new pr
 """
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from gradwire.runtime.process.transport import ARRIVED, Arrival
 from gradwire.runtime.process.zeromq import messages as msg
 from gradwire.runtime.process.zeromq.arrivals import BLOCK_NBYTES, Arrivals
 from gradwire.runtime.process.zeromq.errors import JoinError
+from gradwire.runtime.process.zeromq.identities import make_identity
 from gradwire.runtime.process.zeromq.inbox import Inbox, Letter
 from gradwire.runtime.process.zeromq.keys import JobKeys
 from gradwire.runtime.process.zeromq.link import Out
@@ -70,6 +72,8 @@ class ZmqTransport:
     is how many large messages a server takes, and sends, at a time.
     """
 
+    notices_silence = True
+
     def __init__(
         self,
         role: Role,
@@ -106,8 +110,7 @@ class ZmqTransport:
             msg.ROLES.index(role),
             num_workers,
             num_servers,
-            # A routing id must not begin with a zero.
-            identity=b"\x01" + os.urandom(msg.IDENTITY_NBYTES - 1),
+            identity=make_identity(),
             job=blake2b(fingerprint, digest_size=8, person=b"gradwire").digest(),
         )
         self._links = links if callable(links) else None
@@ -153,8 +156,6 @@ class ZmqTransport:
                     heartbeat_s=heartbeat_s,
                     server_s=server_s,
                     connect=lambda peer, address: self._reception.connect(peer, address),
-                    welcomed=self._welcomed,
-                    enter=lambda: self._reception.open(),
                 )
             members = self._desk or self._member
             assert members is not None
@@ -182,12 +183,14 @@ class ZmqTransport:
                 place, self._wire, members, traffic, heartbeat_s=heartbeat_s, on_failure=loop.fail
             )
             self._join(scheduler, join_s, on_wait)
+            self._turns.start()
+            if self._member is not None:
+                self._enter(self._member)
         except BaseException:
             place.is_closed = True
             self._turns.stop()
             self._wire.close(0)
             raise
-        self._turns.start()
 
     # What the engine asks for.
 
@@ -328,12 +331,8 @@ class ZmqTransport:
 
     # Members.
 
-    def _welcomed(self, scheduler: bytes) -> None:
-        if self._links is not None:
-            self._traffic.before = dict(self._links(self.rank, self.life, scheduler.hex()))
-
     def _join(self, scheduler: str, join_s: float, on_wait: Callable[[str], None]) -> None:
-        """Until this node is in; the scheduler, until all are."""
+        """Until this node has a rank; the scheduler, until all have."""
         limit, told = time.monotonic() + join_s, self._members.waits_for
         with self._turns:
             if self._desk is None:
@@ -350,6 +349,17 @@ class ZmqTransport:
                 if self._members.waits_for != told and not self._members.is_in:
                     told = self._members.waits_for
                     on_wait(told)
+
+    def _enter(self, member: Member) -> None:
+        """Finds what an earlier process left, and begins to speak with the others. The first takes
+        as long as it takes to read a state, and meanwhile the stand-in sends beats."""
+        if self._links is not None:
+            scheduler = member.welcome.entries[-1].identity
+            self._traffic.before = dict(self._links(self.rank, self.life, scheduler.hex()))
+        with self._turns:
+            self._loop.check()
+            member.enter()
+            self._reception.open()
 
     def _take_event(self, event: msg.Event) -> None:
         assert self._member is not None, "events come from the scheduler"

@@ -29,6 +29,7 @@ class Wire:
         self._poller = zmq.Poller()
         self._readers: dict[Any, Callable[[], None]] = {}
         self._connections: dict[int, Connection] = {}
+        self._for_beats: dict[int, Connection] = {}  # and nothing else
         self._router: Any = None
 
     def bind(self, address: str) -> str:
@@ -46,25 +47,30 @@ class Wire:
         self.disconnect(peer)
         connection = self._connections[peer] = self._sockets.connect(address)
 
-        def watch() -> None:
-            for change in connection.happened():
-                if change == CONNECTED:
-                    self.connected.add(peer)
-                elif change == DISCONNECTED:
-                    self.connected.discard(peer)
-                changed(peer, change)
+        def happened(change: int) -> None:
+            if change == CONNECTED:
+                self.connected.add(peer)
+            elif change == DISCONNECTED:
+                self.connected.discard(peer)
+            changed(peer, change)
 
-        self.listen(connection.socket, lambda: self._read(connection.socket, peer, take))
-        self.listen(connection.monitor, watch)
+        self._attend(connection, peer, take, happened)
+
+    def connect_for_beats(self, peer: int, address: str, take: Take) -> None:
+        """A second connection: beats do not wait there behind a large message."""
+        connection = self._sockets.connect(address, is_for_beats=True)
+        self._for_beats[peer] = connection
+        self._attend(connection, peer, take, lambda change: None)
 
     def disconnect(self, peer: int) -> None:
-        connection = self._connections.pop(peer, None)
         self.connected.discard(peer)
-        if connection is not None:
-            for source in (connection.socket, connection.monitor):
-                self._poller.unregister(source)
-                del self._readers[source]
-            self._sockets.drop(connection)
+        for connections in (self._connections, self._for_beats):
+            connection = connections.pop(peer, None)
+            if connection is not None:
+                for source in (connection.socket, connection.monitor):
+                    self._poller.unregister(source)
+                    del self._readers[source]
+                self._sockets.drop(connection)
 
     def listen(self, source: Any, reader: Callable[[], None]) -> None:
         self._readers[source] = reader
@@ -86,15 +92,43 @@ class Wire:
         payload: Part | None = None,
     ) -> int:
         """Gives a message to a socket, by identity or peer as in `Take`. It never blocks."""
+        if identity is not None:
+            return self._send(self._router, identity, head, body, payload)
+        connection = self._connections.get(peer)
+        if connection is None:
+            return GONE
+        return self._send(connection.socket, None, head, body, payload)
+
+    def beat(self, peer: int, head: bytes) -> None:
+        """Over the connection for that; while it is not there, with all the rest."""
+        connection = self._for_beats.get(peer)
+        if connection is None or self._send(connection.socket, None, head) != SENT:
+            self.put(None, peer, head)
+
+    def close(self, linger_ms: int) -> None:
+        self._sockets.close(linger_ms)
+
+    def _attend(
+        self, connection: Connection, peer: int, take: Take, happened: Callable[[int], None]
+    ) -> None:
+        def watch() -> None:
+            for change in connection.happened():
+                happened(change)
+
+        self.listen(connection.socket, lambda: self._read(connection.socket, peer, take))
+        self.listen(connection.monitor, watch)
+
+    def _send(
+        self,
+        socket: Any,
+        identity: bytes | None,
+        head: bytes,
+        body: Part = b"",
+        payload: Part | None = None,
+    ) -> int:
         nbytes = len(head) + len(body)
         try:
-            if identity is None:
-                connection = self._connections.get(peer)
-                if connection is None:
-                    return GONE
-                socket: Any = connection.socket
-            else:
-                socket = self._router
+            if identity is not None:
                 socket.send(identity, _MORE)
                 nbytes += len(identity)
             socket.send(head, _MORE)
@@ -112,9 +146,6 @@ class Wire:
             raise
         self.num_bytes_sent += nbytes
         return SENT
-
-    def close(self, linger_ms: int) -> None:
-        self._sockets.close(linger_ms)
 
     def _read(self, socket: Any, peer: int, take: Take) -> None:
         for _ in range(_MAX_AT_ONCE):

@@ -1,0 +1,107 @@
+"""Beats come in time whatever else takes long, and nobody sends them for another one."""
+
+from time import sleep
+from typing import Any
+
+import torch
+import zmq
+
+from gradwire.runtime.process.transport import ARRIVED, LOST
+from gradwire.runtime.process.zeromq import identities
+from gradwire.runtime.process.zeromq import messages as msg
+from gradwire.runtime.process.zeromq.messages import Header
+from runtime.process.zeromq.jobs import Job, Proxy, crash, job, next_of, wait_until
+from runtime.process.zeromq.test_hostile import Peer
+
+SERVER, SCHEDULER = 1, 2
+HEARTBEAT_S = 1.0
+SETTINGS = {"heartbeat_s": HEARTBEAT_S, "server_s": HEARTBEAT_S}
+
+
+def beats_of(made: Job, rank: int) -> Any:
+    """The socket that is for nothing else."""
+    return made.nodes[rank]._wire._for_beats[SCHEDULER].socket
+
+
+def head(made: Job, kind: int, src: int) -> bytes:
+    return Header(kind, made.nodes[0]._place.job, src, SCHEDULER).pack()
+
+
+def test_they_do_not_wait_behind_a_large_message() -> None:
+    """Over a link to the scheduler that needs three times as long for it as silence may last."""
+    rate = 2e6
+    slow = Proxy(rate)
+    try:
+        with job(1, proxy=slow, close_s=10, **SETTINGS) as made:
+            sent = torch.arange(int(3 * HEARTBEAT_S * rate) // 8)
+            for rank in (0, SERVER):
+                made.nodes[rank].send(SCHEDULER, 0, 0, sent)
+            for _ in range(2):
+                arrival = next_of(made.nodes[SCHEDULER], ARRIVED, LOST, seconds=60)
+                assert arrival.kind == ARRIVED, arrival.message
+                assert torch.equal(arrival.message, sent)
+            for rank in (0, SERVER):
+                assert made.nodes[rank].next(0.0) is None
+    finally:
+        slow.close()
+
+
+def test_they_go_with_the_rest_while_their_connection_is_not_there() -> None:
+    with job(1, **SETTINGS) as made:
+        for rank in (0, SERVER):
+            with made.nodes[rank]._turns:
+                beats = beats_of(made, rank)
+                beats.disconnect(beats.getsockopt(zmq.LAST_ENDPOINT))
+        assert made.nodes[SCHEDULER].next(3 * HEARTBEAT_S) is None
+
+
+def test_a_server_sends_them_while_it_reads_what_it_was() -> None:
+    def read(rank: int, life: float, job: str) -> dict[int, tuple[float, int, int]]:
+        if life > 0:
+            sleep(3 * HEARTBEAT_S)
+        return {}
+
+    with job(1, **SETTINGS, server={"links": read}) as made:
+        worker, scheduler = made.nodes[0], made.nodes[SCHEDULER]
+        crash(made.nodes[SERVER])
+        made.all.remove(made.nodes[SERVER])
+        again = made.start("server", rank=SERVER, links=read)
+        worker.send(SERVER, 0, 0, torch.arange(3))
+        assert next_of(again, ARRIVED, LOST).kind == ARRIVED
+        for node in (worker, scheduler):
+            while (arrival := node.next(0.0)) is not None:
+                assert arrival.kind != LOST, arrival.message
+
+
+def test_their_connection_is_for_nothing_else() -> None:
+    with job(1, heartbeat_s=30) as made:
+        scheduler = made.nodes[SCHEDULER]
+
+        def refused(reason: str, header: bytes, body: bytes = b"") -> None:
+            before = scheduler.refused[reason]
+            with made.nodes[0]._turns:
+                beats_of(made, 0).send_multipart([header, body])
+            wait_until(lambda: scheduler.refused[reason] == before + 1)
+
+        refused("source", head(made, msg.BEAT, SERVER))
+        for kind in (msg.DATA, msg.RESUME, msg.ACK, msg.EVENT):
+            refused("state", head(made, kind, 0))
+        own = identities.for_beats(made.nodes[0]._place.identity)
+        hello = msg.Hello(own, msg.WORKER, msg.NOBODY, 1, 1, "")
+        refused("source", head(made, msg.HELLO, 0), msg.pack_hello(hello))
+        made.nodes[0].send(SCHEDULER, 0, 0, torch.arange(3))
+        assert torch.equal(next_of(scheduler, ARRIVED).message, torch.arange(3))
+
+
+def test_those_of_strangers_are_refused() -> None:
+    with job(1, heartbeat_s=30) as made:
+        stranger = identities.for_beats(identities.make_identity())
+        worker = identities.for_beats(made.nodes[0]._place.identity)
+        # Servers know no connections for beats, not even those of members.
+        for rank, identity in ((SCHEDULER, stranger), (SERVER, stranger), (SERVER, worker)):
+            with Peer(made.nodes[rank].address, identity) as peer:
+                answer = peer.answers(head(made, msg.BEAT, 0), b"")
+            assert msg.unpack_header(answer[0]).kind == msg.ERROR
+            assert "not joined" in msg.unpack_text(answer[1])
+        assert made.nodes[SCHEDULER].refused["unknown peer"] == 1
+        assert made.nodes[SERVER].refused["unknown peer"] == 2
