@@ -72,13 +72,25 @@ class Quadratics:
         return GradientResult(loss, gradient, {"running": running})
 
 
+class NotingServer(TrainingServer):
+    """Also keeps the values that were noted, in order."""
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        super().__init__(plan, number)
+        self.noted: dict[str, list[float]] = {}
+
+    def note(self, name: str, value: float) -> None:
+        super().note(name, value)
+        self.noted.setdefault(name, []).append(value)
+
+
 @dataclass(frozen=True)
 class Trained:
     """What came out."""
 
     plan: Plan
     replicas: list[Replica]
-    servers: list[TrainingServer]
+    servers: list[NotingServer]
     engine: VirtualEngine
     after: dict[tuple[int, int], Replica]  # (rank, step) -> the replica after it
     times: dict[tuple[int, int], float]  # (rank, step) -> when it was done, in virtual seconds
@@ -185,7 +197,7 @@ def _train(
         key.child("computer"),
     )
     num_servers = plan.architecture.num_servers if plan.ability == "push_pull" else 0
-    servers = [TrainingServer(plan, number) for number in range(num_servers)]
+    servers = [NotingServer(plan, number) for number in range(num_servers)]
     num_others = plan.architecture.num_others
     keeps: list[dict[Any, Any]] = [{} for _ in range(num_others)]
 

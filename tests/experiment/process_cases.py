@@ -5,15 +5,19 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 
 import gradwire
-from gradwire.core.errors import GradwireWarning
+from gradwire.core.errors import GradwireWarning, LostError
+from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.conductor import Conductor
 from gradwire.experiment.signals import Interrupted, Signals
 
 SIZE = 3
+SLOW_S = 0.2  # for a file
 TINY: dict[str, Any] = {
     "workers": SIZE,
     "model": "mlp((8,))",
@@ -50,6 +54,8 @@ def run(rank: int, folder: Path) -> Any:
         "asynchronous": _asynchronous(folder),
         "slow": _slow(),
         "interrupted": _interrupted(rank, folder),
+        "crashed": _crashed(rank, folder),
+        "slow disk": _slow_disk(rank, folder),
         "refused": _refused(rank, folder),
     }
 
@@ -94,6 +100,41 @@ def _interrupted(rank: int, folder: Path) -> Any:
     with pytest.warns(GradwireWarning) if rank == 1 else nullcontext():
         run = gradwire.run(resume=place)
     return {"told": told, "steps": [row["step"] for row in run.metrics]}
+
+
+def _crashed(rank: int, folder: Path) -> Any:
+    """An evaluation fails, and the run goes on from the checkpoint before it."""
+    place = folder / "crashed"
+
+    def progress(row: Any, steps: int) -> None:
+        if row["step"] == 8:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError if rank == 0 else LostError):
+        gradwire.run(out=place, progress=progress, **TINY, **CASES["feedback"])
+    dist.barrier()
+    saved = [path.name for path in place.glob("checkpoints/*")]
+    dist.barrier()
+    told: list[int] = []
+    gradwire.run(resume=place, progress=lambda row, steps: told.append(row["step"]))
+    return {"saved": sorted(saved), "told": told}
+
+
+def _slow_disk(rank: int, folder: Path) -> Any:
+    """How long checkpoints took, as who decides on the next one hears it."""
+    took_s: list[float] = []
+    write = Checkpoints.write
+
+    def slowly(self: Checkpoints, step: int, state: dict[str, Any]) -> None:
+        time.sleep(SLOW_S if rank == 1 else 0.0)
+        write(self, step, state)
+
+    def saved(self: Conductor, seconds: float) -> None:
+        took_s.append(seconds)
+
+    with patch.object(Checkpoints, "write", slowly), patch.object(Conductor, "saved", saved):
+        gradwire.run(out=folder / "slow disk", **TINY | {"steps": 8})
+    return took_s
 
 
 def _refused(rank: int, folder: Path) -> Any:

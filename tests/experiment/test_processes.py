@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradwire
-from experiment.process_cases import CASES, SIZE, TINY, rows
+from experiment.process_cases import CASES, SIZE, SLOW_S, TINY, rows
 from experiment.process_cases import run as run_cases
 from runtime.process.launching import launch
 
@@ -77,6 +77,28 @@ def test_interrupted_twice_and_damaged_it_ends_in_the_same_bits(ranks):
     kept = sorted(path.name for path in (folder / "interrupted" / "checkpoints").iterdir())
     assert kept == ["step-000016", "step-000020"]
     assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_checkpoint_takes_as_long_as_the_slowest_rank(ranks):
+    first, *others = (result["slow disk"] for result in ranks[1])
+    assert len(first) == 2
+    assert min(first) >= 0.9 * SLOW_S
+    assert not any(others)
+
+
+def test_a_run_whose_evaluation_fails_loses_no_steps(ranks):
+    folder, results = ranks
+    assert all(result["crashed"]["saved"] == ["step-000004", "step-000008"] for result in results)
+    assert results[0]["crashed"]["told"] == [8, 12, 16, 20]  # that of step 8 is made up for
+    whole, resumed = (
+        [[row[n] for n in SAME] for row in rows(folder / name)] for name in ("feedback", "crashed")
+    )
+    assert whole == resumed
+    models = [
+        torch.load(folder / name / "model.pt", weights_only=True)["params"]
+        for name in ("feedback", "crashed")
+    ]
+    assert torch.equal(*models)
 
 
 @pytest.mark.parametrize(

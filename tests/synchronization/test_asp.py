@@ -16,7 +16,7 @@ def test_one_worker_is_sgd(train, optimizer, servers) -> None:
         x, state = optimizer.update(x, trained.gradient(0, x), state, optimizer.lr)
     assert torch.equal(trained.params[0], x)
     assert torch.equal(torch.cat([server.params for server in trained.servers]), x)
-    assert trained.servers[0].notes["staleness"] == [0] * 10
+    assert trained.servers[0].noted["staleness"] == [0] * 10
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -26,7 +26,7 @@ def test_equally_fast_workers_have_the_staleness_of_all_others(train, workers) -
     trained = train("asp", "parameter_server", workers=workers, steps=4)
     others = workers - 1
     expected = [*range(workers), *[others] * (3 * workers)]
-    assert trained.servers[0].notes["staleness"] == expected
+    assert trained.servers[0].noted["staleness"] == expected
 
 
 def test_two_workers_by_hand(train) -> None:
@@ -50,7 +50,7 @@ def test_steps_are_divided_by_the_staleness_above_one(train) -> None:
     x.append(x[3] - 0.05 * g(0, x[1]))
     x.append(x[4] - 0.05 * g(1, x[2]))
     x.append(x[5] - 0.05 * g(2, x[3]))
-    assert trained.servers[0].notes["staleness"] == [0, 1, 2, 2, 2, 2]
+    assert trained.servers[0].noted["staleness"] == [0, 1, 2, 2, 2, 2]
     torch.testing.assert_close(trained.servers[0].params, x[6], rtol=1e-12, atol=1e-12)
 
 

@@ -61,7 +61,7 @@ def test_goes_on_without_the_slowest(train, policy, servers):
         x = x - 0.1 * (trained.gradient(0, x) + trained.gradient(1, x)) / 2
     for params in trained.params:  # the last one, too, has pulled the model
         torch.testing.assert_close(params, x, rtol=1e-12, atol=1e-12)
-    assert trained.servers[0].notes["gradients"] == [2] * 8
+    assert trained.servers[0].noted["gradients"] == [2] * 8
     assert [replica.num_gradients for replica in trained.replicas[:2]] == [8, 8]
     assert trained.replicas[2].num_gradients < 8
     fast = 8 * (0.01 if "backup" in policy else 0.015)
@@ -79,7 +79,7 @@ def test_a_timeout_counts_from_the_first_gradient_of_a_step(train):
     # With a longer one nobody waits until it is over.
     trained = train("bsp(timeout=0.1)", "parameter_server", workers=3, steps=1, compute=times)
     assert trained.time_s == pytest.approx(0.0165, rel=0.01)
-    assert trained.servers[0].notes["gradients"] == [3]
+    assert trained.servers[0].noted["gradients"] == [3]
 
 
 @pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
@@ -89,7 +89,7 @@ def test_a_timeout_ends_while_a_gradient_comes_in_pieces(train, scheduling):
     trained = train(
         "bsp(timeout=0.05)", "parameter_server", workers=2, steps=2, scheduling=scheduling, **slow
     )
-    assert trained.servers[0].notes["gradients"] == [1, 1]
+    assert trained.servers[0].noted["gradients"] == [1, 1]
     assert trained.times[0, 0] == pytest.approx(0.061, rel=0.02)
 
 
@@ -108,7 +108,7 @@ def test_what_a_lost_worker_pushed_is_not_answered_when_it_is_back(train):
     for _ in range(2):
         x = x - 0.1 * (g(0, x) + g(1, x)) / 2
     torch.testing.assert_close(trained.params[1], x, rtol=1e-12, atol=1e-12)
-    assert trained.servers[0].notes["gradients"] == [2, 2]
+    assert trained.servers[0].noted["gradients"] == [2, 2]
     assert trained.replicas[1].num_gradients == 2
     assert not any(trained.engine._mailboxes.inbox[:3])
 
@@ -135,9 +135,9 @@ def test_servers_may_take_different_workers(train, policy, servers):
     backup = 3 if "3" in policy else 1
     for server in trained.servers:
         assert server.memory["clock"] == 40
-        assert len(server.notes["gradients"]) == 40
+        assert len(server.noted["gradients"]) == 40
         if "backup" in policy:
-            assert set(server.notes["gradients"]) == {5 - backup}
+            assert set(server.noted["gradients"]) == {5 - backup}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def test_the_order_is_fixed_whatever_workers_take(train, servers) -> None:
         other = train("r2sp", architecture, compute=compute, **settings)
         assert other.time_s != fixed.time_s
         assert all(torch.equal(a, b) for a, b in zip(fixed.params, other.params))
-    assert fixed.servers[0].notes["staleness"] == [0, 1, 2, *[2] * 15]
+    assert fixed.servers[0].noted["staleness"] == [0, 1, 2, *[2] * 15]
 
 
 def test_three_workers_by_hand(train) -> None:

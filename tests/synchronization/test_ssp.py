@@ -77,7 +77,7 @@ def test_the_fastest_is_at_most_s_ahead_and_sees_what_eq_6_says(
             assert heard[rank] == set(range(clock))  # its own
             torch.testing.assert_close(shown, model, rtol=1e-12, atol=1e-12)  # and all others
         assert most == staleness
-        assert max(trained.servers[number].notes["ahead"]) == staleness
+        assert max(trained.servers[number].noted["ahead"]) == staleness
 
 
 @pytest.mark.parametrize("servers", [1, 2])

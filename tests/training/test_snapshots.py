@@ -16,6 +16,7 @@ import quadratics
 from gradwire.architecture.parameter_server import parameter_server
 from gradwire.core.node import Node, RecvAny
 from gradwire.core.wire import REQUEST
+from gradwire.experiment.figures import noted
 from gradwire.training.plan import Plan
 from gradwire.training.server import TrainingServer
 from quadratics import Trained
@@ -142,7 +143,7 @@ def test_a_server_goes_on_from_its_snapshot(
     if "fedavg" in synchronization:
         settings |= {"num_examples": (30, 10, 20, 20), "batch_size": 10}
     expected = train(synchronization, architecture, compression, **settings)
-    monkeypatch.setattr(quadratics, "TrainingServer", Mortal)
+    monkeypatch.setattr(quadratics, "NotingServer", Mortal)
     monkeypatch.setattr(Mortal, "every", every)
     trained = train(synchronization, architecture, compression, **settings)
     same(trained, expected)
@@ -200,7 +201,7 @@ def test_a_timeout_begins_anew_if_pushes_wait(monkeypatch, train) -> None:
         "heartbeat_s": 100.0,  # so that each step times out
     }
     expected = train("bsp(timeout=0.05)", HOLDING, "identity", **settings)
-    monkeypatch.setattr(quadratics, "TrainingServer", Mortal)
+    monkeypatch.setattr(quadratics, "NotingServer", Mortal)
     trained = train("bsp(timeout=0.05)", HOLDING, "identity", **settings)
     for server, twin in zip(trained.servers, expected.servers, strict=True):
         assert torch.equal(server.params, twin.params)
@@ -216,7 +217,7 @@ def test_without_news_a_restored_server_looks_who_is_there(monkeypatch, train) -
         "_changed",
         lambda server, news: real(server, news) if news.there else None,
     )
-    monkeypatch.setattr(quadratics, "TrainingServer", Mortal)
+    monkeypatch.setattr(quadratics, "NotingServer", Mortal)
     settings = {
         "workers": 3,
         "steps": 15,
@@ -228,3 +229,17 @@ def test_without_news_a_restored_server_looks_who_is_there(monkeypatch, train) -
     trained = train("ssp(1)", HOLDING, "identity", **settings)
     assert all(server.members == {0, 2} for server in trained.servers)
     assert all(int(server.memory["num_complete"]) == 15 for server in trained.servers)
+
+
+def test_what_was_noted_does_not_grow_in_a_state(train) -> None:
+    trained = train("asp", HOLDING, steps=30, compute="exponential(0.01)")
+    for server in trained.servers:
+        values = server.noted["staleness"]
+        assert len(values) == 4 * 30
+        figures = sum(values), len(values), max(values)
+        assert saved_and_loaded(server.snapshot())["notes"] == {"staleness": figures}
+    values = [value for server in trained.servers for value in server.noted["staleness"]]
+    assert max(values) > 0
+    assert noted(trained.servers) == {
+        "staleness": {"mean": sum(values) / len(values), "max": max(values)}
+    }

@@ -6,7 +6,6 @@ need not be shared between machines, as long as each rank finds the files it wro
 """
 
 import contextlib
-import io
 import re
 import warnings
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 
 from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.record import write_atomically
+from gradwire.experiment.record import remove_leftovers, save_atomically
+from gradwire.runtime.process.checkpoint import make_folder
 
 _KEPT = 2  # the newest ones
 
@@ -28,14 +28,13 @@ class Checkpoints:
         self._name = f"rank-{rank}.pt"
 
     def write(self, step: int, state: dict[str, Any]) -> None:
-        content = io.BytesIO()
-        torch.save(state, content)
         path = self._path(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getbuffer())
+        make_folder(path.parent)
+        save_atomically(path, state)
 
     def load(self) -> dict[int, dict[str, Any]]:
         """By step; damaged ones are left out, with a warning."""
+        self._remove_leftovers()
         found = {}
         for step in self._steps():
             path = self._path(step)
@@ -52,6 +51,7 @@ class Checkpoints:
 
     def forget_old(self) -> None:
         """All but the newest, once that is known to be complete."""
+        self._remove_leftovers()
         self._remove(self._steps()[:-_KEPT])
 
     def _steps(self) -> list[int]:
@@ -68,5 +68,15 @@ class Checkpoints:
         for step in steps:
             path = self._path(step)
             path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # other ranks still have files there
-                path.parent.rmdir()
+            _remove_empty(path.parent)
+
+    def _remove_leftovers(self) -> None:
+        """Of this rank, from processes that ended while they wrote. No rank writes now."""
+        for path in list(self._folder.glob(f"step-*/{self._name}.*.tmp")):
+            remove_leftovers(path.with_name(self._name))
+            _remove_empty(path.parent)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # other ranks still have files there
+        folder.rmdir()

@@ -20,6 +20,7 @@ from gradwire.experiment.setup import Experiment
 
 _SEGMENT_S = 1.0  # how long a segment should take: so soon a signal is answered
 _GROWTH = 8  # so many times as long as the one before a segment is at most
+_SPACING = 10  # so many times as long as a checkpoint took the time to the next one is at least
 
 Reports = Sequence[Row | None]  # in the order of the ranks, workers first
 
@@ -40,11 +41,13 @@ class Conductor:
         self.metrics: list[Row] = []
         self._checkpoint_every_s = checkpoint_every_s
         self._progress = progress
-        self._saved_step = 0
-        self._saved_s = time.monotonic()
+        self._saved_step = 0  # of the last checkpoint, perhaps under way
+        self._saved_s = time.monotonic()  # when the last one was finished
+        self._save_s = 0.0  # how long it took
 
     def begin(self, step: int, metrics: list[Row]) -> None:
-        """From a step on, with the rows up to there."""
+        """From a step on, with the rows before it: its own is still to be evaluated if it has one,
+        as a checkpoint is written before that."""
         self.metrics, self._saved_step = metrics, step
         if self.record is not None:
             self.record.rewind(metrics)
@@ -58,10 +61,11 @@ class Conductor:
         signal = max(report["signal"] for report in there)
         saves = False
         if self._checkpoint_every_s is not None and step > self._saved_step:
-            is_due = time.monotonic() - self._saved_s >= self._checkpoint_every_s
+            wait_s = max(self._checkpoint_every_s, _SPACING * self._save_s)
+            is_due = time.monotonic() - self._saved_s >= wait_s
             saves = evaluates or is_due or bool(signal)
         if saves:
-            self._saved_step, self._saved_s = step, time.monotonic()
+            self._saved_step = step
         workers = self._workers(reports)
         last = min(step + _length(workers), (step // every + 1) * every, num_steps)
         decision: Row = {
@@ -80,6 +84,10 @@ class Conductor:
                 "dropped_steps": max(report["num_dropped"] for report in workers),
             }
         return decision
+
+    def saved(self, seconds: float) -> None:
+        """All have finished a checkpoint, which took so long."""
+        self._saved_s, self._save_s = time.monotonic(), seconds
 
     def evaluate(
         self, step: int, decision: Row, model: Sequence[Tensor], params: Sequence[Tensor]

@@ -1,14 +1,14 @@
 """Figures of a run that are read off its workers and servers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.core.protocols import Replica
 from gradwire.experiment.record import Row
-from gradwire.training.server import TrainingServer
+from gradwire.training.server import Noted, TrainingServer
 
 
 def number(value: float) -> float | None:
@@ -26,13 +26,21 @@ def distance_of(models: list[Tensor]) -> float:
 
 def noted(servers: Sequence[TrainingServer]) -> Row:
     """What servers noted, such as the staleness of gradients: mean and maximum of each."""
-    found: dict[str, list[float]] = {}
-    for server in servers:
-        for name, values in server.notes.items():
-            found.setdefault(name, []).extend(values)
+    return taken_together([server.notes for server in servers])
+
+
+def taken_together(notes: Sequence[Mapping[str, Noted]]) -> Row:
+    """Mean and maximum of each, given every server's notes."""
+    found: dict[str, list[Noted]] = {}
+    for one in notes:
+        for name, figures in one.items():
+            found.setdefault(name, []).append(figures)
     return {
-        name: {"mean": sum(values) / len(values), "max": max(values)}
-        for name, values in found.items()
+        name: {
+            "mean": sum(total for total, _, _ in figures) / sum(count for _, count, _ in figures),
+            "max": max(most for _, _, most in figures),
+        }
+        for name, figures in found.items()
     }
 
 

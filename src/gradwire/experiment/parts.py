@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.core.node import Node, Tag
 from gradwire.core.protocols import Replica
 from gradwire.core.wire import REQUEST
+from gradwire.experiment.figures import taken_together
 from gradwire.experiment.outcome import to_dict
 from gradwire.experiment.record import Row
 from gradwire.runtime.process.engine import Program
@@ -140,9 +141,7 @@ class ServerPart:
         pass
 
     def report(self, *, digests: bool) -> Row:
-        notes = self.server.notes.items()
-        figures = {name: [sum(values), len(values), max(values)] for name, values in notes}
-        return {"notes": figures}
+        return {"notes": dict(self.server.notes)}
 
     def model(self) -> list[Tensor]:
         return [self.server.params]
@@ -187,17 +186,7 @@ class OtherPart:
 
 def noted(reports: Sequence[Row]) -> Row:
     """What servers noted, as they reported it: mean and maximum of each."""
-    found: dict[str, list[list[float]]] = {}
-    for report in reports:
-        for name, figures in report.get("notes", {}).items():
-            found.setdefault(name, []).append(figures)
-    return {
-        name: {
-            "mean": sum(total for total, _, _ in figures) / sum(count for _, count, _ in figures),
-            "max": max(most for _, _, most in figures),
-        }
-        for name, figures in found.items()
-    }
+    return taken_together([report.get("notes", {}) for report in reports])
 
 
 def digest(x: Tensor) -> str:

@@ -5,12 +5,13 @@ processes have `checkpoints/` (see checkpoints.py) and `model.pt` instead. Files
 atomically, so a record is never half written.
 """
 
-import io
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -73,11 +74,8 @@ class Record:
         # Metrics first: `resume` writes them anew as the checkpoint has them.
         with (self.folder / _METRICS).open("a") as file:
             file.write(json.dumps(row) + "\n")
-        if checkpoint is None:
-            return
-        content = io.BytesIO()
-        torch.save(checkpoint, content)
-        self._write(_CHECKPOINT, content.getbuffer())
+        if checkpoint is not None:
+            save_atomically(self.folder / _CHECKPOINT, checkpoint)
 
     def resume(self) -> dict[str, Any] | None:
         """The last checkpoint if there is one; metrics go back to what they were then."""
@@ -100,9 +98,8 @@ class Record:
 
     def keep_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """The model at the end, for `torch.load(..., weights_only=True)`."""
-        content = io.BytesIO()
-        torch.save({"params": params, "buffers": dict(buffers)}, content)
-        self._write(_MODEL, content.getbuffer())
+        model = {"params": params, "buffers": dict(buffers)}
+        save_atomically(self.folder / _MODEL, model)
 
     def _write(self, name: str, content: bytes | memoryview) -> None:
         write_atomically(self.folder / name, content)
@@ -110,15 +107,58 @@ class Record:
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Whoever reads the file sees all of it or what was there before, even after a crash."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with _replacing(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+
+
+def save_atomically(path: Path, state: Mapping[str, Any]) -> None:
+    """The same for `torch.load`; it goes to the disk with no copy of it all in between."""
+    with _replacing(path) as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch says of a full disk that a position is wrong
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """What processes left that ended while they wrote this file."""
+    for temporary in path.parent.glob(f"{path.name}.*.tmp"):
+        match = re.fullmatch(r"\.(\d+)\.tmp", temporary.name.removeprefix(path.name))
+        if match and not _is_another(int(match[1])):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, that takes the place of this one if all goes well."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     if os.name == "posix":  # the new name, too, must survive
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _is_another(pid: int) -> bool:
+    """Whether this is a process that runs, but not this one. In doubt it is."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

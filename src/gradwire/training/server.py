@@ -40,6 +40,7 @@ from gradwire.training.wire import (
 )
 
 T = TypeVar("T")
+Noted = tuple[float, int, float]  # of all values of a name: sum, count, maximum
 _MAX_PARTS = 1024  # of a push of one piece
 _MAX_EXPANSION = 32  # so many times as long as its piece a push is at most
 _MIN_NBYTES = 1 << 16  # that a push may have in any case
@@ -56,7 +57,7 @@ class TrainingServer:
         self.optimizer: dict[str, Tensor] = plan.optimizer.init(self.params)
         self.memory: dict[str, Any] = {}
         self.members: frozenset[int] = frozenset(range(plan.num_workers))
-        self.notes: dict[str, list[float]] = {}
+        self.notes: dict[str, Noted] = {}
         self._node: Node | None = None
         pieces = [(i, u.bucket) for i, u in enumerate(plan.units()) if u.server == number]
         self._pieces = dict(sorted(pieces, key=lambda piece: piece[1].start))  # number -> where
@@ -352,7 +353,8 @@ class TrainingServer:
         await self.node.send_framed(rank, ANSWER, message, HEADER_NBYTES, "answer")
 
     def note(self, name: str, value: float) -> None:
-        self.notes.setdefault(name, []).append(value)
+        total, count, most = self.notes.get(name, (0, 0, value))
+        self.notes[name] = total + value, count + 1, max(most, value)
 
     def snapshot(self) -> dict[str, Any]:
         """All there is while the server waits for what happens next, as plain values."""

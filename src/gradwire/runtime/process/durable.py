@@ -167,6 +167,10 @@ class DurableTransport:
             self.send(*message)
 
     @property
+    def notices_silence(self) -> bool:
+        return bool(getattr(self._inner, "notices_silence", False))
+
+    @property
     def num_bytes_sent(self) -> int:
         return self._inner.num_bytes_sent
 

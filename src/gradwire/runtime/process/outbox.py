@@ -1,7 +1,7 @@
 """What a durable server sent and its receivers may not have: part of its states, and sent again.
 
 It is not asked after each message how many are outstanding, but when twice as many are remembered
-as were then.
+as were then, or twice as many bytes.
 """
 
 from collections import Counter, defaultdict, deque
@@ -16,6 +16,7 @@ from gradwire.runtime.process.frames import Headers
 # Job, tag, is it framed, header, data. The header's bytes are text, as weights_only has no bytes.
 Sent = tuple[int, int, bool, str, Tensor | None]
 _MIN_SENT = 16  # remembered before it is asked which were received
+_MIN_NBYTES = 1 << 24  # so many bytes in all: a message may be a whole model
 
 
 class Message(NamedTuple):
@@ -33,24 +34,29 @@ class Outbox:
         self._outstanding = outstanding
         self._sent: defaultdict[int, deque[Sent]] = defaultdict(deque)
         self._num_outstanding: Counter[int] = Counter()  # when last asked
+        self._nbytes = self._nbytes_then = 0  # remembered now, and when last asked
 
     def add(self, dst: int, job: int, tag: int, message: Any) -> None:
         is_framed = isinstance(message, Framed)
         data = message.data if is_framed else message
         header = self._headers.encode(message.header) if is_framed else b""
-        self._sent[dst].append((job, tag, is_framed, header.decode("latin-1"), data))
-        if len(self._sent[dst]) >= 2 * max(_MIN_SENT, self._num_outstanding[dst]):
+        one: Sent = (job, tag, is_framed, header.decode("latin-1"), data)
+        self._sent[dst].append(one)
+        self._nbytes += _nbytes(one)
+        are_many = len(self._sent[dst]) >= 2 * max(_MIN_SENT, self._num_outstanding[dst])
+        if are_many or self._nbytes >= max(_MIN_NBYTES, 2 * self._nbytes_then):
             self.forget_received()
 
     def drop(self, dst: int) -> None:
         """Who it was for is not there any more."""
-        self._sent.pop(dst, None)
+        self._nbytes -= sum(map(_nbytes, self._sent.pop(dst, ())))
 
     def forget_received(self) -> None:
         self._num_outstanding = Counter(self._outstanding())
         for dst, sent in self._sent.items():
             while len(sent) > self._num_outstanding[dst]:
-                sent.popleft()
+                self._nbytes -= _nbytes(sent.popleft())
+        self._nbytes_then = self._nbytes
 
     def num_to(self, dst: int) -> int:
         return len(self._sent[dst])
@@ -66,3 +72,8 @@ class Outbox:
             if is_framed:
                 message = Framed(self._headers.decode(header.encode("latin-1")), data)
             yield Message(dst, job, tag, message)
+
+
+def _nbytes(sent: Sent) -> int:
+    *_, header, data = sent
+    return len(header) + (0 if data is None else data.nbytes)

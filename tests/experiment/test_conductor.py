@@ -1,0 +1,53 @@
+"""When checkpoints are due."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gradwire.experiment import conductor
+from gradwire.experiment.conductor import Conductor
+
+REPORT = {"signal": 0, "segment_steps": 1, "step_s": 1.0}
+
+
+class Hub:
+    """A conductor with a clock of its own, in a run without evaluations."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, every_s: float) -> None:
+        self.now_s, self.step = 100.0, 0
+        monkeypatch.setattr(conductor, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        experiment: Any = SimpleNamespace(
+            plan=SimpleNamespace(num_steps=10**6),
+            config=SimpleNamespace(eval_every=10**6, workers=1),
+        )
+        self.conductor = Conductor(experiment, None, every_s, None)
+
+    def segments(self, count: int, save_s: float) -> list[int]:
+        """Of so many segments of a second, those before which there is a checkpoint."""
+        found = []
+        for number in range(count):
+            self.step += 1
+            self.now_s += 1.0
+            if self.conductor.decide(self.step, [REPORT])["checkpoint"]:
+                found.append(number)
+                self.now_s += save_s
+                self.conductor.saved(save_s)
+        return found
+
+
+def test_quick_checkpoints_come_as_often_as_they_should(monkeypatch):
+    assert Hub(monkeypatch, 5.0).segments(16, save_s=0.1) == [4, 9, 14]
+
+
+def test_slow_checkpoints_leave_time_to_train(monkeypatch):
+    hub = Hub(monkeypatch, 5.0)
+    assert hub.segments(130, save_s=6.0) == [4, 64, 124]
+    # Ten times what the last one took, not the longest.
+    assert hub.segments(60, save_s=0.2) == [54, 59]
+
+
+def test_a_signal_does_not_wait(monkeypatch):
+    hub = Hub(monkeypatch, 5.0)
+    hub.segments(5, save_s=60.0)
+    assert hub.conductor.decide(6, [REPORT | {"signal": 15}])["checkpoint"]
