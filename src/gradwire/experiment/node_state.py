@@ -24,6 +24,7 @@ from gradwire.experiment.machine import name_of
 from gradwire.experiment.outcome import Progress
 from gradwire.experiment.parts import ServerPart, part_of
 from gradwire.experiment.record import Record, Row, write_atomically
+from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, heard, recover, remove_others
 from gradwire.experiment.setup import Experiment
 from gradwire.experiment.signals import Signals
 from gradwire.runtime.order import Recorder
@@ -33,7 +34,6 @@ from gradwire.runtime.requests import no_evaluator
 
 _THIS, _ANOTHER = "this run", "another run"  # what a folder holds
 _RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
-_SERVERS_STATE = 0  # the step under which servers leave their state when a signal ends such a run
 
 
 class Counting(Transport, Protocol):
@@ -201,6 +201,7 @@ class NodeState:
 
         Where workers do not pause, from what all servers have.
         """
+        self._recover()
         found = {} if self.checkpoints is None else self.checkpoints.load()
         if not self.plan.pauses:
             found = found if isinstance(self.part, ServerPart) else {}
@@ -237,12 +238,20 @@ class NodeState:
             self._conductor.begin(step or 0, self.metrics)
         self.step = self.at = self.saved_step = step or 0
 
+    def _recover(self) -> None:
+        """A server finds what it had in a job that ended without a checkpoint."""
+        if self._keep is None or self.checkpoints is None or self._is_told_again:
+            return
+        if not self.plan.pauses and isinstance(self.part, ServerPart):
+            recover(self.experiment, self._keep, self.checkpoints)
+        remove_others(self._keep)
+
     def _kept(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
         """What a server began with, should it be told again what happened since: the checkpoint
         may not be there any more."""
         if self._keep is None:
             return saved
-        path = self._keep / "began.pt"
+        path = self._keep / BEGAN
         if path.exists():
             found: dict[str, Any] = torch.load(path, weights_only=True)
             return found
@@ -330,7 +339,8 @@ class NodeState:
         """A signal ends a run that does not pause: what servers have is what is left of it."""
         if self.checkpoints is not None and isinstance(self.part, ServerPart):
             self.part.server.forget_workers()
-            self.checkpoints.write(_SERVERS_STATE, self._saved())
+            own = heard(self._keep, getattr(self.transport, "num_handed", 0))
+            self.checkpoints.write(SERVERS_STATE, {**self._saved(), **own})
 
     def _count_wall(self) -> None:
         now = time.perf_counter()

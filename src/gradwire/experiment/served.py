@@ -6,8 +6,6 @@ A worker that is lost may be replaced where the others can go on without it; the
 servers for the model.
 """
 
-import contextlib
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,6 +21,8 @@ from gradwire.experiment.node_run import NodeRun
 from gradwire.experiment.node_state import Where
 from gradwire.experiment.outcome import Progress, Run, use_threads
 from gradwire.experiment.processes import num_nodes, prepared
+from gradwire.experiment.record import write_atomically
+from gradwire.experiment.recovery import CONFIG, open_store, remove_store, store_folder
 from gradwire.experiment.setup import Experiment
 from gradwire.experiment.signals import Interrupted, Signals
 from gradwire.runtime.network import parse_duration
@@ -184,11 +184,8 @@ class _Served:
     def _open_store(self, rank: int, life: float, job: str) -> Links:
         """What this server was before, in this job."""
         assert self.where.folder is not None
-        folder = self.where.folder / "servers"
-        self.store = Store(folder / f"{rank}-{job[:16]}", f"{rank} {job}")
-        for other in folder.glob(f"{rank}-*"):  # of jobs that have ended
-            if other != self.store.folder and not Store.is_in_use(other):
-                shutil.rmtree(other, ignore_errors=True)
+        self.store = open_store(store_folder(self.where.folder, rank, job))
+        write_atomically(self.store.folder / CONFIG, self.experiment.config.to_toml().encode())
         return links_of(self.store)
 
     def run(
@@ -240,10 +237,10 @@ class _Served:
         except NoMemberError as error:
             raise LostError(str(error), transport.rank) from error
         finally:
-            if durable is not None:
-                durable.close()
-            transport.close(lost)
+            try:
+                if durable is not None:
+                    durable.close()
+            finally:
+                transport.close(lost)
             if lost is None and self.store is not None:  # nobody will go on from it
-                shutil.rmtree(self.store.folder, ignore_errors=True)
-                with contextlib.suppress(OSError):  # others are there
-                    self.store.folder.parent.rmdir()
+                remove_store(self.store.folder)

@@ -11,7 +11,7 @@ from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.runtime.process import journal
 from gradwire.runtime.process.checkpoint import Store
-from gradwire.runtime.process.durable import DurableTransport, links_of
+from gradwire.runtime.process.durable import DurableTransport, links_of, num_heard
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
@@ -218,6 +218,40 @@ def test_what_cannot_be_told_again_now_is_not_forgotten(tmp_path: Path, monkeypa
     assert arrival is not None
     assert arrival.number == 1
     at_last.close()
+
+
+def test_what_only_its_sender_has_is_not_waited_for_if_nobody_is_there(tmp_path: Path) -> None:
+    inner: Any = Numbered()
+    store = Store(tmp_path, "job")
+    transport = DurableTransport(inner, store, dict, headers=Headers(), is_durable=False)
+    large, small = torch.ones(1000), torch.ones(1)
+    inner.arrivals += (
+        Arrival(ARRIVED, 0, 0, 7, small, number=1),
+        Arrival(ARRIVED, 1, 0, 7, large, number=1),
+        Arrival(ARRIVED, 0, 0, 7, small, number=2),
+    )
+    while transport.next(0.01) is not None:
+        pass
+    store.close()
+    again = Store(tmp_path, "job")
+    assert num_heard(again) == 3
+    told = DurableTransport(inner, again, dict, headers=Headers(), is_alone=True)
+    found = [(arrival.src, arrival.number) for arrival in iter(lambda: told.next(0.01), None)]
+    assert found == [(0, 1), (0, 2)]
+    assert told.num_handed == 3
+    again.close()
+
+
+def test_a_store_is_closed_though_its_last_state_cannot_be_saved(tmp_path: Path) -> None:
+    def fails() -> Any:
+        raise OSError("no space left")
+
+    store = Store(tmp_path, "job")
+    inner: Any = Numbered()
+    transport = DurableTransport(inner, store, fails, headers=Headers())
+    with pytest.raises(OSError, match="no space"):
+        transport.close()
+    assert not Store.is_in_use(tmp_path)
 
 
 def test_what_was_for_the_one_before_is_not_sent_to_who_came_when_all_is_told_again(

@@ -43,7 +43,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, job: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.folder = folder
         self._fingerprint = blake2b(job.encode(), digest_size=16).digest()
         self._lock = (folder / _LOCK).open("wb")
@@ -198,6 +198,14 @@ class _Hashing(io.RawIOBase):
         self.nbytes += len(view)
         self.file.write(view)
         return len(view)
+
+
+def make_folder(folder: Path) -> None:
+    """Once it returns the folder and those above it are there, also after a loss of power."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        journal.sync_folder(folder.parent)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -40,7 +40,7 @@ from gradwire.core.node import RecvAny
 from gradwire.runtime.process import journal
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.journal import LINKS, NOT_KEPT
+from gradwire.runtime.process.journal import LINKS, NOT_KEPT, TIMED_OUT
 from gradwire.runtime.process.outbox import Outbox
 from gradwire.runtime.process.peers import Peers
 from gradwire.runtime.process.retelling import Retelling
@@ -110,10 +110,18 @@ def links_of(store: Store) -> Links:
     return links
 
 
+def num_heard(store: Store) -> int:
+    """How many arrivals state and journal have."""
+    kinds = [journal.glance(body).kind for body in store.bodies]
+    before: int = 0 if store.state is None else store.state["num_handed"]
+    return before + sum(kind not in (LINKS, TIMED_OUT) for kind in kinds)
+
+
 class DurableTransport:
     """Between engine and transport. `inner` was begun with `links_of(store)`.
 
-    What the programs are to go on from is `store.state["state"]`, if there is a state.
+    What the programs are to go on from is `store.state["state"]`, if there is a state. `is_alone`:
+    nobody will send again what the journal does not hold.
     """
 
     def __init__(
@@ -124,6 +132,7 @@ class DurableTransport:
         *,
         headers: Headers,
         is_durable: bool = True,
+        is_alone: bool = False,
         checkpoint_every_s: float = 60.0,
         max_journal_nbytes: int = 1 << 30,
         max_unacknowledged_nbytes: int = 16 << 20,
@@ -150,6 +159,7 @@ class DurableTransport:
             num_told=before["num_handed"],
             headers=headers,
             device=device,
+            gone=range(self.size) if is_alone else (),
         )
         self._write_ahead = WriteAhead(
             store,
@@ -216,8 +226,10 @@ class DurableTransport:
 
     def close(self) -> None:
         """Saves a last state, if the moment is good, and closes the store."""
-        self.checkpoint()
-        self._store.close()
+        try:
+            self.checkpoint()
+        finally:
+            self._store.close()
 
     # What is told again.
 
@@ -230,8 +242,8 @@ class DurableTransport:
         return told.arrival
 
     @property
-    def _num_handed(self) -> int:
-        """By this process and those before."""
+    def num_handed(self) -> int:
+        """How many arrivals were handed over, by this process and those before."""
         return self._retelling.num_told + self._num_new
 
     async def recorded(self, program: Coroutine[Any, Any, R]) -> R:
@@ -271,7 +283,7 @@ class DurableTransport:
         found = await effect
         if found is None:
             # It is in the journal before anything is sent because of it.
-            self._write_ahead.write_timeout(self._num_handed)
+            self._write_ahead.write_timeout(self.num_handed)
         return found
 
     # What is new.
@@ -348,7 +360,7 @@ class DurableTransport:
                 "lives": self._peers.lives,
                 "peers": [tuple(ending) for ending in self._peers.endings],
                 "outbox": self._outbox.packed(sorted(links)),
-                "num_handed": self._num_handed,
+                "num_handed": self.num_handed,
             }
         )
         noted = {rank: (life, received) for rank, (life, received, _) in links.items()}

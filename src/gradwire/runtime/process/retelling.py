@@ -12,7 +12,7 @@ until the program waits, and its wait times out again.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ class Retelling:
         num_told: int,
         headers: Headers,
         device: torch.device | None = None,
+        gone: Collection[int] = (),
     ) -> None:
         self.num_told = num_told
         self._receive = receive
@@ -58,7 +59,7 @@ class Retelling:
         self._last_joined: dict[int, int] = {}
         self._early: dict[tuple[int, int], Arrival] = {}  # by sender and number
         self._count = count()  # of those among them that have no number
-        self._gone: set[int] = set()  # who will not send again
+        self._gone = set(gone)  # who will not send again
         for body in bodies:
             arrival = journal.glance(body)
             if arrival.kind == TIMED_OUT:

@@ -1,0 +1,148 @@
+"""Asynchronous runs with servers whose scheduler or launcher is killed: nobody leaves a checkpoint.
+
+With `--durable` the next job has every update that was acknowledged.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiment.served_at_work import Play, Stage, are_gone, flags
+from gradwire.experiment.headers import HEADERS
+from gradwire.experiment.recovery import BEGAN, open_store
+from gradwire.runtime.process import journal
+from gradwire.training.wire import PushHeader
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+NUM_STEPS = 300
+SERVERS = (2, 3)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def start(stage: Stage, folder: Path, *more: str, **settings: Any) -> Play:
+    chosen = flags(steps=NUM_STEPS, eval_every=NUM_STEPS, **settings)
+    return stage.run("--engine", "process", *chosen, "--out", str(folder), "--durable", *more)
+
+
+def num_pushes(folder: Path) -> dict[int, int]:
+    """By server: the updates that its store has, counted by hand. A push has one part here."""
+    found = {}
+    for path in sorted(folder.glob("servers/*-*")):
+        store = open_store(path, 10.0)
+        began = None
+        if store.state is not None:
+            began = store.state["state"]
+        elif (path / BEGAN).exists():
+            began = torch.load(path / BEGAN, weights_only=True)
+        arrivals = [journal.decode(body, HEADERS) for body in store.bodies]
+        headers = [getattr(arrival.message, "header", None) for arrival in arrivals]
+        num_since = sum(isinstance(header, PushHeader) for header in headers)
+        num_before = 0 if began is None else began["part"]["memory"]["updates"]
+        found[int(path.name.split("-")[0])] = num_before + num_since
+        store.close()
+    return found
+
+
+def journal_nbytes(folder: Path) -> int:
+    found = Counter[str]()
+    for path in folder.glob("servers/*/journal-*.log"):
+        found[path.parent.name] += path.stat().st_size
+    return min(found.values()) if len(found) == len(SERVERS) else 0
+
+
+def num_states(folder: Path) -> int:
+    """Of the server that has saved fewest."""
+    newest = {
+        path.parent.name: int(path.stem.split("-")[1])
+        for path in sorted(folder.glob("servers/*/state-*.pt"))
+    }
+    return min(newest.values()) if len(newest) == len(SERVERS) else 0
+
+
+def num_recovered(folder: Path) -> dict[int, int]:
+    place = folder / "checkpoints" / "step-000000"
+    saved = {rank: torch.load(place / f"rank-{rank}.pt", weights_only=True) for rank in SERVERS}
+    return {rank: one["part"]["memory"]["updates"] for rank, one in saved.items()}
+
+
+def kill_all(play: Play) -> None:
+    nodes = play.nodes()
+    os.kill(play.pid, signal.SIGKILL)
+    play.end(10)
+    assert are_gone(list(nodes.values()))
+
+
+def goes_on_to_its_end(play: Play, folder: Path) -> None:
+    code, said = play.end()
+    assert code == 0, said
+    assert "Traceback" not in said, said
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["is_rest"]
+    assert summary["messages_sent"] < 4 * 2 * NUM_STEPS  # it did not begin anew
+    assert not (folder / "servers").exists()
+
+
+def test_no_acknowledged_update_is_lost_with_the_launcher(stage, tmp_path):
+    folder = tmp_path / "run"
+    every = ("--checkpoint-every", "60s")  # all is in the journal
+    with start(stage, folder, *every, synchronization="asp") as play:
+        play.until(lambda: journal_nbytes(folder) > 500_000, "training")
+        kill_all(play)
+    first = num_pushes(folder)
+    assert min(first.values()) > 10
+    assert not (folder / "checkpoints").exists()
+    every = ("--checkpoint-every", "0.1s")  # states, and what came since
+    with stage.run("--resume", str(folder), "--durable", *every) as play:
+        play.until(lambda: num_states(folder) > 0, "states of the next job")
+        kill_all(play)
+    assert num_recovered(folder) == first
+    second = num_pushes(folder)
+    assert all(second[rank] > first[rank] for rank in SERVERS)
+    with stage.run("--resume", str(folder), "--durable") as play:
+        goes_on_to_its_end(play, folder)
+    assert num_recovered(folder) == second
+
+
+def test_no_acknowledged_update_is_lost_with_the_scheduler(stage, tmp_path):
+    folder, copy = tmp_path / "run", tmp_path / "copy"
+    more = ("--checkpoint-every", "60s", "--restarts", "1")
+    with start(stage, folder, *more, synchronization="asp") as play:
+        play.until(lambda: journal_nbytes(folder) > 500_000, "training")
+        shutil.copytree(folder / "servers", copy / "servers")
+        os.kill(play.nodes()["scheduler"], signal.SIGKILL)
+        goes_on_to_its_end(play, folder)
+        assert "starting again" in play.said
+    pushed, recovered = num_pushes(copy), num_recovered(folder)  # more may have come since
+    assert min(pushed.values()) > 10
+    assert all(recovered[rank] >= pushed[rank] for rank in SERVERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durable", [(), ("--durable",)])
+@pytest.mark.parametrize(
+    "synchronization", ["ssp(2)", "r2sp", "bsp(backup=1)", "bsp(timeout=0.05)"]
+)
+def test_what_servers_had_is_found_again(stage, tmp_path, synchronization, durable):
+    folder = tmp_path / "run"
+    chosen = flags(steps=NUM_STEPS, eval_every=NUM_STEPS, synchronization=synchronization)
+    more = ("--checkpoint-every", "0.3s", *durable)
+    with stage.run("--engine", "process", *chosen, "--out", str(folder), *more) as play:
+        play.until(lambda: num_states(folder) > 1, "states")
+        kill_all(play)
+    with stage.run("--resume", str(folder), *more) as play:
+        goes_on_to_its_end(play, folder)
