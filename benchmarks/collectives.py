@@ -42,10 +42,11 @@ shares of the line, medians of two runs, one of them with 3 ranks, too:
                 direct    .80 - .82      .81 - .82     .72 - .77    .66 - .70
                 ring      .93 - .95      .95 - .97        .87       .86 - .87
 
-and the native mean .94 to .95. So between two ranks direct exchange is as fast as a ring, and faster
-than a bare gather; among three and four the ring is 1.1 to 1.3 times as fast, since there all send
-to all at once, and what each link carries at a time is left to TCP. Before receives were posted ahead
-(runtime/process/expected.py) messages above 512 KiB got half of the line: .48 to .59 by direct exchange.
+and the native mean .94 to .95. So between two ranks direct exchange is as fast as a ring, and
+faster than a bare gather; among three and four the ring is 1.1 to 1.3 times as fast, since there
+all send to all at once, and what each link carries at a time is left to TCP. Before receives were
+posted ahead (runtime/process/expected.py) messages above 512 KiB got half of the line, .48 to .59,
+by direct exchange.
 
 The mean of signs: 52 to 60 ms gathered, 64 to 127 scattered, 52 to 68 gathered around the ring (2
 ranks); 103, 88 and 95 (3); 167 to 171, 114 to 158, and 167 to 204 (4).
