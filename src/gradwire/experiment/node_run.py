@@ -174,7 +174,7 @@ class NodeRun(NodeState):
         self.last, self.is_inside = last, True
         segment = Segment(self.step, last, self, self._comes_back, self._life)
         program = self.part.program(segment)
-        with engine.reading(self.part.tags), recorded(engine, self.log, self.step, last):
+        with engine.unread.only(self.part.tags), recorded(engine, self.log, self.step, last):
             result = engine.run(lambda node: self._wrap(program(node)))
         self.is_inside = False
         seconds = time.perf_counter() - began

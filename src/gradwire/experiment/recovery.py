@@ -194,7 +194,7 @@ def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) 
         began = torch.load(path, weights_only=True) if path.exists() else checkpoint
         if not _begins(server, engine, began):
             return None
-    with engine.reading((REQUEST,)), contextlib.suppress(_AllTold, PeerLost):
+    with engine.unread.only((REQUEST,)), contextlib.suppress(_AllTold, PeerLost):
         engine.run(lambda node: transport.recorded(server.run(node)))
     server.forget_workers()
     own = heard(store.folder, num_all)

@@ -197,7 +197,7 @@ def _trained(transport: ZmqTransport, job: int, case: Case) -> dict[str, Any]:
             found["is_expected"] = torch.equal(server.params, there.params)
             found["refused"] = dict(server.refused)
             # What is left of all that.
-            found["kept"] = [len(server._begun), len(server._events), engine._unread_nbytes]
+            found["kept"] = [len(server._begun), len(server._events), engine.unread.nbytes]
             found["members"] = sorted(server.members)
         else:
             engine.run(lambda node: plan.architecture.daemon(node, {}))
@@ -251,12 +251,12 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
             found["told"] = transport.refused["error reply"]
         elif rank < SCHEDULER:
             server = TrainingServer(plan, rank - SERVER)
-            with engine.reading(ServerPart.tags):
+            with engine.unread.only(ServerPart.tags):
                 engine.run(server.run)
             found["refused"] = dict(server.refused)
             found["malformed"] = transport.refused["malformed"]
-            found["unread"] = len(engine._inbox), engine._unread_nbytes
-            found["dropped"] = dict(engine.dropped)
+            found["unread"] = len(engine.unread.inbox), engine.unread.nbytes
+            found["dropped"] = dict(engine.unread.dropped)
             found["is_at_rest"] = engine.is_at_rest
         else:
             engine.run(lambda node: plan.architecture.daemon(node, {}))

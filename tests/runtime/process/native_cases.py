@@ -146,11 +146,11 @@ def _unread(transport: GlooTransport, rank: int) -> dict[str, Any]:
                 await node.call(time.sleep, 0.01)
                 await node.recv_within("nothing", 0.0)
                 seen["most"] = max(seen["most"], *transport._bytes_unread)
-            seen["in inbox"] = engine._unread_nbytes
+            seen["in inbox"] = engine.unread.nbytes
             await node.recv(1, "late")
             for _ in range(NUM_EARLY):
                 await node.recv(1, "early")
-            seen["in inbox, at last"] = engine._unread_nbytes
+            seen["in inbox, at last"] = engine.unread.nbytes
 
     engine.run(program)
     transport._max_bytes_unread = 64 << 20

@@ -40,7 +40,7 @@ def test_what_is_unread_is_limited_while_there_is_something_to_do() -> None:
     held = []
 
     def evaluate(requests: Any) -> list[Any]:
-        held.append(engine._unread_nbytes)
+        held.append(engine.unread.nbytes)
         return [None] * len(requests)
 
     engine = ProcessEngine(transport, evaluate=evaluate, max_unread_nbytes=5_500, timeout_s=5)
@@ -49,7 +49,7 @@ def test_what_is_unread_is_limited_while_there_is_something_to_do() -> None:
         for _ in range(10):
             await node.compute("gradient")
         late = await node.recv(1, "late")  # behind all others: they must be taken
-        held.append(engine._unread_nbytes)
+        held.append(engine.unread.nbytes)
         for _ in range(50):
             await node.recv(1, "early")
         return float(late)
@@ -57,7 +57,7 @@ def test_what_is_unread_is_limited_while_there_is_something_to_do() -> None:
     transport.happen(Arrival(DONE, 1, tag=1))
     assert engine.run(program) == 0.0
     assert held == [6_000] * 10 + [50_000]
-    assert engine._unread_nbytes == 0
+    assert engine.unread.nbytes == 0
 
 
 def test_polls_take_what_is_behind_the_limit() -> None:

@@ -20,16 +20,14 @@ Messages are received meanwhile, so that a rank that gets lost is noticed.
 """
 
 import time
-import warnings
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any, TypeVar
 
-from gradwire.core.errors import GradwireWarning, PeerLost, RefusedError
+from gradwire.core.errors import PeerLost, RefusedError
 from gradwire.core.node import (
     Call,
     Collective,
@@ -65,8 +63,8 @@ from gradwire.runtime.process.transport import (
     LOST,
     Arrival,
     Transport,
-    message_nbytes,
 )
+from gradwire.runtime.process.unread import Unread
 from gradwire.runtime.requests import Evaluator, no_evaluator
 
 # How long a native collective that failed waits for the news that a rank is lost, and one that has
@@ -123,8 +121,7 @@ class ProcessEngine:
         mailboxes = Mailboxes(1)
         self._mailboxes = mailboxes
         # By sender and hash of the tag; of tags alone for those that take any sender.
-        self._inbox, self._waiting = mailboxes.inbox[0], mailboxes.waiting[0]
-        self._waiting_any = mailboxes.waiting_any[0]
+        self._waiting, self._waiting_any = mailboxes.waiting[0], mailboxes.waiting_any[0]
         self._order = count()
         self._ready: deque[tuple[Task[Any], Any, Exception | None]] = deque()
         self._to_compute: deque[tuple[Task[Any], Any]] = deque()
@@ -134,8 +131,7 @@ class ProcessEngine:
         self._numbers = count()  # of tasks in this run
         self.log = log  # of the next run, too
         self._presence = Presence(self.rank)
-        self._max_unread_nbytes = max_unread_nbytes
-        self._unread_nbytes = 0  # in the inbox
+        self.unread = Unread(self.rank, self.num_workers, mailboxes, max_unread_nbytes)
         # Collectives are of all nodes of the transport, and means of all workers.
         can = getattr(transport, "native_mean", None) if self.num_workers == self.size else None
         self._native_mean = can if native and self.size > 1 else None
@@ -150,8 +146,6 @@ class ProcessEngine:
         self.on_change: Callable[[int, bool, str], None] | None = None
         # Called now and then while every program waits. It may end the run by an exception.
         self.on_wait: Callable[[], None] | None = None
-        self._tags: frozenset[int] | None = None  # what workers may send; None: anything
-        self.dropped: Counter[int] = Counter()  # messages that nobody would have read, by sender
         for arrival in transport.kept(job):
             self._arrive(arrival)
 
@@ -182,7 +176,7 @@ class ProcessEngine:
         if self._has_failed:
             return False
         waits = all(isinstance(task.waiting_for, Recv | RecvAny) for task in self._tasks)
-        return waits and not (self._ready or self._to_compute or self._inbox)
+        return waits and not (self._ready or self._to_compute or self.unread.inbox)
 
     def run(
         self, program: Program[R], *, serves: bool = True, is_patient: bool = False
@@ -239,32 +233,6 @@ class ProcessEngine:
             self._unjoined.clear()
             self._main = None
 
-    @contextmanager
-    def reading(self, tags: Collection[Tag] | None) -> Iterator[None]:
-        """For a while workers may send this node messages with these tags only. Others, which its
-        programs never ask for, are dropped: they would fill its memory, and it would never rest.
-        """
-        self._tags = None if tags is None else frozenset(map(tag_hash, tags))
-        unwanted = [(src, tag) for src, tag in self._inbox if self._is_unwanted(src, tag)]
-        for src, tag in unwanted:
-            for _, message in self._inbox.pop((src, tag)):
-                self._unread_nbytes -= message_nbytes(message)
-                self._drop(src)
-        try:
-            yield
-        finally:
-            self._tags = None
-
-    def _is_unwanted(self, src: int, tag: Tag) -> bool:
-        is_other = self._tags is not None and tag not in self._tags
-        return is_other and src < self.num_workers and src != self.rank
-
-    def _drop(self, src: int) -> None:
-        self.dropped[src] += 1
-        if self.dropped[src] == 1:
-            text = f"rank {src} sent rank {self.rank} a message that nobody reads; it was dropped"
-            warnings.warn(f"{text}, and so are others", GradwireWarning, stacklevel=2)
-
     # The loop.
 
     def _go_on(self) -> None:
@@ -279,8 +247,7 @@ class ProcessEngine:
                 self._step(*self._ready.popleft())
             if not self._tasks:
                 return
-            is_full = self._unread_nbytes > self._max_unread_nbytes
-            if (not is_full and self._take(0.0)) or self._expire():
+            if (not self.unread.is_full and self._take(0.0)) or self._expire():
                 continue
             if not self._to_compute:
                 return
@@ -322,7 +289,7 @@ class ProcessEngine:
             return False
         while arrival is not None:
             self._arrive(arrival)
-            if self._unread_nbytes > self._max_unread_nbytes:
+            if self.unread.is_full:
                 break
             arrival = self._transport.next(0.0)
         return True
@@ -456,9 +423,8 @@ class ProcessEngine:
 
     def _recv(self, task: Task[Any], effect: Recv) -> tuple[bool, Any]:
         key = (effect.src, tag_hash(effect.tag))
-        found = self._mailboxes.take(0, *key)
+        found = self.unread.take(*key)
         if found is not None:
-            self._unread_nbytes -= message_nbytes(found[1])
             return True, found[1]
         if effect.src not in self._presence:
             raise self._peer_lost(effect.src)
@@ -472,9 +438,7 @@ class ProcessEngine:
         timeout_s, tag = effect.timeout_s, tag_hash(effect.tag)
         checks.check_wait(effect, self.rank)
         self._take(0.0)
-        found = self._mailboxes.take_any(0, tag)
-        if found is not None:
-            self._unread_nbytes -= message_nbytes(found[1])
+        found = self.unread.take_any(tag)
         if found is not None or timeout_s == 0:
             return True, found
         if self._waiting_any.setdefault(tag, task) is not task:
@@ -563,8 +527,7 @@ class ProcessEngine:
                 self._deliver(self.rank, tag_hash(watcher), Framed(change))
 
     def _deliver(self, src: int, tag: int, message: Any) -> None:
-        if self._is_unwanted(src, tag):
-            self._drop(src)
+        if self.unread.drops(src, tag):
             return
         task = self._waiting.pop((src, tag), None)
         if task is not None:
@@ -574,8 +537,7 @@ class ProcessEngine:
         if task is not None:
             self._wake(task, (src, message))
             return
-        self._inbox.setdefault((src, tag), deque()).append((next(self._order), message))
-        self._unread_nbytes += message_nbytes(message)
+        self.unread.put(src, tag, message)
 
     def _peer_lost(self, rank: int) -> PeerLost:
         return self._presence.why_gone(rank, self.now)
@@ -593,7 +555,7 @@ class ProcessEngine:
 
     def _stuck(self) -> str:
         # Of the others' inboxes nothing is known here.
-        inboxes = [*({} for _ in range(self.rank)), self._inbox]
+        inboxes = [*({} for _ in range(self.rank)), self.unread.inbox]
         gone = {rank: noticed_s for rank, (noticed_s, _) in self._presence.lost.items()}
         _, *lines = deadlock.report(self._tasks, inboxes, gone).splitlines()
         lines.insert(0, f"rank {self.rank}: nothing has happened for {self._timeout_s:g} s:")
