@@ -11,9 +11,10 @@ was decoded take of it. The bound is kept where `more` is at most `coding`.
 Answer, on 16 cores at rest (Intel Xeon, torch 2.11), best times, DDP 33.3 ms. More than DDP, and in
 calls besides gradient, averages and update: ef(topk(0.01)) 11.5 ms, 22.9; ef(sign) 2.4 less, 9.8;
 ef(qsgd(4)) 17.2, 28.5; powersgd(2) 3.9, 13.3; fp16 12.6, 9.3; identity 13.5, 11.7. So the
-bound is kept by all but fp16 and identity, which miss it by 3.3 and 1.8 ms. What identity's 11.7 ms
-are was not looked into: if every method has them, and they are not counted, only sign keeps it, and
-top-k and qsgd miss it by 0.3 and 0.4 ms, powersgd by 2.3, fp16 and identity by 12.6 and 13.5. DDP
+bound is kept by all but fp16 and identity, which miss it by 3.3 and 1.8 ms. Of what these two spent
+in calls most was the checksum of a payload that is never sent as such, and fresh memory: since then
+it is not computed, and memory is used again. That took identity's encoding from 10.5 to 1.4 ms and
+fp16's from 9.6 to 1.5, on 2 cores beside other work; the steps were not measured again on 16. DDP
 sends while it computes, which the schedule here does not. On 2 cores beside other work four runs
 disagreed.
 """
