@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment.served_at_work import Play, Stage, flags
+from experiment.served_at_work import Play, Stage, flags, nbytes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ANY = "tcp://127.0.0.1:0"
@@ -147,8 +147,8 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
 
 def num_bytes_heard(folder: Path, before: set[Path]) -> int:
     """By servers that were not there before."""
-    journals = folder.glob("run/servers/*/journal-*.log")
-    return sum(path.stat().st_size for path in journals if path.parent not in before)
+    journals = folder.glob("run/servers/[0-9]*/journal-*.log")
+    return sum(nbytes_of(path) for path in journals if path.parent not in before)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,14 @@ class Play:
         return code, self.said
 
 
+def nbytes_of(path: Path) -> int:
+    """0 if it is not there any more: a server may have begun another journal."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def is_running(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import gradwire
-from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags
+from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nbytes_of
 from gradwire.experiment.replay import replay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -55,7 +55,7 @@ def is_training(folder: Path, nbytes: int = 15_000) -> Callable[[], bool]:
 
     def is_so() -> bool:
         journals = list(folder.glob("servers/*/journal-*.log"))
-        return len(journals) >= 2 and sum(path.stat().st_size for path in journals) > nbytes
+        return len(journals) >= 2 and sum(map(nbytes_of, journals)) > nbytes
 
     return is_so
 
@@ -129,7 +129,7 @@ def test_ssp_goes_on_without_a_worker_that_is_killed_and_with_one_that_comes(sta
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("servers/*/journal-*.log"))
+    return sum(map(nbytes_of, folder.glob("servers/*/journal-*.log")))
 
 
 def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
@@ -362,7 +362,7 @@ def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, t
 
         def is_at_rest():
             time.sleep(0.7)
-            sizes.append(sum(p.stat().st_size for p in folder.glob("servers/*/journal-*")))
+            sizes.append(sum(map(nbytes_of, folder.glob("servers/*/journal-*"))))
             return sizes[-1] == sizes[-2]
 
         play.until(is_at_rest, "worker 0 to come to its end")

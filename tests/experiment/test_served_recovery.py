@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment.served_at_work import Play, Stage, are_gone, flags
+from experiment.served_at_work import Play, Stage, are_gone, flags, nbytes_of
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.recovery import BEGAN, open_store
 from gradwire.runtime.process import journal
@@ -61,7 +61,7 @@ def num_pushes(folder: Path) -> dict[int, int]:
 def journal_nbytes(folder: Path) -> int:
     found = Counter[str]()
     for path in folder.glob("servers/*/journal-*.log"):
-        found[path.parent.name] += path.stat().st_size
+        found[path.parent.name] += nbytes_of(path)
     return min(found.values()) if len(found) == len(SERVERS) else 0
 
 
