@@ -96,14 +96,14 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
     out = ("--out", "run")
     again = "start all nodes again, scheduler and servers with --resume run"
     with (
-        hands.start("scheduler", *out, "--silence", "1s") as scheduler,
+        hands.start("scheduler", *out, "--silence", "3s") as scheduler,
         hands.start("server", *out) as server,
         hands.start("worker", "--number", "0") as worker,
         hands.start("worker", "--number", "1") as killed,
     ):
         scheduler.until(lambda: "all are there" in scheduler.said, "everybody")
         with (
-            hands.start("worker", "--join-wait", "1s") as superfluous,
+            hands.start("worker", "--join-wait", "3s") as superfluous,
             hands.start("worker", batch_size=9) as different,
         ):
             code, said = lines(different)
@@ -120,11 +120,12 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
         os.kill(scheduler.pid, signal.SIGINT)
         ended = [lines(play) for play in (scheduler, server, worker)]
     assert [code for code, _ in ended] == [130, 3, 3], ended
-    *_, refused, lost, stopped = ended[0][1]
-    assert re.match(r"scheduler dropped a message from a node that is not in the job", refused)
-    assert re.fullmatch(
-        r"worker 1 was lost after \d+\.\d s: nothing was heard of it for 1 s", lost
-    ), lost
+    *others, stopped = ended[0][1]
+    for pattern in (
+        r"scheduler dropped a message from a node that is not in the job.*",
+        r"worker 1 was lost after \d+\.\d s: nothing was heard of it for 3 s",
+    ):
+        assert any(re.fullmatch(pattern, line) for line in others), others
     assert stopped == f"stopped by SIGINT. Go on with what the servers have: {again}"
     # They would train on to the end, for nobody.
     why = f"the scheduler was lost, or told to stop. Go on with what the servers have: {again}"
