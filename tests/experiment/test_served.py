@@ -184,7 +184,7 @@ def test_bsp_stops_and_says_why(stage, tmp_path, architecture):
     *_, error, cause = said.splitlines()
     assert "bsp on parameter_server(2" in error
     assert "worker 1 was lost (" in error
-    assert re.search(rf"Go on from step [2-9]\d\d+: gradwire run --resume {folder}", error), error
+    assert re.search(rf"Go on from step \d\d\d+: gradwire run --resume {folder}", error), error
     assert cause == "worker 1 was killed by SIGKILL"
     assert "rank" not in said
     assert "Traceback" not in said, said
