@@ -160,6 +160,7 @@ def test_a_member_that_misbehaves() -> None:
             wait_until(lambda: server.refused[reason] == before + 1)
 
         huge = 1 << 40
+        wait_until(lambda: server._traffic.links[1].is_up)
         lie("source", msg.DATA, block(), src=0, number=1)
         lie("destination", msg.DATA, block(), dst=0, number=1)
         lie("state", msg.DATA, block(), number=1, taken=7)

@@ -146,7 +146,7 @@ class Reception:
                 "process has taken its place",
                 msg.DECLARED_LOST,
             )
-        raise Refusal("unknown peer", "it has not joined this job")
+        raise Refusal("unknown peer", "it has not joined this job, or has connected anew since")
 
     def _check_ends(self, peer: int, header: Header) -> None:
         """Only the scheduler hands on what is from others, and gets what is for others."""

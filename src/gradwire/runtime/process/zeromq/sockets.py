@@ -156,7 +156,8 @@ class Sockets:
         made = self._make(zmq.DEALER, address)
         own = identities.for_beats(self._identity) if is_for_beats else self._identity
         made.setsockopt(zmq.ROUTING_ID, own)
-        made.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits in a queue for a connection
+        # Not zmq.IMMEDIATE: when a connection breaks while a message is read part by part, libzmq
+        # (4.3.5) then ends the process. That nothing waits for a connection is up to Wire.
         made.setsockopt(zmq.RECONNECT_IVL, 20)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         if self._keys is not None:

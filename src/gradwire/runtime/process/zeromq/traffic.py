@@ -240,7 +240,7 @@ class Traffic:
             self._take_resume(link, header, msg.unpack_resume(parts[1].bytes))
             return
         if not link.is_up:
-            raise Refusal("state", f"kind {kind} before the connection was resumed")
+            return  # it waited in a queue while the connection broke; all is said anew
         if not link.heard(header.acknowledged, header.room, header.taken):
             raise Refusal("state", "it acknowledges what it was not sent")
         if self._outgoing.arrived(peer, link.num_taken_there):

@@ -30,6 +30,7 @@ class Wire:
         self._readers: dict[Any, Callable[[], None]] = {}
         self._connections: dict[int, Connection] = {}
         self._for_beats: dict[int, Connection] = {}  # and nothing else
+        self._connected_for_beats: set[int] = set()
         self._router: Any = None
 
     def bind(self, address: str) -> str:
@@ -47,23 +48,17 @@ class Wire:
         self.disconnect(peer)
         connection = self._connections[peer] = self._sockets.connect(address)
 
-        def happened(change: int) -> None:
-            if change == CONNECTED:
-                self.connected.add(peer)
-            elif change == DISCONNECTED:
-                self.connected.discard(peer)
-            changed(peer, change)
-
-        self._attend(connection, peer, take, happened)
+        self._attend(connection, peer, self.connected, take, lambda change: changed(peer, change))
 
     def connect_for_beats(self, peer: int, address: str, take: Take) -> None:
         """A second connection: beats do not wait there behind a large message."""
         connection = self._sockets.connect(address, is_for_beats=True)
         self._for_beats[peer] = connection
-        self._attend(connection, peer, take, lambda change: None)
+        self._attend(connection, peer, self._connected_for_beats, take, lambda change: None)
 
     def disconnect(self, peer: int) -> None:
         self.connected.discard(peer)
+        self._connected_for_beats.discard(peer)
         for connections in (self._connections, self._for_beats):
             connection = connections.pop(peer, None)
             if connection is not None:
@@ -91,28 +86,37 @@ class Wire:
         body: Part = b"",
         payload: Part | None = None,
     ) -> int:
-        """Gives a message to a socket, by identity or peer as in `Take`. It never blocks."""
+        """Gives a message to a socket, by identity or peer as in `Take`. It never blocks, and
+        nothing waits for a connection that is not there."""
         if identity is not None:
             return self._send(self._router, identity, head, body, payload)
-        connection = self._connections.get(peer)
-        if connection is None:
+        if peer not in self.connected:
             return GONE
-        return self._send(connection.socket, None, head, body, payload)
+        return self._send(self._connections[peer].socket, None, head, body, payload)
 
     def beat(self, peer: int, head: bytes) -> None:
         """Over the connection for that; while it is not there, with all the rest."""
-        connection = self._for_beats.get(peer)
-        if connection is None or self._send(connection.socket, None, head) != SENT:
+        is_there = peer in self._connected_for_beats
+        if not is_there or self._send(self._for_beats[peer].socket, None, head) != SENT:
             self.put(None, peer, head)
 
     def close(self, linger_ms: int) -> None:
         self._sockets.close(linger_ms)
 
     def _attend(
-        self, connection: Connection, peer: int, take: Take, happened: Callable[[int], None]
+        self,
+        connection: Connection,
+        peer: int,
+        connected: set[int],
+        take: Take,
+        happened: Callable[[int], None],
     ) -> None:
         def watch() -> None:
             for change in connection.happened():
+                if change == CONNECTED:
+                    connected.add(peer)
+                elif change == DISCONNECTED:
+                    connected.discard(peer)
                 happened(change)
 
         self.listen(connection.socket, lambda: self._read(connection.socket, peer, take))
