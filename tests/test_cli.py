@@ -245,6 +245,7 @@ def test_run_on_real_processes_prints_what_was_measured(capfd, tmp_path):
         (["--durable"], "--durable is for servers, and allreduce has none"),
         (["--engine", "simulator", "--restarts", "1"], "are for --engine process"),
         (["--silence", "soon"], "duration 'soon' is not understood"),
+        (["--join-wait", "soon"], "duration 'soon' is not understood"),
         (["--timeout", "soon"], "duration 'soon' is not understood"),
         (["--restarts", "-1"], "restarts must be at least 0"),
         (["--resume", "nowhere"], "give no others"),

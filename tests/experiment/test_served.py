@@ -393,6 +393,11 @@ def test_a_recorded_order_is_replayed(stage, tmp_path, synchronization):
     replayed = replay(folder)
     assert replayed.is_equal, replayed.differs
     assert torch.equal(replayed.run.params, params(folder))
+    # With what servers sent, too: every step sends the same.
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(12, 121, 12))
+    for row in rows:
+        assert row["bytes_sent"] == pytest.approx(rows[-1]["bytes_sent"] * row["step"] / 120, 0.02)
 
 
 @pytest.mark.slow

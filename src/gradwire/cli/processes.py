@@ -45,9 +45,10 @@ class Job:
     json: bool
     durable: bool = False
     silence: str = "5s"
+    join_wait: str = "60s"
 
     def check(self) -> None:
-        for name in ("checkpoint_every", "timeout", "silence"):
+        for name in ("checkpoint_every", "timeout", "silence", "join_wait"):
             parse_duration(getattr(self, name))
         if self.restarts < 0:
             raise ValueError(f"restarts must be at least 0, got {self.restarts}")
@@ -109,7 +110,7 @@ def _launch(job: Job) -> None:
                 "server": ["--durable"] if job.durable else [],
                 "worker": [],
             }
-            where = ["--scheduler", scheduler]
+            where = ["--scheduler", scheduler, "--join-wait", job.join_wait]
             if role != "scheduler":
                 where += ["--number", str(number)]
             return [*GRADWIRE, "ps", role, *where, *which(goes_on), *limits, *own[role]]

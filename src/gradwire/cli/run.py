@@ -47,6 +47,8 @@ class RunCommand:
     """Real servers: acknowledge updates only when they are on disk."""
     silence: str = "5s"
     """Real servers: how long a worker may be silent before it is lost."""
+    join_wait: str = "60s"
+    """Real servers: how long to wait at the start until all nodes are there."""
 
     def __call__(self) -> None:
         if self.replay is not None:
@@ -68,6 +70,7 @@ class RunCommand:
                 self.json,
                 self.durable,
                 self.silence,
+                self.join_wait,
             )
             run_processes(job, lambda run, where: show_run(run, where, self.json))
         elif world_size() is not None:

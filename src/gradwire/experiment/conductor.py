@@ -105,24 +105,22 @@ class Conductor:
         )
         self._note(row)
 
-    def look_back(self, models: Mapping[str, Sequence[Tensor]], reports: Reports) -> None:
-        """Evaluates the models that rank 0 had on its way, by step. Bytes and losses are of the
-        same step, with all workers that passed it."""
-        for step, model in models.items():
-            passed = [row[step] for row in reports if row is not None and step in row]
-            assert reports[0] is not None
-            losses = [loss for _, _, loss, _ in passed if loss is not None]
-            row = metrics_row(
-                self.experiment,
-                int(step),
-                self.named(model),
-                losses,
-                time_s=reports[0][step][0],
-                bytes_sent=sum(num_bytes for _, num_bytes, _, _ in passed),
-                distance=None,  # nobody else's model of that step is known
-                dropped_steps=max(dropped for _, _, _, dropped in passed),
-            )
-            self._note(row)
+    def look_back(self, step: str, model: Sequence[Tensor], reports: Reports) -> None:
+        """Evaluates a model that rank 0 had on its way. Bytes and losses are of the same step,
+        with all workers that passed it."""
+        passed = [row[step] for row in reports if row is not None and step in row]
+        assert reports[0] is not None
+        row = metrics_row(
+            self.experiment,
+            int(step),
+            self.named(model),
+            [loss for _, _, loss, _ in passed if loss is not None],
+            time_s=reports[0][step][0],
+            bytes_sent=sum(num_bytes for _, num_bytes, _, _ in passed),
+            distance=None,  # nobody else's model of that step is known
+            dropped_steps=max(dropped for _, _, _, dropped in passed),
+        )
+        self._note(row)
 
     def named(self, model: Sequence[Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Parameters and statistics, these by name."""

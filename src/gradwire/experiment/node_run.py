@@ -6,7 +6,8 @@ so the state of a node is all there is: a checkpoint holds it, with the number o
 From that number follow the position in the data and every random draw.
 
 Where they do not pause (asynchronous methods) a run is one segment. Rank 0 keeps the models it had
-on its way, and they are evaluated at the end. Workers may be lost and come back meanwhile, where
+on its way, on disk, and they are evaluated at the end: sending and evaluating them earlier would
+cost time of training. Workers may be lost and come back meanwhile, where
 servers hold the model. What is left of an interrupted run is the servers' state: after a signal
 workers end between two steps, and servers when they have heard all that those had to say.
 
@@ -31,6 +32,7 @@ from gradwire.experiment.parts import Part, Segment, WorkerPart, part_of
 from gradwire.experiment.record import Row
 from gradwire.experiment.replay import finish, recorded, recorder
 from gradwire.experiment.setup import warm_up
+from gradwire.experiment.shelf import Shelf
 from gradwire.experiment.signals import Interrupted
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.process.engine import StuckError
@@ -141,7 +143,7 @@ class NodeRun(NodeState):
 
     def _sum_up(self) -> None:
         """Looks back on the one segment, and evaluates what came out."""
-        figures = {str(step): glimpse[:-1] for step, glimpse in self.glimpses.items()}
+        figures = {str(step): tuple(glimpse) for step, glimpse in self.glimpses.items()}
         reports: Reports = []
 
         def note(received: Reports) -> Row:
@@ -169,7 +171,7 @@ class NodeRun(NodeState):
         """Trains on to a step."""
         engine, transport, spent = self.engine, self.transport, self.spent
         before = engine.compute_s, engine.wait_s, transport.num_bytes_sent
-        self.began_s = engine.now
+        self.began_s, self.heard_nbytes = engine.now, engine.bytes_from_others
         began = time.perf_counter()
         self.last, self.is_inside = last, True
         segment = Segment(self.step, last, self, self._comes_back, self._life)
@@ -198,14 +200,17 @@ class NodeRun(NodeState):
             self._look_for_scheduler()
         if self.plan.pauses or done % self.config.eval_every or done == self.plan.num_steps:
             return
-        model = [self.plan.synchronization.agreed(replica), *replica.buffers.values()]
         self.glimpses[done] = Glimpse(
             now - self.began_s,
-            self.engine.ledger.total_bytes,
+            self.engine.ledger.total_bytes + self.engine.bytes_from_others - self.heard_nbytes,
             None if replica.loss is None else float(replica.loss),
             replica.num_dropped,
-            model if rank == 0 else [],
         )
+        if rank == 0:
+            if self.shelf is None:
+                self.shelf = Shelf(self.folder)
+            model = [self.plan.synchronization.agreed(replica), *replica.buffers.values()]
+            self.shelf.put(done, model)
 
     def _changed(self, rank: int, is_there: bool, why: str) -> None:
         """Somebody came or was lost; the hub says so."""
@@ -276,15 +281,13 @@ class NodeRun(NodeState):
         return [whole, *statistics.get(speaker, initial)]
 
     def _look_back(self, steps: list[str], reports: Reports) -> None:
-        """The hub evaluates what rank 0 had on its way."""
-        if not steps:
-            return
+        """The hub evaluates what rank 0 had on its way, one after the other."""
         count = 1 + len(self.plan.task.initial_buffers())
-        mine = [x for glimpse in self.glimpses.values() for x in glimpse.model]
-        found = self.agreement.collect(mine, [0], count * len(steps)).get(0)
-        if self._conductor is not None and found:
-            models = {s: found[i * count : (i + 1) * count] for i, s in enumerate(steps)}
-            self._conductor.look_back(models, reports)
+        for step in steps:
+            mine = [] if self.shelf is None else self.shelf.get(int(step))
+            model = self.agreement.collect(mine, [0], count).get(0)
+            if self._conductor is not None and model:
+                self._conductor.look_back(step, model, reports)
 
     def _finish(self) -> Run:
         self._count_wall()

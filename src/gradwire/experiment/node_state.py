@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from gradwire.core.errors import LostError, RefusedError
 from gradwire.experiment.agreement import Agreement
@@ -26,6 +25,7 @@ from gradwire.experiment.parts import ServerPart, part_of
 from gradwire.experiment.record import Record, Row, write_atomically
 from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, heard, recover, remove_others
 from gradwire.experiment.setup import Experiment
+from gradwire.experiment.shelf import Shelf
 from gradwire.experiment.signals import Signals
 from gradwire.runtime.order import Recorder
 from gradwire.runtime.process.engine import ProcessEngine
@@ -55,10 +55,9 @@ class Glimpse(NamedTuple):
     """What a rank keeps of a step that it passes."""
 
     time_s: float
-    num_bytes: int
+    num_bytes: int  # that it sent, or was sent by servers
     loss: float | None
     num_dropped: int
-    model: list[Tensor]  # on rank 0
 
 
 class NodeState:
@@ -108,11 +107,13 @@ class NodeState:
         self.is_inside = False  # a segment
         self.saved_step = 0
         self.began_s = 0.0  # the last segment, on the engine's clock
+        self.heard_nbytes = 0  # from nodes that are no workers, before it
         self.segment_steps = 0
         self.step_s = 0.0  # of one step in the last segment
         self.spent: defaultdict[str, float] = defaultdict(float)  # seconds, and bytes
         self.metrics: list[Row] = []  # as of the checkpoint
         self.glimpses: dict[int, Glimpse] = {}
+        self.shelf: Shelf | None = None  # for the models of those steps, on rank 0
         self.lost: list[Row] = []
         self.started_s = time.perf_counter()
         self.log: Recorder | None = None  # of the order in which things happen

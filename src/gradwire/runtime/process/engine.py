@@ -63,6 +63,7 @@ from gradwire.runtime.process.transport import (
     LOST,
     Arrival,
     Transport,
+    message_nbytes,
 )
 from gradwire.runtime.process.unread import Unread
 from gradwire.runtime.requests import Evaluator, no_evaluator
@@ -109,6 +110,7 @@ class ProcessEngine:
         self.num_workers = self.size if num_workers is None else num_workers
         assert 1 <= self.num_workers <= self.size, f"{num_workers} workers on {self.size} nodes"
         self.ledger = Ledger(self.size)  # of what this rank sent
+        self.bytes_from_others = 0  # payloads that came from nodes that are no workers
         self.compute_s = 0.0  # seconds in gradients
         self.wait_s = 0.0  # seconds in which every program waited
         self.num_effects = 0
@@ -491,6 +493,8 @@ class ProcessEngine:
             elif job == self.job and kind == DONE:
                 self._presence.done(src, tag)
             elif job == self.job:
+                if src >= self.num_workers:
+                    self.bytes_from_others += message_nbytes(message)
                 self._deliver(src, tag, message)
             return
         if kind == FINISHED:
