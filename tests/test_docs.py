@@ -138,3 +138,14 @@ def test_the_gaps_of_graphs_are_those_of_their_matrices() -> None:
     for text, *gaps in rows:
         graph = GRAPHS.parse(text)
         assert gaps == [f"{graph.spectral_gap(size):.3g}" for size in (8, 16, 32, 64)], text
+
+
+def test_who_goes_on_without_a_lost_worker():
+    text = (ROOT / "docs" / "processes.md").read_text()
+    text = re.sub(r"\s+", " ", text)
+    (go_on,) = re.findall(r"push on their own \((.*?)\) the others go on", text)
+    (stop,) = re.findall(r"Where all are needed \((.*?), \.\.\.\) the job stops", text)
+    complete = {"ssp": "ssp(3)", "localsgd": "localsgd(2)", "fedavg": "fedavg(0.5)"}
+    for names, pauses in [(go_on, False), (stop, True)]:
+        for name in re.findall(r"`(.*?)`", names):
+            assert SYNCHRONIZATION.parse(complete.get(name, name)).pauses == pauses, name

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
+from gradwire.experiment.replay import replay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ANY = "tcp://127.0.0.1:0"
@@ -75,7 +76,8 @@ def test_a_run_that_goes_well(stage: Stage, tmp_path: Path) -> None:
         "scheduler: waiting for 2 workers and 1 server. "
         f"Start them with --scheduler {at} --keys job.key"
     )
-    assert "scheduler: all are there; the record is in run" in said
+    begins = "scheduler: the training begins; the record is in run"
+    assert said.index("scheduler: all are there") < said.index(begins)
     assert any(line.startswith("run: step 20/20, test accuracy") for line in said)
     assert said[-1] == "Records: run"
     said = ended[1][1]
@@ -144,6 +146,66 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
         scheduler.until(lambda: num_bytes_heard(tmp_path, before) > 4000, "training")
         for play in (scheduler, server, worker, other):
             assert play.code is None, play.said
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "later", "codes"),
+    [("asp", 2, [130, 3, 3, 3]), ("bsp", 1, [130, 130, 130, 130])],
+)
+def test_device_and_threads_are_every_nodes_own(
+    stage: Stage, tmp_path: Path, synchronization: str, later: int, codes: list[int]
+) -> None:
+    """Also when the run goes on, perhaps with others."""
+    hands = Hands(stage, tmp_path, steps=10_000_000, synchronization=synchronization)
+
+    def train(where: tuple[str, ...], threads: int, before: set[Path]) -> None:
+        hands.scheduler = ANY
+        with (
+            hands.start("scheduler", *where) as scheduler,
+            hands.start("server", *where, threads=threads) as server,
+            hands.start("worker", threads=3) as worker,
+            hands.start("worker") as other,
+        ):
+            scheduler.until(lambda: num_bytes_heard(tmp_path, before) > 4000, "training")
+            os.kill(scheduler.pid, signal.SIGINT)
+            ended = [lines(play) for play in (scheduler, server, worker, other)]
+        assert [code for code, _ in ended] == codes, ended
+
+    train(("--out", "run"), 2, set())
+    train(("--resume", "run"), later, set(tmp_path.glob("run/servers/*")))
+    assert "threads = 1\n" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_run_that_is_refused_when_all_are_there_has_no_record(
+    stage: Stage, tmp_path: Path
+) -> None:
+    hands = Hands(stage, tmp_path, steps=20)
+    (tmp_path / "here").write_text("a file, where no folder can be")
+    with (
+        hands.start("scheduler", "--out", "here/run") as scheduler,
+        hands.start("server") as server,
+        hands.start("worker") as worker,
+        hands.start("worker") as other,
+    ):
+        ended = [lines(play) for play in (scheduler, server, worker, other)]
+    assert [code for code, _ in ended] == [2] * 4, ended
+    said = ended[0][1]
+    assert "scheduler: all are there" in said
+    assert not any("the record is in" in line for line in said), said
+
+
+def test_its_engine_is_that_of_real_processes(stage: Stage, tmp_path: Path) -> None:
+    """Nobody has to say so: settings that only they have are taken."""
+    hands, record = Hands(stage, tmp_path, steps=20), "--record-order"
+    with (
+        hands.start("scheduler", "--out", "run", record) as scheduler,
+        hands.start("server", record) as server,
+        hands.start("worker", record) as worker,
+        hands.start("worker", record) as other,
+    ):
+        ended = [lines(play) for play in (scheduler, server, worker, other)]
+    assert [code for code, _ in ended] == [0] * 4, ended
+    assert replay(tmp_path / "run").is_equal
 
 
 def num_bytes_heard(folder: Path, before: set[Path]) -> int:

@@ -1,15 +1,21 @@
 """The probe, on networks that are known."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from gradwire.experiment.config import Config
 from gradwire.experiment.probe import measure_machine, measure_network, settings_of
+from gradwire.runtime.compute_time import COMPUTE_TIME
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
+from runtime.process.launching import launch
 
 
 def probe(network: Network):
@@ -83,6 +89,71 @@ def test_the_command_writes_what_the_simulator_reads(tmp_path):
     assert prediction["compression"] == "identity"
     assert prediction["predicted_s"] >= max(found["network"]["latency_s"])
     assert prediction["measured_s"] > 0
+    error = prediction["predicted_s"] / prediction["measured_s"] - 1
+    assert prediction["error"] == pytest.approx(error)
+
+
+def test_it_says_what_compute_is_made_of(tmp_path):
+    """And measures only, if there is no method to compare; steps do not matter then."""
+    file = tmp_path / "network.toml"
+    command = [sys.executable, "-m", "gradwire", "probe", "--workers", "2", "--steps", "1"]
+    command += ["--methods", "--file", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "predicted" not in done.stdout
+    amount = r"\(([0-9.e+]+) (us|ms|s)\)"
+    parts = f"is a gradient {amount} and the overhead of a step {amount} together"
+    said, written = " ".join(done.stdout.split()), file.read_text()
+    config = Config.from_toml(file)
+    assert config.compute in said
+    for text in (said, written):
+        found = re.search(f"compute`? {parts}", text)
+        assert found, text
+        gradient, its, overhead, other = found.groups()
+        units = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+        seconds = float(gradient) * units[its] + float(overhead) * units[other]
+        compute = COMPUTE_TIME.parse(config.compute)
+        assert compute.mean == pytest.approx(seconds, rel=0.02)
+
+
+STEPS = 8  # of which two do not count
+
+
+def slow_at_first(rank: int, folder: Path) -> Any:
+    """On every rank: gradients and coding seem to take long, in the first steps very long."""
+    from gradwire.experiment.node_run import NodeRun
+    from gradwire.experiment.prediction import probe
+
+    stepped = NodeRun.stepped
+
+    def late(self: Any, rank: int, step: int, *others: Any) -> None:
+        seconds = 1000.0 if step < STEPS // 4 else 100.0 * (rank + 1)
+        self.engine.compute_s += seconds
+        self.engine.call_s["late"] += 2 * seconds
+        stepped(self, rank, step, *others)
+
+    found = []
+    with patch.object(NodeRun, "stepped", late):
+        for settings in ({}, {"architecture": "gossip(ring, adpsgd)", "synchronization": "asp"}):
+            config = Config(model="mlp((8,))", workers=2, threads=1, **settings)
+            (prediction,) = probe(config, ["identity"], STEPS, lambda text: None).predictions
+            found.append((prediction.compute_s, prediction.coding_s))
+    return found
+
+
+def test_gradients_and_coding_are_of_the_steps_that_count(tmp_path):
+    codes, results = launch(tmp_path, 2, f"experiment.test_probe:{slow_at_first.__name__}")
+    assert codes == [0, 0]
+    for result in results:  # mean of both ranks, whether workers pause or not
+        assert result == [pytest.approx((150.0, 300.0), rel=0.05)] * 2
+
+
+@pytest.mark.parametrize("steps", ["1", "3"])
+def test_too_few_steps_are_refused_before_anything_starts(steps):
+    command = [sys.executable, "-m", "gradwire", "probe", "--workers", "2", "--steps", steps]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: steps must be at least 4, got {steps}")
 
 
 def test_one_rank_has_no_network():

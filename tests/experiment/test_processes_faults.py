@@ -1,5 +1,6 @@
 """Real processes are killed, stopped and started again: the same bits come out, nothing stays."""
 
+import json
 import os
 import signal
 import socket
@@ -66,6 +67,10 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         assert code == 0, said
         assert said.count("rank 1 was lost") == 1
         assert "test accuracy" in said
+        assert "what had been done beyond is not counted" in " ".join(said.split())
+    resumed = json.loads((folder / "summary.json").read_text())["resumed"]
+    assert len(resumed) == 4
+    assert 50 <= resumed[0] <= resumed[1] <= resumed[2] <= resumed[3] < 600
     assert is_saved(folder, simulated(workers=2))
 
 

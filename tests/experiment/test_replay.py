@@ -55,7 +55,8 @@ def test_the_command(
     ran: tuple[Path, list[Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["run", "--replay", str(ran[0] / "gossip")])
-    assert "equal parameters    yes, on every rank, and equal bytes" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "as it was yes: every rank, bit by bit, and the bytes on every link" in said
     other = tmp_path / "other"
     shutil.copytree(ran[0] / "gossip", other)
     path = order_path(other, 1)
@@ -103,7 +104,24 @@ def test_an_order_that_is_not_complete_is_no_longer_recorded(copied: Path) -> No
     experiment = prepare(Config.from_toml(copied / "config.toml"))
     with pytest.warns(GradwireWarning, match="no longer recorded: .* up to step 0, not 7"):
         assert recorder(copied, experiment, 0, 7) is None
-    assert not order_path(copied, 0).exists()
+    # The first reason is the one that counts.
+    with pytest.warns(GradwireWarning, match="up to step 0, not 7"):
+        assert recorder(copied, experiment, 0, 9) is None
+    with pytest.raises(ValueError, match=r"not complete: .* up to step 0, not 7"):
+        replay(copied)
+
+
+def test_a_server_that_begins_with_a_state_has_no_order(copied: Path) -> None:
+    experiment = prepare(Config.from_toml(copied / "config.toml"))
+    with pytest.warns(GradwireWarning, match="no longer recorded: server 1 was started again"):
+        assert recorder(copied, experiment, SIZE + 1, 0, is_inside=True) is None
+
+
+def test_a_run_that_goes_on_from_what_servers_had_is_not_replayed(copied: Path) -> None:
+    path = copied / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "is_rest": True}))
+    with pytest.raises(ValueError, match="what the servers of another job had left"):
+        replay(copied)
 
 
 def test_a_simulated_run_has_no_order() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,36 @@ def checkpoint(folder: Path, step: int) -> Callable[[], bool]:
     )
 
 
+def check_figures(folder: Path, steps: int) -> None:
+    """That servers have heard what lost workers sent, each push and answer of the same length.
+
+    One of two workers took all steps, the other one some.
+    """
+    found, rows = summary(folder), [json.loads(row) for row in metrics(folder)]
+    push = found["parameters"] * 4 + 2 * 32
+    pushes, answers = (sum(map(sum, part)) for part in on_links(found["bytes_by_link"]))
+    assert steps < found["gradients"] < 2 * steps
+    assert pushes == pytest.approx(found["gradients"] * push, rel=0.01)
+    assert answers == pytest.approx(pushes, rel=0.01)
+    assert found["bytes_by_tensor"]["of workers that were lost"] > 0
+    assert found["bytes_per_worker_step"] == pytest.approx(2 * push, rel=0.01)
+    assert found["bytes_handed_over"] > found["bytes_sent"]
+    assert found["training_time_s"] >= max(row["time_s"] for row in found["lost"])
+    assert rows[-1]["bytes_sent"] == found["bytes_sent"]
+    assert rows[-1]["time_s"] == found["training_time_s"]
+    for name in ("step", "time_s", "bytes_sent"):
+        assert [row[name] for row in rows] == sorted(row[name] for row in rows)
+
+
+def on_links(bytes_by_link: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """From two workers to two servers, and back."""
+    return [row[2:4] for row in bytes_by_link[:2]], [row[:2] for row in bytes_by_link[2:4]]
+
+
+def metrics(folder: Path) -> list[str]:
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
 # Workers.
 
 
@@ -117,7 +148,7 @@ def test_ssp_goes_on_without_a_worker_that_is_killed_and_with_one_that_comes(sta
     said = scheduler.said
     assert "worker 1 was lost after" in said
     assert "nothing was heard of it for 1 s" in said
-    assert "worker 1 is back after" in said
+    assert "worker 1 is back at" in said
     assert all("Traceback" not in text for _, text in ended)
     found = summary(tmp_path / "scheduler0" / "run")
     (lost,) = found["lost"]
@@ -144,7 +175,8 @@ def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
         code, said = play.end()
     assert code == 0, said
     assert "worker 1 was killed by SIGKILL; starting it again" in said
-    assert "worker 1 is back after" in said
+    assert "worker 1 is back at" in said
+    check_figures(replaced, steps=500)
     assert [row["rank"] for row in summary(replaced)["lost"]] == [1]
     with pytest.raises(ValueError, match="worker 1 was lost and came back"):
         replay(replaced)
@@ -166,6 +198,7 @@ def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
     assert "worker 0 was killed by SIGKILL" in said
     assert "Traceback" not in said, said
     assert not list(backup.glob("servers/*"))
+    check_figures(backup, steps=500)
 
 
 @pytest.mark.parametrize("architecture", ["parameter_server(2)", HOLDING])
@@ -318,7 +351,11 @@ def test_without_its_scheduler_a_job_ends(stage, tmp_path):
 
 @pytest.mark.parametrize(
     ("synchronization", "who", "number"),
-    [("asp", "", signal.SIGINT), ("ssp(2)", "server 1", signal.SIGTERM)],
+    [
+        ("asp", "", signal.SIGINT),
+        ("ssp(2)", "server 1", signal.SIGTERM),
+        ("bsp(backup=1)", "", signal.SIGINT),
+    ],
 )
 def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronization, who, number):
     folder = tmp_path / "run"
@@ -349,6 +386,27 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
     assert found["gradients"] * 4 <= found["messages_sent"] <= (found["gradients"] + 2) * 4
     assert found["bytes_per_worker_step"] == found["bytes_sent"] / found["gradients"]
     assert summary(folder)["test_accuracy"] > 0.8
+    if "staleness" in found["noted"]:  # of the same gradients as the rest
+        mean = found["noted"]["staleness"]["mean"]
+        assert mean * 2 * found["gradients"] == pytest.approx(round(mean * 2 * found["gradients"]))
+    # Its end is its end.
+    before = (folder / "summary.json").read_bytes()
+    with stage.run("--resume", str(folder)) as play:
+        code, said = play.end()
+    assert code == 2, said
+    assert said.splitlines() == [f"error: {folder} holds a run that is finished; begin a new one"]
+    assert (folder / "summary.json").read_bytes() == before
+
+
+def test_a_signal_is_not_recorded_as_a_loss(stage, tmp_path):
+    folder = tmp_path / "run"
+    with stage.run(*arguments(folder, steps=4000)) as play:
+        play.until((folder / "config.toml").exists, "the folder")
+        os.kill(play.pid, signal.SIGINT)
+        code, said = play.end(20)
+    assert code == 130, said
+    assert said.startswith("stopped by SIGINT"), said
+    assert not (folder / "summary.json").exists()
 
 
 def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, tmp_path):
@@ -393,11 +451,14 @@ def test_a_recorded_order_is_replayed(stage, tmp_path, synchronization):
     replayed = replay(folder)
     assert replayed.is_equal, replayed.differs
     assert torch.equal(replayed.run.params, params(folder))
-    # With what servers sent, too: every step sends the same.
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found, rows = summary(folder), [json.loads(row) for row in metrics(folder)]
     assert [row["step"] for row in rows] == list(range(12, 121, 12))
-    for row in rows:
-        assert row["bytes_sent"] == pytest.approx(rows[-1]["bytes_sent"] * row["step"] / 120, 0.02)
+    # Bytes with what servers sent: of rank 0 alone half as many as in the end, and more since.
+    total = rows[-1]["bytes_sent"]
+    for before, row in pairwise(rows):
+        assert row["bytes_sent"] - before["bytes_sent"] > 0.95 * total * 12 / (2 * 120)
+    assert found["servers_begun_again"] == ([0] if synchronization == "asp" else [])
+    assert found["bytes_handed_over"] > found["bytes_sent"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ from gradwire.cli.ending import end_with, say
 from gradwire.cli.processes import GRADWIRE, world_size
 from gradwire.experiment.config import Config
 from gradwire.experiment.launcher import launch
+from gradwire.experiment.probe import num_skipped
 from gradwire.experiment.record import write_atomically
 from gradwire.experiment.report import format_seconds
 from gradwire.experiment.signals import Signals
@@ -41,19 +42,26 @@ class ProbeCommand:
     def __call__(self) -> None:
         if self.config.workers < 2:
             raise ValueError("there is no network with one worker: give --workers 2 or more")
+        if self.methods:
+            num_skipped(self._steps)  # says if there are too few
         if world_size() is not None:
             self._be_rank()
         with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
             path = Path(place) / "config.toml"
             path.write_text(self.config.to_toml())
             options = ["--config", str(path), "--file", str(self.file)]
-            options += ["--methods", *self.methods] if self.methods else []
+            options += ["--methods", *self.methods]
             options += ["--json"] if self.json else []
             command = [*GRADWIRE, "probe", *options]
             failure = launch(self.config.workers, lambda attempt: command, say=say)
         if failure is not None:
             say(f"error: {failure.message}" if failure.code < 128 else failure.message)
             sys.exit(failure.code)
+
+    @property
+    def _steps(self) -> int:
+        """Of every method."""
+        return self.config.steps or _STEPS
 
     def _be_rank(self) -> NoReturn:
         rank = int(os.environ["RANK"])
@@ -70,19 +78,19 @@ class ProbeCommand:
             if rank == 0:
                 errors.print(f"measuring {what}", highlight=False)
 
-        found = probe(self.config, self.methods, self.config.steps or _STEPS, progress)
+        found = probe(self.config, self.methods, self._steps, progress)
         if rank:
             return
         write_atomically(self.file.absolute(), found.to_toml().encode())
         if self.json:
-            print(json.dumps(asdict(found)))
+            print(json.dumps(found.to_dict()))
             return
         settings = found.settings
         out.print(
             f"{settings['workers']} ranks: latency {settings['latency']}, bandwidth "
-            f"{settings['bandwidth']} when all exchange with all. A gradient takes "
-            f"{format_seconds(max(found.machine.compute_s))}, coding {found.machine.slowdown:.2f} "
-            "times as long as on one rank alone.",
+            f"{settings['bandwidth']} when all exchange with all. `compute` is "
+            f"{found.parts_of_compute} together: {settings['compute']}. Coding takes "
+            f"{found.machine.slowdown:.2f} times as long as on one rank alone.",
             highlight=False,
         )
         if found.predictions:

@@ -86,7 +86,9 @@ def _launch(job: Job) -> None:
     size = num_nodes(job.config)
     check_real(job.config)
     if job.resumes:
-        Record.open(job.folder)
+        record = Record.open(job.folder)
+        if record.is_finished and not SYNCHRONIZATION.parse(job.config.synchronization).pauses:
+            raise ValueError(f"{job.folder} holds a run that is finished; begin a new one")
     elif Record(job.folder).exists:
         Record.create(job.folder, job.config)  # says that there is a run already
     with tempfile.TemporaryDirectory(prefix="gradwire-") as place:

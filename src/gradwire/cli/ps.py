@@ -19,7 +19,7 @@ from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.cli.ending import end_with, say
 from gradwire.cli.run import show_run
 from gradwire.experiment.children import is_launched
-from gradwire.experiment.config import Config
+from gradwire.experiment.config import OWN_SETTINGS, Config
 from gradwire.experiment.node_state import Where
 from gradwire.experiment.record import Record
 from gradwire.experiment.served import Place, take_part
@@ -82,6 +82,10 @@ class PsCommand:
     json: bool = False
     """Scheduler: print the summary as JSON."""
 
+    def __post_init__(self) -> None:
+        # Not only when it is called: this is also what settings of flags are checked with.
+        object.__setattr__(self, "config", replace(self.config, engine="process"))
+
     def __call__(self) -> None:
         if self.role == "keys":
             self._make_keys()
@@ -114,11 +118,14 @@ class PsCommand:
         is_hub = place.role == "scheduler"
         config = self.config
         if where.resumes and where.folder is not None:
-            config = Record.open(where.folder).config
+            found, usual = Record.open(where.folder).config, Config()
+            own = {name: getattr(config, name) for name in OWN_SETTINGS}
+            given = {name: value for name, value in own.items() if value != getattr(usual, name)}
+            config = replace(found, engine="process", **given)
         name = "" if where.folder is None else where.folder.name
         with Meter() as meter:
             result = take_part(
-                replace(config, engine="process"),
+                config,
                 place,
                 where,
                 checkpoint_every=self.checkpoint_every,

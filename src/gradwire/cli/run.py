@@ -156,20 +156,34 @@ def _simulated(config: Config, summary: Row) -> dict[str, str]:
 def _real(summary: Row) -> dict[str, str]:
     """Measured time, and bytes with what the transport adds."""
     total = summary["training_time_s"]
-    steps = total / summary["step_time_s"]  # fewer than those of the run, if it was resumed
     parts = {
         "gradients": summary["compute_time_s"],
         "coding and updates": sum(summary["call_time_s"].values()),
         "waiting": summary["wait_time_s"],
     }
+    steps = max(1.0, summary["steps_timed"])
     shares = ", ".join(f"{name} {format_seconds(s / steps)}" for name, s in parts.items())
-    return {
-        "bytes with framing": format_bytes(summary["bytes_handed_over"]),
-        "time of training": f"{format_seconds(total)}, {format_seconds(total / steps)} per step",
+    framed = format_bytes(summary["bytes_handed_over"])
+    if summary["native_means"]:
+        framed = "not known: means are the transport's own all-reduce"
+    lines = {
+        "bytes with framing": framed,
+        "time of training": f"{format_seconds(total)}, {format_seconds(summary['step_time_s'])} "
+        "per step",
         "of a step": f"{shares} (mean of the workers)",
-        "threads": f"{summary['threads']} on each rank",
-        **({"resumed": "figures are those since then"} if summary.get("is_rest") else {}),
     }
+    if summary["server_call_time_s"]:
+        each = sum(summary["server_call_time_s"].values()) / max(1, summary["gradients"])
+        lines["of a push"] = f"coding and updates {format_seconds(each)} on a server"
+    lines["threads"] = f"{summary['threads']} on each rank"
+    if summary["is_rest"]:
+        lines["resumed"] = "figures are those since then"
+    elif summary["resumed"]:
+        steps_of = ", ".join(map(str, summary["resumed"]))
+        lines["resumed"] = f"from step {steps_of}; what had been done beyond is not counted"
+    if summary["servers_begun_again"]:
+        lines["servers begun again"] = ", ".join(map(str, summary["servers_begun_again"]))
+    return lines
 
 
 def _compared(summary: Row) -> dict[str, str]:
@@ -177,9 +191,7 @@ def _compared(summary: Row) -> dict[str, str]:
     if "replay_differs" not in summary:
         return {}
     differs = ", ".join(summary["replay_differs"])
-    return {
-        "equal parameters": f"no: {differs}" if differs else "yes, on every rank, and equal bytes"
-    }
+    return {"as it was": f"no: {differs}" if differs else f"yes: {summary['replay_compared']}"}
 
 
 _WHAT = {
@@ -202,5 +214,6 @@ def _observed(config: Config, summary: Row) -> dict[str, str]:
         most = figures["max"]
         lines[name] = f"{figures['mean']:.3g} on average, at most {most:.0f}{_WHAT.get(name, '')}"
     for lost in summary["lost"]:
-        lines[f"worker {lost['rank']} lost"] = told(lost)
+        name = f"worker {lost['rank']} lost"
+        lines[name] = f"{lines[name]}\n{told(lost)}" if name in lines else told(lost)
     return lines

@@ -92,12 +92,12 @@ class Agreement:
 
     def _run(self, program: Callable[[Node], Coroutine[Any, Any, R]]) -> R:
         engine = self._engine
-        ledger, log = engine.ledger, engine.log
-        engine.ledger, engine.log = Ledger(engine.size), None
+        ledger, heard, log = engine.ledger, engine.heard, engine.log
+        engine.ledger, engine.heard, engine.log = Ledger(engine.size), Ledger(engine.size), None
         try:
             result = engine.run(program, serves=False, is_patient=True)
         finally:
-            engine.ledger, engine.log = ledger, log
+            engine.ledger, engine.heard, engine.log = ledger, heard, log
         assert result is not None, "a node did not hear the decision"
         return result
 

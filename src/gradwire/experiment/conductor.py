@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.experiment.figures import distance_of, number
-from gradwire.experiment.measured import summed_up
+from gradwire.experiment.measured import ledger_of, summed_up
 from gradwire.experiment.outcome import Progress, metrics_row
 from gradwire.experiment.parts import holders
 from gradwire.experiment.record import Record, Row
@@ -75,12 +75,16 @@ class Conductor:
             "last": last,
         }
         if evaluates:
+            num_bytes, timed = sum(report["bytes_sent"] for report in there), workers
+            if not self.plan.pauses:  # with those that were lost, and until the last one was done
+                num_bytes = ledger_of(reports, self.config.workers).total_bytes
+                timed = there
             decision |= {
                 **self._where(reports),
                 "differ": len({report["digest"] for report in workers}) > 1,
                 "losses": [report["loss"] for report in workers if report["loss"] is not None],
-                "bytes_sent": sum(report["bytes_sent"] for report in there),
-                "time_s": max(report["training_s"] for report in workers),
+                "bytes_sent": num_bytes,
+                "time_s": max(report["training_s"] for report in timed),
                 "dropped_steps": max(report["num_dropped"] for report in workers),
             }
         return decision
@@ -105,18 +109,25 @@ class Conductor:
         )
         self._note(row)
 
-    def look_back(self, step: str, model: Sequence[Tensor], reports: Reports) -> None:
-        """Evaluates a model that rank 0 had on its way. Bytes and losses are of the same step,
-        with all workers that passed it."""
-        passed = [row[step] for row in reports if row is not None and step in row]
+    def look_back(
+        self, step: str, model: Sequence[Tensor], reports: Reports, came_s: float
+    ) -> None:
+        """Evaluates a model that rank 0, which came then, had on its way.
+
+        Losses are of the same step, with all workers that passed it. Bytes are what servers had
+        been sent and had sent when they heard of it; without servers, what the workers had sent.
+        """
+        there = [report for report in reports if report is not None]
+        passed = [report["passed"][step] for report in there if step in report["passed"]]
+        marks = [report["marks"][step] for report in there if step in report["marks"]]
         assert reports[0] is not None
         row = metrics_row(
             self.experiment,
             int(step),
             self.named(model),
             [loss for _, _, loss, _ in passed if loss is not None],
-            time_s=reports[0][step][0],
-            bytes_sent=sum(num_bytes for _, num_bytes, _, _ in passed),
+            time_s=came_s + reports[0]["passed"][step][0],
+            bytes_sent=sum(marks) if marks else sum(num_bytes for _, num_bytes, _, _ in passed),
             distance=None,  # nobody else's model of that step is known
             dropped_steps=max(dropped for _, _, _, dropped in passed),
         )
@@ -127,17 +138,33 @@ class Conductor:
         return model[0], dict(zip(self.plan.task.initial_buffers(), model[1:]))
 
     def sum_up(
-        self, reports: Reports, *, wall_s: float, lost: Sequence[Row], is_rest: bool = False
+        self,
+        reports: Reports,
+        *,
+        wall_s: float,
+        lost: Sequence[Row],
+        resumed: Sequence[int] = (),
+        is_rest: bool = False,
     ) -> Row:
         """The summary and what else all nodes are to know.
 
-        `is_rest`: the run goes on from what servers had, and figures are those since then.
+        `resumed`: steps from which the run went on, after a checkpoint. `is_rest`: it goes on from
+        what servers had, and figures are those since then.
         """
-        there = [report for report in reports if report is not None]
-        workers = self._workers(reports)
-        summary, ledger = summed_up(self.experiment, self.metrics[-1], there, workers)
-        summary |= {"lost": list(lost), "wall_time_s": wall_s, "is_rest": is_rest}
-        if is_rest:
+        summary, ledger = summed_up(self.experiment, self.metrics[-1], reports)
+        first = self.config.workers
+        summary |= {
+            "lost": list(lost),
+            "servers_begun_again": [
+                number
+                for number, report in enumerate(reports[first:-1])
+                if report is not None and report["life"]
+            ],
+            "wall_time_s": wall_s,
+            "resumed": list(resumed),
+            "is_rest": is_rest,
+        }
+        if is_rest or lost:  # not all workers took all steps
             steps = max(1, summary["gradients"])
             summary["bytes_per_worker_step"] = summary["bytes_sent"] / steps
             summary["step_time_s"] = summary["training_time_s"] * self.config.workers / steps

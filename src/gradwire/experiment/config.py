@@ -21,6 +21,7 @@ MomentumAt = Literal["auto", "before", "after"]
 NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
 MOMENTUM_AT = get_args(MomentumAt)
 ENGINES = get_args(Engine)
+OWN_SETTINGS = ("device", "threads")  # which every node of a run has for itself
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,11 @@ class Config:
                 )
             values[name] = value
         return Config(**values)
+
+
+def common_settings(toml: str) -> list[str]:
+    """The lines of a configuration that all nodes of a run must have alike."""
+    return [line for line in toml.splitlines() if line.partition(" = ")[0] not in OWN_SETTINGS]
 
 
 def _toml(value: Any) -> str:

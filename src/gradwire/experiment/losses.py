@@ -31,7 +31,7 @@ def lost_with(plan: Plan, replica: Replica) -> Row:
 def told(lost: Row) -> str:
     """One loss in words."""
     if "residual_norm" not in lost:  # of a real one nobody knows what it had
-        back = f"; back after {lost['back_s']:.1f} s" if "back_s" in lost else ""
+        back = f"; back at {lost['back_s']:.1f} s" if "back_s" in lost else ""
         return f"after {lost['time_s']:.1f} s: {lost['why']}{back}"
     owed = (
         f"with what it had still to send, of norm {lost['residual_norm']:.3g}"

@@ -28,7 +28,7 @@ from gradwire.experiment.conductor import Reports
 from gradwire.experiment.machine import why_lost
 from gradwire.experiment.node_state import Glimpse, NodeState
 from gradwire.experiment.outcome import Run
-from gradwire.experiment.parts import Part, Segment, WorkerPart, part_of
+from gradwire.experiment.parts import Part, Segment, ServerPart, WorkerPart, part_of
 from gradwire.experiment.record import Row
 from gradwire.experiment.replay import finish, recorded, recorder
 from gradwire.experiment.setup import warm_up
@@ -59,8 +59,12 @@ class NodeRun(NodeState):
                 self._begin()
                 self.part: Part = part_of(self.plan, self.rank)
                 self._restore()
+            if isinstance(self.part, ServerPart):
+                self.part.server.on_push = self._pushed
             if self.config.record_order and self.folder is not None:
-                self.log = recorder(self.folder, self.experiment, self.rank, self.step)
+                self.log = recorder(
+                    self.folder, self.experiment, self.rank, self.step, is_inside=self.is_inside
+                )
             if self.rank < self.config.workers:
                 warm_up(self.plan, self.rank)
             if self.plan.pauses:
@@ -68,9 +72,11 @@ class NodeRun(NodeState):
             else:
                 self._whole()
             return self._finish()
-        except PeerLost as error:
-            raise self._stopped(why_lost(error, self._name), error.rank) from error
-        except StuckError as error:
+        except (PeerLost, StuckError) as error:
+            if self.signals.wanted and hasattr(self, "part"):  # that is why
+                raise Interrupted(self.signals.wanted, self._how_to_go_on()) from error
+            if isinstance(error, PeerLost):
+                raise self._stopped(why_lost(error, self._name), error.rank) from error
             raise self._stopped(str(error), self.rank) from error
 
     def _fold(self) -> None:
@@ -143,7 +149,10 @@ class NodeRun(NodeState):
 
     def _sum_up(self) -> None:
         """Looks back on the one segment, and evaluates what came out."""
-        figures = {str(step): tuple(glimpse) for step, glimpse in self.glimpses.items()}
+        figures = {
+            "passed": {str(step): tuple(glimpse) for step, glimpse in self.glimpses.items()},
+            "marks": {str(step): mark for step, mark in self.marks.items()},
+        }
         reports: Reports = []
 
         def note(received: Reports) -> Row:
@@ -153,7 +162,7 @@ class NodeRun(NodeState):
             known = {row["rank"] for row in self.lost}
             missing = [rank for rank, report in enumerate(workers) if report is None]
             return {
-                "steps": [] if workers[0] is None else list(workers[0]),
+                "steps": [] if workers[0] is None else list(workers[0]["passed"]),
                 "num_there": sum(report is not None for report in workers),
                 # Who is missing and was not lost before has left because of the signal.
                 "signal": self.signals.wanted if set(missing) - known else 0,
@@ -170,24 +179,29 @@ class NodeRun(NodeState):
     def _segment(self, last: int) -> None:
         """Trains on to a step."""
         engine, transport, spent = self.engine, self.transport, self.spent
-        before = engine.compute_s, engine.wait_s, transport.num_bytes_sent
-        self.began_s, self.heard_nbytes = engine.now, engine.bytes_from_others
+        before = engine.compute_s, engine.wait_s, self._num_native()
+        self.began_s, self.handed_nbytes = engine.now, transport.num_bytes_sent
         began = time.perf_counter()
         self.last, self.is_inside = last, True
         segment = Segment(self.step, last, self, self._comes_back, self._life)
         program = self.part.program(segment)
         with engine.unread.only(self.part.tags), recorded(engine, self.log, self.step, last):
             result = engine.run(lambda node: self._wrap(program(node)))
+        spent["handed_nbytes"] = self.handed_in_all
         self.is_inside = False
         seconds = time.perf_counter() - began
         self.part.took(result)
         spent["training_s"] += seconds
         spent["compute_s"] += engine.compute_s - before[0]
         spent["wait_s"] += engine.wait_s - before[1]
-        spent["handed_nbytes"] += transport.num_bytes_sent - before[2]
+        spent["native_means"] += self._num_native() - before[2]
         self.segment_steps = last - self.step
         self.step_s = seconds / self.segment_steps
         self.step = self.at = last
+
+    def _num_native(self) -> int:
+        """Collectives that were left to the transport, whose bytes it does not count."""
+        return int(getattr(self.transport, "num_native_means", 0))
 
     def begins(self, worker: TrainingWorker) -> None:
         pass
@@ -202,7 +216,7 @@ class NodeRun(NodeState):
             return
         self.glimpses[done] = Glimpse(
             now - self.began_s,
-            self.engine.ledger.total_bytes + self.engine.bytes_from_others - self.heard_nbytes,
+            self.engine.ledger.total_bytes,
             None if replica.loss is None else float(replica.loss),
             replica.num_dropped,
         )
@@ -211,6 +225,12 @@ class NodeRun(NodeState):
                 self.shelf = Shelf(self.folder)
             model = [self.plan.synchronization.agreed(replica), *replica.buffers.values()]
             self.shelf.put(done, model)
+
+    def _pushed(self, rank: int, step: int) -> None:
+        """A server has heard this push."""
+        done = step + 1
+        if rank == 0 and not self.plan.pauses and done % self.config.eval_every == 0:
+            self.marks[done] = self.engine.ledger.total_bytes + self.engine.heard.total_bytes
 
     def _changed(self, rank: int, is_there: bool, why: str) -> None:
         """Somebody came or was lost; the hub says so."""
@@ -226,11 +246,13 @@ class NodeRun(NodeState):
             return
         if is_there and not self.is_inside:
             self.agreement.absent.add(rank)
-        now = self.engine.now - self.began_s
+        now = self.spent["training_s"]
+        if self.is_inside:
+            now += self.engine.now - self.began_s
         if is_there:
             for row in [row for row in self.lost if row["rank"] == rank][-1:]:
                 row["back_s"] = now
-            self._say(f"worker {rank} is back after {now:.1f} s")
+            self._say(f"worker {rank} is back at {now:.1f} s")
         else:
             self.lost.append({"rank": rank, "time_s": now, "why": why})
             self._say(f"worker {rank} was lost after {now:.1f} s: {why}")
@@ -247,6 +269,8 @@ class NodeRun(NodeState):
             "step_s": self.step_s,
             **self.part.report(digests=is_last or self.step % self.config.eval_every == 0),
         }
+        if not self.plan.pauses:
+            report |= self._counted()
 
         def decide(reports: Reports) -> Row:
             assert self._conductor is not None
@@ -283,18 +307,24 @@ class NodeRun(NodeState):
     def _look_back(self, steps: list[str], reports: Reports) -> None:
         """The hub evaluates what rank 0 had on its way, one after the other."""
         count = 1 + len(self.plan.task.initial_buffers())
+        # Its clock began when it came, and what it had before is lost with it.
+        came_s = max((row.get("back_s", 0.0) for row in self.lost if row["rank"] == 0), default=0.0)
         for step in steps:
             mine = [] if self.shelf is None else self.shelf.get(int(step))
             model = self.agreement.collect(mine, [0], count).get(0)
             if self._conductor is not None and model:
-                self._conductor.look_back(step, model, reports)
+                self._conductor.look_back(step, model, reports, came_s)
+
+    def _counted(self) -> Row:
+        return {"ledger": self.engine.ledger.snapshot(), "heard": self.engine.heard.snapshot()}
 
     def _finish(self) -> Run:
         self._count_wall()
         report = {
-            "ledger": self.engine.ledger.snapshot(),
+            **self._counted(),
             "spent": dict(self.spent),
             "call_s": dict(self.engine.call_s),
+            "life": self._life,
             **self.part.report(digests=False),
         }
 
@@ -304,6 +334,7 @@ class NodeRun(NodeState):
                 reports,
                 wall_s=self.spent["wall_s"],
                 lost=self.lost,
+                resumed=self.resumed,
                 is_rest=self._comes_back,
             )
 

@@ -19,6 +19,7 @@ from gradwire.core.errors import LostError, RefusedError
 from gradwire.experiment.agreement import Agreement
 from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.conductor import Conductor, Reports
+from gradwire.experiment.config import common_settings
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.outcome import Progress
 from gradwire.experiment.parts import ServerPart, part_of
@@ -55,7 +56,7 @@ class Glimpse(NamedTuple):
     """What a rank keeps of a step that it passes."""
 
     time_s: float
-    num_bytes: int  # that it sent, or was sent by servers
+    num_bytes: int  # that it sent
     loss: float | None
     num_dropped: int
 
@@ -107,14 +108,17 @@ class NodeState:
         self.is_inside = False  # a segment
         self.saved_step = 0
         self.began_s = 0.0  # the last segment, on the engine's clock
-        self.heard_nbytes = 0  # from nodes that are no workers, before it
+        self.handed_nbytes = 0  # to the transport, before it
         self.segment_steps = 0
         self.step_s = 0.0  # of one step in the last segment
         self.spent: defaultdict[str, float] = defaultdict(float)  # seconds, and bytes
         self.metrics: list[Row] = []  # as of the checkpoint
         self.glimpses: dict[int, Glimpse] = {}
+        # On a server: bytes that it was sent and sent when rank 0 pushed such a step.
+        self.marks: dict[int, int] = {}
         self.shelf: Shelf | None = None  # for the models of those steps, on rank 0
         self.lost: list[Row] = []
+        self.resumed: list[int] = []  # steps from which the run went on
         self.started_s = time.perf_counter()
         self.log: Recorder | None = None  # of the order in which things happen
         self._every_s = checkpoint_every_s
@@ -127,6 +131,12 @@ class NodeState:
         self._comes_back = False  # whether workers begin with what the servers have
         self._conductor: Conductor | None = None  # on the hub
         self._record: Record | None = None
+
+    @property
+    def handed_in_all(self) -> float:
+        """Bytes given to the transport in segments."""
+        here = self.transport.num_bytes_sent - self.handed_nbytes if self.is_inside else 0
+        return self.spent["handed_nbytes"] + here
 
     @property
     def is_hub(self) -> bool:
@@ -164,7 +174,8 @@ class NodeState:
         """What is in the folder, here: on another machine it may be another one."""
         if self.failure or self.where.folder is None or not Record(self.where.folder).exists:
             return ""
-        return _THIS if Record(self.where.folder).config == self.experiment.config else _ANOTHER
+        there, own = Record(self.where.folder).config.to_toml(), self.experiment.config.to_toml()
+        return _THIS if common_settings(there) == common_settings(own) else _ANOTHER
 
     def _admit(self, reports: Reports) -> Row:
         """On the hub: may the run begin, and where are its records?"""
@@ -176,13 +187,17 @@ class NodeState:
                 return {"failure": text, "lost": rank}
             if report["failure"]:
                 return {"failure": report["failure"]}
-            if report["config"] != own["config"]:
-                lines = zip(report["config"].splitlines(), own["config"].splitlines())
-                other, here = next(pair for pair in lines if pair[0] != pair[1])
+            lines = zip(common_settings(report["config"]), common_settings(own["config"]))
+            different = next((pair for pair in lines if pair[0] != pair[1]), None)
+            if different is not None:
+                other, here = different
                 names = self._name(rank), self._name(self.hub)
                 return {"failure": f"{names[0]} has {other} where {names[1]} has {here}"}
         folder, config = self.where.folder, self.experiment.config
         goes_on = self.where.resumes or (self.where.is_restart and own["holds"] == _THIS)
+        is_over = goes_on and folder is not None and Record(folder).is_finished
+        if is_over and not self.experiment.plan.pauses:
+            return {"failure": f"{folder} holds a run that is finished; begin a new one"}
         for rank, report in enumerate(reports):
             what = report["holds"] if report is not None else ""
             # Of what is where the hub is, `create` tells.
@@ -193,6 +208,7 @@ class NodeState:
         try:
             if folder is not None:
                 self._record = Record.open(folder) if goes_on else Record.create(folder, config)
+                self._record.reopen()
         except (ValueError, OSError) as error:
             return {"failure": str(error)}
         return {"failure": "", "folder": None if folder is None else str(folder)}
@@ -217,7 +233,7 @@ class NodeState:
         step = self.agreement.agree({"steps": sorted(found)}, choose)["step"]
         saved = None if step is None else self._kept(found.get(step))
         if saved is not None:
-            if saved["config"] != self.config.to_toml():
+            if common_settings(saved["config"]) != common_settings(self.config.to_toml()):
                 raise ValueError(
                     f"{self.folder}: config.toml is not the configuration this run was started "
                     "with; put it back, or start a new run"
@@ -228,10 +244,12 @@ class NodeState:
                 self.engine.call_s.update(saved["call_s"])
                 self.spent.update(saved["spent"])
                 self.metrics = saved["metrics"]
+                self.resumed = [*saved["resumed"], saved["step"]]
         self._comes_back = step is not None and not self.plan.pauses
         if self._comes_back:
             if isinstance(self.part, ServerPart):
                 self.part.server.forget_workers()
+                self.part.server.forget_figures()
             step = 0
         if self.checkpoints is not None and self.plan.pauses and not self._is_told_again:
             self.checkpoints.forget_after(step or 0)
@@ -297,8 +315,10 @@ class NodeState:
             "last": self.last,
             "num_runs": self.engine.num_runs,
             "ledger": self.engine.ledger.snapshot(),
+            "heard": self.engine.heard.snapshot(),
+            "marks": self.marks,
             "call_s": dict(self.engine.call_s),
-            "spent": dict(self.spent),
+            "spent": {**self.spent, "handed_nbytes": self.handed_in_all},
             "metrics": self.metrics,
             "folder": None if self.folder is None else str(self.folder),
             "saved_step": self.saved_step,
@@ -312,6 +332,8 @@ class NodeState:
         self.saved_step = state["saved_step"]
         self.engine.num_runs = state["num_runs"] - 1  # it enters that run again
         self.engine.ledger.restore(state["ledger"])
+        self.engine.heard.restore(state["heard"])
+        self.marks = state["marks"]
         self.engine.call_s.update(state["call_s"])
         self.spent.update(state["spent"])
         self.metrics = state["metrics"]
@@ -334,6 +356,8 @@ class NodeState:
             "call_s": dict(self.engine.call_s),
             "spent": dict(self.spent),
             "metrics": metrics,
+            "step": self.step,
+            "resumed": self.resumed,
         }
 
     def _save_servers(self) -> None:

@@ -141,7 +141,8 @@ class ServerPart:
         pass
 
     def report(self, *, digests: bool) -> Row:
-        return {"notes": dict(self.server.notes)}
+        pushes = {str(rank): count for rank, count in self.server.pushes.items()}
+        return {"notes": dict(self.server.notes), "pushes": pushes}
 
     def model(self) -> list[Tensor]:
         return [self.server.params]

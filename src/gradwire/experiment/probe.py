@@ -28,6 +28,18 @@ from gradwire.core.node import Node
 
 _SHORT, _LONG = 64, 1 << 20  # bytes; long ones have at least these
 _ALIKE = 1.15  # cards whose speeds differ by less than this are the same
+_MIN_STEPS = 4
+
+
+def num_skipped(steps: int) -> int:
+    """Of the steps of a real run those that do not count: in the first quarter connections are
+    made and memory is taken."""
+    if steps < _MIN_STEPS:
+        raise ValueError(
+            f"steps must be at least {_MIN_STEPS}, got {steps}: methods run for so many steps, and "
+            "the first quarter of them does not count"
+        )
+    return steps // 4
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ This is for architectures without servers; `served.py` has the others. What a ra
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -24,6 +26,8 @@ from gradwire.experiment.signals import Signals
 from gradwire.runtime.network import parse_duration
 from gradwire.runtime.process.accelerator import nccl_groups
 from gradwire.runtime.process.gloo import GlooTransport
+
+N = TypeVar("N", bound=NodeRun)
 
 
 def run(
@@ -74,31 +78,44 @@ def run(
     every_s, timeout_s = parse_duration(checkpoint_every), parse_duration(timeout)
     if not timeout_s > 0:
         raise ValueError(f"timeout must be above 0, got {timeout!r}")
-    with use_threads(chosen.threads or default_threads(size)):
-        device = own_device(chosen)
-        payloads = nccl_groups(device) if chosen.device.startswith("cuda") else None
-        transport = GlooTransport(
-            headers=HEADERS, send_s=timeout_s, device=device, payloads=payloads
+    told = {"signals": signals or Signals(), "progress": progress}
+    with (
+        use_threads(chosen.threads or default_threads(size)),
+        rank_of(NodeRun, chosen, where, every_s, timeout_s, **told) as node,
+    ):
+        return node.run()
+
+
+@contextmanager
+def rank_of(
+    kind: type[N],
+    config: Config,
+    where: Where,
+    checkpoint_every_s: float,
+    timeout_s: float,
+    **told: Any,
+) -> Iterator[N]:
+    """This rank of the process group, with connections to the others."""
+    device = own_device(config)
+    payloads = nccl_groups(device) if config.device.startswith("cuda") else None
+    transport = GlooTransport(headers=HEADERS, send_s=timeout_s, device=device, payloads=payloads)
+    lost = None
+    try:
+        yield kind(
+            prepared(config, is_quiet=transport.rank > 0),
+            transport,
+            config.workers,
+            where,
+            checkpoint_every_s=checkpoint_every_s,
+            timeout_s=timeout_s,
+            native=config.native,
+            **told,
         )
-        lost = None
-        try:
-            node = NodeRun(
-                prepared(chosen, is_quiet=transport.rank > 0),
-                transport,
-                chosen.workers,
-                where,
-                checkpoint_every_s=every_s,
-                timeout_s=timeout_s,
-                signals=signals or Signals(),
-                progress=progress,
-                native=chosen.native,
-            )
-            return node.run()
-        except LostError as error:
-            lost = error.rank
-            raise
-        finally:
-            transport.close(lost)
+    except LostError as error:
+        lost = error.rank
+        raise
+    finally:
+        transport.close(lost)
 
 
 def prepared(config: Config, is_quiet: bool) -> Experiment | str:

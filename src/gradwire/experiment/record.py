@@ -93,6 +93,17 @@ class Record:
         """Metrics go back to these."""
         self._write(_METRICS, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to its end, and was not stopped."""
+        path = self.folder / _SUMMARY
+        return path.exists() and "stopped" not in json.loads(path.read_text())
+
+    def reopen(self) -> None:
+        """That it was stopped is true no longer."""
+        if not self.is_finished:
+            (self.folder / _SUMMARY).unlink(missing_ok=True)
+
     def finish(self, summary: Row) -> None:
         self._write(_SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
 

@@ -24,6 +24,7 @@ from gradwire.core.errors import PeerLost
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.agreement import Agreement
 from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.config import common_settings
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import own_device
 from gradwire.experiment.setup import Experiment
@@ -114,7 +115,8 @@ def _others(own: Path) -> list[Path]:
 
 def _check_config(folder: Path, experiment: Experiment) -> None:
     path = folder / CONFIG
-    if path.exists() and path.read_text() != experiment.config.to_toml():
+    there, here = path.read_text() if path.exists() else "", experiment.config.to_toml()
+    if there and common_settings(there) != common_settings(here):
         raise ValueError(
             f"{folder} is of a run with another configuration; put config.toml back as it was, or "
             "start a new run"

@@ -3,16 +3,17 @@
 With `record_order` every rank of a real run leaves `order-RANK.jsonl` with the records
 (`runtime/order.py`). From these and the configuration `replay` computes the same run again, on the
 programs that the ranks ran, and compares: of every rank all that it had in the end, bit by bit, and
-the bytes on every link.
+the bytes that it sent on every link. Of a rank that was killed neither is known; what it did until
+then is done again, as far as it had written it down.
 """
 
 import json
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -34,22 +35,37 @@ from gradwire.experiment.parts import (
 )
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.setup import Experiment, prepare
-from gradwire.runtime.order import Order, OrderError, Recorder, load
+from gradwire.runtime.order import Order, OrderError, Recorder, RunOrder, load
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay import ReplayEngine
 from gradwire.training.worker import TrainingWorker
+
+_NOT_RECORDED = "not recorded"  # in the place of an order: why
 
 
 def order_path(folder: Path, rank: int) -> Path:
     return folder / f"order-{rank}.jsonl"
 
 
-def recorder(folder: Path, experiment: Experiment, rank: int, step: int) -> Recorder | None:
-    """Where a rank of a run writes its order, from this step on."""
+def recorder(
+    folder: Path, experiment: Experiment, rank: int, step: int, *, is_inside: bool = False
+) -> Recorder | None:
+    """Where a rank of a run writes its order, from this step on.
+
+    `is_inside`: it is a server that goes on from a state of its own. What it heard before that it
+    is not told again, so its order cannot be complete, and there is none.
+    """
     path, workers = order_path(folder, rank), experiment.plan.num_workers
     num_nodes = workers + experiment.plan.architecture.num_others
     about = experiment.config.to_toml()
     try:
+        if is_inside:
+            raise OrderError(
+                f"server {rank - workers} was started again, and went on from what it had saved on "
+                "its way: of what it had heard before the order is lost"
+            )
+        if step and _why_none(path):
+            raise OrderError(_why_none(path))
         return Recorder(path, rank, num_nodes, workers, about, step)
     except OrderError as error:
         warnings.warn(
@@ -57,8 +73,18 @@ def recorder(folder: Path, experiment: Experiment, rank: int, step: int) -> Reco
             GradwireWarning,
             stacklevel=2,
         )
-        path.unlink(missing_ok=True)
+        path.write_text(json.dumps({_NOT_RECORDED: str(error)}) + "\n")
         return None
+
+
+def _why_none(path: Path) -> str:
+    """Why it is not an order that is in this file; "": it is one, or something else."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = json.loads(file.readline())
+    except (OSError, ValueError):
+        return ""
+    return str(head.get(_NOT_RECORDED, "")) if isinstance(head, dict) else ""
 
 
 @contextmanager
@@ -86,6 +112,7 @@ class Replayed:
 
     run: Run
     differs: tuple[str, ...]
+    compared: str  # what was
 
     @property
     def is_equal(self) -> bool:
@@ -103,7 +130,7 @@ def replay(folder: str | Path) -> Replayed:
 
 
 def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: float) -> Replayed:
-    plan = experiment.plan
+    plan, lost = experiment.plan, _lost(summary)
     _check(experiment, orders)
     parts = [part_of(plan, rank) for rank in range(len(orders))]
     engine = ReplayEngine(orders, evaluate=plan.task.gradients)
@@ -114,16 +141,15 @@ def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: 
         for part, result in zip(parts, results):
             if result is not None:
                 part.took(result)
+    there = [rank for rank in range(len(parts)) if rank not in lost]
     differs = [
-        f"rank {order.rank}"
-        for order, part in zip(orders, parts)
-        if order.rank not in _lost(summary) and order.result != digest_of(part.snapshot())
+        f"rank {rank}" for rank in there if orders[rank].result != digest_of(parts[rank].snapshot())
     ]
-    if engine.ledger.link_bytes != summary["bytes_by_link"]:
-        differs.append("bytes on the links")
-    replicas = [part.replica for part in parts if isinstance(part, WorkerPart)]
-    reports = [part.report(digests=False) for part in parts[: plan.num_workers]]
-    params, buffers = _model(experiment, parts, reports)
+    sent = engine.ledger.link_bytes, summary["bytes_by_link"]
+    differs += [f"bytes that rank {rank} sent" for rank in there if sent[0][rank] != sent[1][rank]]
+    workers = [part for rank in there if isinstance(part := parts[rank], WorkerPart)]
+    replicas = [part.replica for part in workers]
+    params, buffers = _model(experiment, parts, workers)
     row = metrics_row(
         experiment,
         engine.steps[-1][1] if engine.steps else 0,
@@ -135,20 +161,31 @@ def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: 
         dropped_steps=max(replica.num_dropped for replica in replicas),
     )
     servers = [part.server for part in parts if isinstance(part, ServerPart)]
+    compared = _compared(lost)
     again = summary_of(
         experiment,
         row,
         engine.ledger,
-        sum(replica.num_gradients for replica in replicas),
+        # Those of a worker that was lost only servers have counted, in the run.
+        summary["gradients"] if lost else sum(replica.num_gradients for replica in replicas),
         noted={**noted(servers), **counted(replicas)},
         wall_time_s=time.perf_counter() - began,
         replay_differs=differs,
+        replay_compared=compared,
     )
     # Times are those of the ranks.
     run = Run(
         experiment.config, [row], {**summary, **again}, params, buffers, replicas, engine.ledger
     )
-    return Replayed(run, tuple(differs))
+    return Replayed(run, tuple(differs), compared)
+
+
+def _compared(lost: frozenset[int]) -> str:
+    """What was, in words."""
+    if not lost:
+        return "every rank, bit by bit, and the bytes on every link"
+    ranks = ", ".join(map(str, sorted(lost)))
+    return f"every rank but the lost ({ranks}), bit by bit, and the bytes that they sent"
 
 
 def _summary(record: Record) -> Row:
@@ -160,6 +197,11 @@ def _summary(record: Record) -> Row:
         raise ValueError(
             f"{record.folder}: the run stopped before its end, so it cannot be replayed: "
             f"{summary['stopped']}"
+        )
+    if summary.get("is_rest"):
+        raise ValueError(
+            f"{record.folder}: the run went on from what the servers of another job had left, and "
+            "only runs whose workers begin with the first step can be replayed"
         )
     back = [row["rank"] for row in summary["lost"] if "back_s" in row]
     if back:
@@ -182,10 +224,27 @@ def _orders(record: Record) -> list[Order]:
             f"{record.folder} holds no recorded order: there is no {first.name} in it. Run it with "
             "--engine process --record-order."
         )
-    num_nodes, lost = load(first, was_killed=True).num_nodes, _lost(_summary(record))
-    return [
-        load(order_path(record.folder, rank), was_killed=rank in lost) for rank in range(num_nodes)
+    lost = _lost(_summary(record))
+    num_nodes = _loaded(first, was_killed=True).num_nodes
+    orders = [
+        _loaded(order_path(record.folder, rank), was_killed=rank in lost)
+        for rank in range(num_nodes)
     ]
+    runs = next(order.runs for order in orders if order.rank not in lost)
+    return [_padded(order, runs) if order.rank in lost else order for order in orders]
+
+
+def _loaded(path: Path, *, was_killed: bool) -> Order:
+    why = _why_none(path)
+    if why:
+        raise ValueError(f"{path}: this run cannot be replayed. Its order is not complete: {why}")
+    return load(path, was_killed=was_killed)
+
+
+def _padded(order: Order, runs: Sequence[RunOrder]) -> Order:
+    """Of a rank that was killed before it came to the last runs: there it does nothing."""
+    missing = (RunOrder((), None, run.steps) for run in runs[len(order.runs) :])
+    return replace(order, runs=(*order.runs, *missing))
 
 
 def _check(experiment: Experiment, orders: list[Order]) -> None:
@@ -204,14 +263,15 @@ def _check(experiment: Experiment, orders: list[Order]) -> None:
 
 
 def _model(
-    experiment: Experiment, parts: list[Part], reports: list[Row]
+    experiment: Experiment, parts: list[Part], workers: list[WorkerPart]
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """What is evaluated: what the servers hold, or one worker."""
-    ranks, plan = holders(experiment.plan, reports), experiment.plan
+    """What is evaluated: what the servers hold, or one of the workers that are there."""
+    plan = experiment.plan
+    ranks = holders(plan, [part.report(digests=False) for part in workers])
     held = [parts[rank].model() for rank in ranks]
     buffers = held[0][1:]
     if ranks[0] >= plan.num_workers:
-        buffers = parts[0].model()[1:]
+        buffers = workers[0].model()[1:]
     params = torch.cat([shard[0] for shard in held]) if len(held) > 1 else held[0][0]
     return params, dict(zip(plan.task.initial_buffers(), buffers))
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from gradwire.core.errors import LostError, RefusedError
 from gradwire.experiment.children import is_launched
-from gradwire.experiment.config import Config
+from gradwire.experiment.config import Config, common_settings
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, name_of, own_device
 from gradwire.experiment.node_run import NodeRun
@@ -100,6 +100,7 @@ class _Served:
         self.place = place
         self.where = where
         self.store: Store | None = None
+        self._has_begun = False
         config, architecture = experiment.config, experiment.plan.architecture
         assert architecture.num_others, f"{architecture!r} has no servers"
         keys = None if place.keys is None else load_keys(place.keys)
@@ -132,7 +133,7 @@ class _Served:
         self.tell = tell
         self.name = name_of(self.transport.rank, config.workers, self.transport.size)
         if place.role == "scheduler":
-            tell(f"scheduler: all are there; the record is in {where.folder}")
+            tell("scheduler: all are there")
         else:
             tell(f"{place.role}: joined as {self.name}")
 
@@ -176,9 +177,7 @@ class _Served:
 
     def _fingerprint(self) -> bytes:
         """What only nodes have that are configured alike, and speak the same language."""
-        own = ("device", "threads")  # may differ
-        lines = self.experiment.config.to_toml().splitlines()
-        text = "\n".join(line for line in lines if not line.startswith(own))
+        text = "\n".join(common_settings(self.experiment.config.to_toml()))
         return blake2b(text.encode() + HEADERS.digest, digest_size=16).digest()
 
     def _open_store(self, rank: int, life: float, job: str) -> Links:
@@ -187,6 +186,14 @@ class _Served:
         self.store = open_store(store_folder(self.where.folder, rank, job))
         write_atomically(self.store.folder / CONFIG, self.experiment.config.to_toml().encode())
         return links_of(self.store)
+
+    def _begun(self, program: Any) -> Any:
+        """Around programs that are not recorded: with the first the training begins. Until then
+        the run may be refused, and there is no record."""
+        if self.place.role == "scheduler" and not self._has_begun:
+            self._has_begun = True
+            self.tell(f"scheduler: the training begins; the record is in {self.where.folder}")
+        return program
 
     def run(
         self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **told: Any
@@ -214,7 +221,7 @@ class _Served:
                 timeout_s=timeout_s,
                 signals=signals,
                 life=transport.life,
-                wrap=(lambda program: program) if durable is None else durable.recorded,
+                wrap=self._begun if durable is None else durable.recorded,
                 keep=None if self.store is None else self.store.folder,
                 is_by_hand=not is_launched(),
                 **told,

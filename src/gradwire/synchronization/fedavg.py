@@ -12,12 +12,14 @@ data where it stopped the last time.
 A round takes R steps of the run, as many as E epochs of an average client have mini-batches; the
 K_k mini-batches of client k are spread evenly over them. The last step of a run ends its round.
 
-With servers (`parameter_server`) they hold the model: clients pull it and push their walks. What a
-client that is lost has not pushed is left out, and the weights are those of the others; one that
-comes back takes part from the next round on, with the mini-batches that would be its turn had it
-never left. A walk that is not finite ends a run, or with nonfinite="skip" counts as one that led
-nowhere. With a collective mean (`allreduce`) the clients of a round average among themselves, and
-who was not there the last time gets the model from one who was; there "skip" drops everyone's walk.
+With servers (`parameter_server`) they hold the model: clients pull it and push their walks. On the
+simulator, what a client that is lost has not pushed is left out, and the weights are those of the
+others; one that comes back takes part from the next round on, with the mini-batches that would be
+its turn had it never left. On real processes clients pause together, so the run stops when one is
+lost, and goes on from a checkpoint. A walk that is not finite ends a run, or with nonfinite="skip"
+counts as one that led nowhere. With a collective mean (`allreduce`) the clients of a round average
+among themselves, and who was not there the last time gets the model from one who was; there "skip"
+drops everyone's walk.
 
 Use it where clients have much data of their own and a slow way to the server: `fedavg(0.1)`.
 Clients with unlike data drift apart in long rounds; take fewer epochs there.

@@ -58,6 +58,8 @@ class TrainingServer:
         self.memory: dict[str, Any] = {}
         self.members: frozenset[int] = frozenset(range(plan.num_workers))
         self.notes: dict[str, Noted] = {}
+        self.pushes: Counter[int] = Counter()  # by worker, with those of its lives before
+        self.on_push: Callable[[int, int], None] | None = None  # told whose, and of which step
         self._node: Node | None = None
         pieces = [(i, u.bucket) for i, u in enumerate(plan.units()) if u.server == number]
         self._pieces = dict(sorted(pieces, key=lambda piece: piece[1].start))  # number -> where
@@ -174,6 +176,9 @@ class TrainingServer:
                     push = await self._collected(rank, header, message.data)
                     if push is not None:
                         self._events.append(push)
+                        self.pushes[rank] += 1
+                        if self.on_push is not None:
+                            self.on_push(rank, push.step)
             case _:
                 what = repr(header) if isinstance(message, Framed) else type(message).__name__
                 raise WireError(
@@ -364,6 +369,7 @@ class TrainingServer:
             "optimizer": self.optimizer,
             "memory": self.memory,
             "notes": self.notes,
+            "pushes": dict(self.pushes),
             "answers": self._answers,
             "known": self._known,
             "codec_states": self._codec_states,
@@ -386,6 +392,7 @@ class TrainingServer:
         self.optimizer = saved["optimizer"]
         self.memory = saved["memory"]
         self.notes = saved["notes"]
+        self.pushes = Counter(saved["pushes"])
         self._answers = saved["answers"]
         self._known = saved["known"]
         self._codec_states = saved["codec_states"]
@@ -399,11 +406,12 @@ class TrainingServer:
         self._is_new, self._misses_news = False, not is_told
 
     def forget_workers(self) -> None:
-        """After a restore: all its workers are new ones, that will pull.
+        """All its workers are new ones, that will pull.
 
         What the old ones had begun to say is void. Synchronization may still answer what they
         waited for, until it hears that they have left.
         """
+        self.members = frozenset(range(self.num_workers))
         self._events.clear()
         waited = self._owed | self._void
         for rank in range(self.num_workers):
@@ -412,6 +420,11 @@ class TrainingServer:
         self._lives.clear()
         self._news.clear()
         self._expected.clear()
+
+    def forget_figures(self) -> None:
+        """What was counted is counted anew."""
+        self.notes.clear()
+        self.pushes.clear()
 
 
 def _told(

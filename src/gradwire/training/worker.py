@@ -97,7 +97,7 @@ class TrainingWorker:
         if not is_finite(result.gradient):
             if self.plan.nonfinite == "error":
                 raise NonFiniteError(self._complaint(result.gradient, "gradient", step))
-            return None, dropping(replica)
+            return None, _evaluated(dropping(replica), None)
         # Servers do not clip; steps of its own a worker clips when it takes them.
         clips = self.plan.clips_locally and self.plan.synchronization.exchanges == "gradients"
         gradient = await self.ready(result.gradient, replica, step, clips)
@@ -121,7 +121,7 @@ class TrainingWorker:
         backward = _Gradient(self, replica, step, scale)
         mean, exchange = await self._exchange(backward, replica, step)
         if mean is None:
-            return None, dropping(replica)
+            return None, _evaluated(dropping(replica), None)
         assert backward.result is not None
         return mean, _evaluated(replica, backward.result).having(exchange=exchange)
 
@@ -197,10 +197,7 @@ class TrainingWorker:
         backward = _Gradient(self, replica, step)
         pushed = await self.client.push(backward, replica, step, wants_answer=True)
         assert backward.result is not None
-        if backward.was_dropped:  # its statistics and its loss are not finite either
-            pushed = pushed.having(num_gradients=pushed.num_gradients + 1)
-        else:
-            pushed = _evaluated(pushed, backward.result)
+        pushed = _evaluated(pushed, None if backward.was_dropped else backward.result)
         return await self.client.pulled(pushed, replica.exchange)
 
     async def push(self, x: Tensor, replica: Replica, step: int) -> Replica:
@@ -337,10 +334,12 @@ class _Vector:
         return await worker.checked(self.x, "update", self.step, self.members)
 
 
-def _evaluated(replica: Replica, result: GradientResult) -> Replica:
-    """After a gradient."""
-    count = replica.num_gradients + 1
-    return replica.having(buffers=result.buffers, loss=result.loss, num_gradients=count)
+def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
+    """After a gradient. None: it was dropped, and with it its statistics and its loss."""
+    replica = replica.having(num_gradients=replica.num_gradients + 1)
+    if result is None:
+        return replica
+    return replica.having(buffers=result.buffers, loss=result.loss)
 
 
 def _heard(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:

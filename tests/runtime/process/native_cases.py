@@ -32,25 +32,14 @@ def prepare(size: int) -> None:
         _EXPECTED[case] = quadratics._train("bsp", "allreduce", case, workers=size, steps=STEPS)
 
 
-class Counted(GlooTransport):
-    """Counts native collectives."""
-
-    num_native = 0
-
-    def native_mean(self, x: torch.Tensor) -> int | None:
-        number = super().native_mean(x)
-        self.num_native += number is not None
-        return number
-
-
 def natively(rank: int, folder: Path) -> dict[str, Any]:
-    transport = Counted(headers=Headers(Membership))
+    transport = GlooTransport(headers=Headers(Membership))
     seen: dict[str, Any] = {}
     found = {}
     for job, native in enumerate((False, True)):
         engine = ProcessEngine(transport, timeout_s=20, job=job, native=native)
         found[native] = engine.run(_means), engine.ledger.snapshot()
-        seen[f"num_native {native}"] = transport.num_native
+        seen[f"num_native {native}"] = transport.num_native_means
     (theirs, counted), (ours, also_counted) = found[False], found[True]
     assert theirs is not None
     assert ours is not None
@@ -61,10 +50,10 @@ def natively(rank: int, folder: Path) -> dict[str, Any]:
     halves = [i for i, mean in enumerate(theirs) if mean.dtype in (torch.float16, torch.bfloat16)]
     seen["halves"] = [torch.equal(theirs[i], ours[i]) for i in halves]
 
-    before = transport.num_native
+    before = transport.num_native_means
     engine = ProcessEngine(transport, timeout_s=20, job=2, native=True)
     seen["side by side"] = engine.run(_side_by_side)
-    seen["num_native of those"] = transport.num_native - before
+    seen["num_native of those"] = transport.num_native_means - before
 
     seen["trained"] = [
         _differs(transport, 3 + i, *case) for i, case in enumerate(_EXPECTED.items())

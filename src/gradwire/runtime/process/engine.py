@@ -47,6 +47,7 @@ from gradwire.core.node import (
     Task,
     Watch,
 )
+from gradwire.core.wire import HEADER_NBYTES
 from gradwire.runtime import checks, deadlock
 from gradwire.runtime.calls import Calls
 from gradwire.runtime.ledger import Ledger
@@ -110,7 +111,8 @@ class ProcessEngine:
         self.num_workers = self.size if num_workers is None else num_workers
         assert 1 <= self.num_workers <= self.size, f"{num_workers} workers on {self.size} nodes"
         self.ledger = Ledger(self.size)  # of what this rank sent
-        self.bytes_from_others = 0  # payloads that came from nodes that are no workers
+        # What came from workers to another node, as they count it: all that is left of who is lost.
+        self.heard = Ledger(self.size)
         self.compute_s = 0.0  # seconds in gradients
         self.wait_s = 0.0  # seconds in which every program waited
         self.num_effects = 0
@@ -493,8 +495,9 @@ class ProcessEngine:
             elif job == self.job and kind == DONE:
                 self._presence.done(src, tag)
             elif job == self.job:
-                if src >= self.num_workers:
-                    self.bytes_from_others += message_nbytes(message)
+                if src < self.num_workers <= self.rank:
+                    header = HEADER_NBYTES if isinstance(message, Framed) else 0
+                    self.heard.record(src, self.rank, header + message_nbytes(message), "")
                 self._deliver(src, tag, message)
             return
         if kind == FINISHED:

@@ -105,7 +105,9 @@ class GlooTransport:
         assert isinstance(made, dist.ProcessGroup), "this rank is not in the group"
         self._group = made
         self.rank, self.size = made.rank(), made.size()
-        self.num_bytes_sent = 0  # with blocks
+        # With blocks; without what gloo's own all-reduce sends, which nobody tells.
+        self.num_bytes_sent = 0
+        self.num_native_means = 0
         self._headers = headers
         self._max_bytes_posted = max_bytes_posted
         self._max_payload_nbytes = max_payload_nbytes
@@ -178,6 +180,7 @@ class GlooTransport:
         if group is None or x.dtype not in (torch.float32, torch.float64):
             return None
         number = next(self._numbers)
+        self.num_native_means += 1
         # Divided before: one pass, and sums that stay in range.
         total = kernels.empty(x.numel(), x.dtype, x.device).view(x.shape)
         torch.div(x.detach(), self.size, out=total)
