@@ -1,5 +1,6 @@
 """Beats come in time whatever else takes long, and nobody sends them for another one."""
 
+from collections import Counter
 from time import sleep
 from typing import Any
 
@@ -10,6 +11,7 @@ from gradwire.runtime.process.transport import ARRIVED, LOST
 from gradwire.runtime.process.zeromq import identities
 from gradwire.runtime.process.zeromq import messages as msg
 from gradwire.runtime.process.zeromq.messages import Header
+from gradwire.runtime.process.zeromq.wire import SENT
 from runtime.process.zeromq.jobs import Job, Proxy, crash, job, next_of, wait_until
 from runtime.process.zeromq.test_hostile import Peer
 
@@ -53,6 +55,34 @@ def test_they_go_with_the_rest_while_their_connection_is_not_there() -> None:
                 beats = beats_of(made, rank)
                 beats.disconnect(beats.getsockopt(zmq.LAST_ENDPOINT))
         assert made.nodes[SCHEDULER].next(3 * HEARTBEAT_S) is None
+
+
+def test_they_go_with_the_rest_too_while_their_connection_carries_nothing() -> None:
+    with job(1, **SETTINGS) as made:
+        for rank in (0, SERVER):
+            wire, beats = made.nodes[rank]._wire, beats_of(made, rank)
+
+            def send(socket: Any, *args: Any, wire: Any = wire, beats: Any = beats) -> int:
+                return SENT if socket is beats else type(wire)._send(wire, socket, *args)
+
+            with made.nodes[rank]._turns:
+                wire._send = send  # type: ignore[method-assign]
+        assert made.nodes[SCHEDULER].next(3 * HEARTBEAT_S) is None
+
+
+def test_those_that_are_answered_go_over_their_own_connection_alone() -> None:
+    with job(1, heartbeat_s=0.5) as made:
+        numbers = Counter[bool]()
+        worker = made.nodes[0]
+        beat = worker._wire.beat
+
+        def count(peer: int, head: bytes, *, is_answered: bool = True) -> None:
+            numbers[is_answered] += 1
+            beat(peer, head, is_answered=is_answered)
+
+        with worker._turns:
+            worker._wire.beat = count  # type: ignore[method-assign]
+        wait_until(lambda: numbers[True] >= 5)
 
 
 def test_a_server_sends_them_while_it_reads_what_it_was() -> None:

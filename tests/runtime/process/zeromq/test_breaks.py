@@ -1,4 +1,4 @@
-"""Connections that break while a message is read part by part."""
+"""Connections that break while a message is read part by part, and those made after a break."""
 
 import os
 import subprocess
@@ -6,11 +6,12 @@ import sys
 from threading import Event, Thread
 from time import monotonic, sleep
 
+import torch
 import zmq
 
 from gradwire.runtime.process.zeromq.sockets import Sockets
 from gradwire.runtime.process.zeromq.wire import Wire
-from runtime.process.zeromq.jobs import Proxy
+from runtime.process.zeromq.jobs import Proxy, job, next_of, wait_until
 
 NUM_NODES = 4
 SECONDS = 6.0  # with zmq.IMMEDIATE on these sockets libzmq 4.3.5 aborted after one or two
@@ -32,6 +33,23 @@ def test_a_break_in_the_middle_of_a_message_does_not_end_the_process() -> None:
     num_messages, num_breaks = map(int, done.stdout.split())
     assert num_messages > 1000
     assert num_breaks > 20
+
+
+def test_a_new_connection_that_carries_nothing_is_given_up() -> None:
+    """Left to itself, ZeroMQ would wait for half a minute before it tries another one."""
+    proxy = Proxy()
+    server = {"on_bound": proxy.to, "advertise": proxy.address}
+    try:
+        with job(1, heartbeat_s=1.0, server=server) as made:
+            link = made.nodes[0]._traffic.links[1]
+            wait_until(lambda: link.is_up)
+            proxy.num_silent = 1
+            proxy.cut()
+            wait_until(lambda: not (proxy.num_silent or link.is_up))
+            made.nodes[0].send(1, 0, 0, torch.arange(3))
+            assert next_of(made.nodes[1], seconds=15).src == 0
+    finally:
+        proxy.close()
 
 
 def say(proxy: Proxy, is_over: Event) -> None:

@@ -1,10 +1,16 @@
 """A node that leaves, and does not reach everybody any more."""
 
+import threading
+from typing import Any
+
+import pytest
+
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.transport import GOODBYE, LOST
 from gradwire.runtime.process.zeromq import messages as msg
 from gradwire.runtime.process.zeromq.link import Out
-from runtime.process.zeromq.jobs import crash, job, next_of
+from gradwire.runtime.process.zeromq.wire import SENT
+from runtime.process.zeromq.jobs import Proxy, crash, job, next_of, wait_until
 
 SERVER, SCHEDULER = 2, 3
 
@@ -23,3 +29,31 @@ def test_a_goodbye_that_only_the_scheduler_heard() -> None:
         lost = next_of(made.nodes[SERVER], LOST, GOODBYE)
         assert (lost.kind, lost.src) == (LOST, 1)
         assert "left" in lost.message
+
+
+@pytest.mark.parametrize("rank", [SERVER, SCHEDULER])
+def test_a_goodbye_whose_acknowledgement_is_lost(
+    rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who leaves connects again and is told, although it is forgotten already."""
+    near, far = Proxy(), Proxy()
+    server = {"on_bound": near.to, "advertise": near.address}
+    try:
+        with job(2, proxy=far, server=server, close_s=10) as made:
+            leaving, node = made.nodes[1], made.nodes[rank]
+            wait_until(lambda: leaving._traffic.links[rank].is_up)
+            wire: Any = node._wire
+            with node._turns:
+                wire.put = lambda *parts: SENT  # nothing arrives
+            closer = threading.Thread(target=leaving.close)
+            closer.start()
+            assert next_of(node, GOODBYE).src == 1
+            with node._turns:
+                (near if rank == SERVER else far).cut()
+                del wire.put
+            closer.join()
+            assert not caplog.messages
+            assert 1 not in node._traffic.links
+    finally:
+        near.close()
+        far.close()

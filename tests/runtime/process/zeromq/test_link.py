@@ -40,9 +40,22 @@ def resume(connecting: End, binding: End) -> tuple[str | None, str | None]:
         end.link.down()
     a, b = connecting.link, binding.link
     knows = a.peer_life is None or a.peer_life == binding.life
-    there = b.resumed(a.num_taken, a.num_released + 1, connecting.life, a.is_fresh, knows)
-    here = a.resumed(b.num_taken, b.num_released + 1, binding.life, b.is_fresh)
-    return here, there
+    there = hear(b, connecting, knows)
+    return hear(a, binding), there
+
+
+def hear(link: Link, other: End, knows_us: bool = True) -> str | None:
+    """What the other end says when it resumes."""
+    acknowledged, room, taken = other.link.counts(False)
+    return link.resumed(
+        taken,
+        other.link.num_released + 1,
+        other.life,
+        other.link.is_fresh,
+        knows_us,
+        acknowledged=acknowledged,
+        room=room,
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -158,6 +171,32 @@ def test_a_process_that_begins_again_and_knows_nothing() -> None:
         again.receive(worker)
     assert again.got == [3, 4]
     assert worker.got[-1] == 20
+
+
+def test_what_an_earlier_process_was_told_does_not_count_for_one_that_knows_nothing() -> None:
+    worker, again = End(Link(1, None, 0.0)), End(Link(0, b"a", 0.0), life=7.0)
+    assert resume(worker, End(Link(0, b"a", 0.0))) == (None, None)
+    for _ in range(5):
+        worker.link.hand(worker.link.take(1), 1, 0, False)
+    for value in range(3):
+        again.link.post(out(value))
+    assert resume(worker, again) == (None, None)
+    assert len(again.link.kept) == 3
+    assert again.link.bytes_posted == 3 * out(0).nbytes
+    again.send()
+    while again.wire:
+        worker.receive(again)
+    assert worker.got == [0, 1, 2]
+
+
+def test_counts_that_cannot_be_count_as_little_as_they_can() -> None:
+    link = Link(0, b"a", 0.0)
+    for value in range(4):
+        link.post(out(value))
+    assert link.resumed(2, 1, 0.0, True, acknowledged=4, room=9) is None
+    assert (len(link.kept), link.num_sent, link.bytes_posted) == (2, 2, 2 * out(0).nbytes)
+    assert link.resumed(3, 1, 0.0, True, acknowledged=4, room=0) is None
+    assert (len(link.kept), link.num_sent, link.bytes_posted) == (2, 3, 2 * out(0).nbytes)
 
 
 def test_ends_that_do_not_fit_together() -> None:

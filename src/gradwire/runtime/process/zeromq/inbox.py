@@ -1,6 +1,6 @@
 """What has come and nobody has read yet."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import NamedTuple
 
 from gradwire.runtime.process.transport import GOODBYE, JOINED, LOST, Arrival
@@ -16,6 +16,7 @@ class Letter(NamedTuple):
     nbytes: int = 0
     era: int = 0
     is_direct: bool = True  # not relayed: its number means something to the caller
+    is_successor: bool = False  # it tells that somebody is there in the place of another one
 
 
 class Inbox:
@@ -23,11 +24,14 @@ class Inbox:
 
     def __init__(self) -> None:
         self._letters: deque[Letter] = deque()
+        self._successors: Counter[int] = Counter()  # by rank: of how many nobody has read yet
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: dict[int, Arrival] = {}  # of peers that left or were lost
 
     def put(self, letter: Letter) -> None:
         self._letters.append(letter)
+        if letter.is_successor and letter.arrival is not None:
+            self._successors[letter.arrival.src] += 1
 
     def take(self) -> Letter | None:
         if not self._letters:
@@ -35,11 +39,17 @@ class Inbox:
         letter = self._letters.popleft()
         arrival = letter.arrival
         if arrival is not None:
+            if letter.is_successor:
+                self._successors[arrival.src] -= 1
             if arrival.kind in (LOST, GOODBYE):
                 self._ended[arrival.src] = arrival
             elif arrival.kind == JOINED:
                 self._ended.pop(arrival.src, None)
         return letter
+
+    def is_succeeded(self, rank: int) -> bool:
+        """Whether another one is there than the caller, who has not read of it yet, believes."""
+        return self._successors[rank] > 0
 
     def keep(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)

@@ -119,9 +119,20 @@ class Link:
         self.num_sent = max(self.num_sent, self.num_released)
 
     def resumed(
-        self, taken: int, first: int, life: float, is_fresh: bool, knows_us: bool = True
+        self,
+        taken: int,
+        first: int,
+        life: float,
+        is_fresh: bool,
+        knows_us: bool = True,
+        *,
+        acknowledged: int = 0,
+        room: int = 0,
     ) -> str | None:
         """A connection was made. The peer has taken this many and can send from `first` on.
+
+        What it acknowledges, and for what it has room, it may have said before, on the connection
+        that broke; it does not say so again.
 
         A text if the two do not fit together any more. A peer that is another process than before
         and knows nothing of it begins with 1; so do we, with what it has not acknowledged. If it is
@@ -147,7 +158,10 @@ class Link:
         self.peer_life = life
         self.misses = self.was_full = False
         self.announced = self.granted = 0
-        self._num_room = self._num_acknowledged = min(self._num_acknowledged, taken)
+        room = min(room, taken)  # of what it will be sent anew nothing counts
+        self._num_acknowledged = max(min(self._num_acknowledged, taken), min(acknowledged, room))
+        self._num_room = max(self._num_acknowledged, room)
+        self._release()
         self.bytes_posted = sum(
             out.nbytes
             for number, out in enumerate(self.kept, self.num_released + 1)

@@ -5,7 +5,6 @@ The scheduler is one too, and keeps the list for the others.
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from math import inf
 
@@ -22,7 +21,7 @@ from gradwire.runtime.process.zeromq.sockets import check_target
 from gradwire.runtime.process.zeromq.traffic import Traffic
 from gradwire.runtime.process.zeromq.wire import Wire
 
-_NUM_DEPARTED = 1024
+_MAX_DEPARTED = 1024
 
 
 class Members(ABC):
@@ -30,7 +29,8 @@ class Members(ABC):
 
     def __init__(self, place: Place, wire: Wire, inbox: Inbox) -> None:
         self.gone: set[int] = set()  # lost, or said goodbye
-        self.departed: deque[bytes] = deque(maxlen=_NUM_DEPARTED)  # identities; said goodbye
+        # By identity: who said goodbye, and the number of that message.
+        self.departed: dict[bytes, int] = {}
         self.traffic: Traffic  # made after this
         self._place, self._wire, self._inbox = place, wire, inbox
 
@@ -47,7 +47,7 @@ class Members(ABC):
         self.gone.discard(rank)
         self._introduce(rank, identity, time_s, text)
         if is_worker or was_gone:
-            self._inbox.put(Letter(Arrival(JOINED, rank, time_s=time_s)))
+            self._inbox.put(Letter(Arrival(JOINED, rank, time_s=time_s), is_successor=True))
 
     @abstractmethod
     def _introduce(self, rank: int, identity: bytes, life: float, address: str) -> None:
@@ -69,7 +69,9 @@ class Members(ABC):
             return
         self.gone.add(rank)
         if link is not None and link.identity is not None:
-            self.departed.append(link.identity)
+            self.departed[link.identity] = link.num_taken
+            if len(self.departed) > _MAX_DEPARTED:
+                del self.departed[next(iter(self.departed))]
         self.traffic.remove(rank)
         self._wire.disconnect(rank)
 
@@ -186,7 +188,7 @@ class Member(Members):
         self._connect = connect
         self._news_s = -1.0  # events up to this time are known
         self._heard_s = self._tick_s = time.monotonic()
-        self._beat_s = -inf
+        self._beat_s, self._beaten_s = -inf, inf  # when the last one was sent, and answered
 
     @property
     def is_in(self) -> bool:
@@ -216,8 +218,10 @@ class Member(Members):
             self.say_hello()
             return
         if now - self._beat_s >= self._heartbeat_s / 5 and not place.is_closed:
-            self._beat_s = now
-            self._wire.beat(place.scheduler, place.header(msg.BEAT, place.scheduler))
+            self._beat_s, self._beaten_s = now, min(self._beaten_s, now)
+            is_answered = now - self._beaten_s < 2 / 5 * self._heartbeat_s
+            head = place.header(msg.BEAT, place.scheduler)
+            self._wire.beat(place.scheduler, head, is_answered=is_answered)
         if now - self._heard_s > self._server_s:
             reason = f"nothing was heard of the scheduler for {self._server_s:g} s"
             self.lose(place.scheduler, reason)
@@ -229,6 +233,8 @@ class Member(Members):
             self._take_welcome(msg.unpack_welcome(body))
         elif kind == msg.WAIT:
             self.heard = msg.unpack_text(body)
+        elif kind == msg.BEATEN:
+            self._beaten_s = self._heard_s
         return kind in (msg.WELCOME, msg.WAIT, msg.BEATEN)
 
     def take_error(self, code: int, text: str) -> bool:

@@ -5,6 +5,7 @@ from math import inf
 
 from gradwire.runtime.process.frames import Packed
 from gradwire.runtime.process.zeromq import messages as msg
+from gradwire.runtime.process.zeromq.inbox import Inbox
 from gradwire.runtime.process.zeromq.link import Link, Out
 from gradwire.runtime.process.zeromq.loop import Loop
 from gradwire.runtime.process.zeromq.members import Members
@@ -18,9 +19,16 @@ class Posting:
     """Of one node; it is the caller's turn. `max_nbytes` is the limit of a payload."""
 
     def __init__(
-        self, place: Place, members: Members, traffic: Traffic, loop: Loop, max_nbytes: int
+        self,
+        place: Place,
+        members: Members,
+        traffic: Traffic,
+        inbox: Inbox,
+        loop: Loop,
+        max_nbytes: int,
     ) -> None:
         self._place, self._members, self._traffic, self._loop = place, members, traffic, loop
+        self._inbox = inbox
         self._max_nbytes = max_nbytes
 
     def out(self, dst: int, packed: Packed, priority: float = 0.0) -> Out:
@@ -45,13 +53,20 @@ class Posting:
         return links.get(dst) or links.get(self._place.scheduler)
 
     def post(self, out: Out) -> None:
-        """Waits until there is room. What is for somebody who is gone is dropped."""
+        """Waits until there is room. What is for somebody who is gone is dropped, whether or not
+        another one has come to that rank."""
         self._loop.check()
-        link = self.route(out.dst)
+        link = self._route_to_known(out.dst)
         if link is not None and not self._has_room(link, out.nbytes):
             link = self._wait_for_room(out.dst, out.nbytes)
         if link is not None:
             self._traffic.post(link, out)
+
+    def _route_to_known(self, dst: int) -> Link | None:
+        """None also if the caller means one that is gone, and does not know it yet: the one that
+        is there now must not get an answer to what it has not asked."""
+        link = self.route(dst)
+        return None if self._inbox.is_succeeded(dst) else link
 
     def _has_room(self, link: Link, nbytes: int) -> bool:
         return not link.bytes_posted or link.bytes_posted + nbytes <= self._traffic.max_bytes
@@ -61,7 +76,7 @@ class Posting:
         traffic, last, since = self._traffic, -1, 0.0
         try:
             while True:
-                route = self.route(dst)
+                route = self._route_to_known(dst)
                 if route is None or self._has_room(route, nbytes):
                     return route
                 now = time.monotonic()

@@ -111,8 +111,10 @@ class Reception:
             return
         if identity is not None:
             node = self._node(identity)
-            if node in self._members.departed:
-                return  # its last words
+            if node in self._members.departed:  # its last words
+                if kind == msg.RESUME and node == identity:
+                    self._answer_departed(identity, header.src)
+                return
             peer = self._peer(node, header)
             if node != identity and kind != msg.BEAT:
                 raise Refusal("state", f"kind {kind} over a connection for beats")
@@ -128,6 +130,13 @@ class Reception:
         if link is None:
             raise Refusal("state", f"rank {peer} has not joined, or is gone")
         self._traffic.take(link, header, parts)
+
+    def _answer_departed(self, identity: bytes, peer: int) -> None:
+        """It waits until it knows that its goodbye has arrived, which was its last message."""
+        place, taken = self._place, self._members.departed[identity]
+        head = Header(msg.RESUMED, place.job, place.rank, peer, 1, 0, taken, taken, taken).pack()
+        body = msg.pack_resume(msg.Resume(place.life, False, -1.0))
+        self._wire.put(identity, peer, head, body)
 
     def _node(self, identity: bytes) -> bytes:
         """Whose connection this is. The scheduler knows two of each."""

@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 # Messages in the queues of one connection. Those of our own are few: see Link and Grants.
 _MAX_QUEUED = 64
 _CURVE_NBYTES = 256  # encryption makes a part a little longer
+# Handshakes may take as long as silence, within limits; with keys a thread must have its turn.
+_MIN_HANDSHAKE_S, _MIN_CURVE_HANDSHAKE_S, _MAX_HANDSHAKE_S = 1.0, 5.0, 30.0
 _WATCHED = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -196,6 +198,10 @@ class Sockets:
         made.setsockopt(zmq.TCP_KEEPALIVE_CNT, 4)
         # So is one to which something was sent: left to itself, TCP tries that for 15 minutes.
         made.setsockopt(zmq.TCP_MAXRT, max(1000, int(2000 * self._heartbeat_s)))
+        # And so is a new connection that carries nothing: left to itself, ZeroMQ waits for 30 s.
+        least_s = _MIN_HANDSHAKE_S if self._keys is None else _MIN_CURVE_HANDSHAKE_S
+        limit_s = min(max(least_s, self._heartbeat_s), _MAX_HANDSHAKE_S)
+        made.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * limit_s))
         return made
 
 

@@ -61,6 +61,7 @@ class Traffic:
         self._incoming, self._outgoing = Grants(max_large, resume_s), Grants(max_large, resume_s)
         self._to_retry: dict[Link, None] = {}
         self._to_tell: dict[Link, float] = {}  # who is to be told how far we are, and when
+        self._to_answer: dict[Link, None] = {}  # who has resumed, and there was no room to say so
 
     # Links.
 
@@ -98,15 +99,17 @@ class Traffic:
     def down(self, link: Link) -> None:
         """Until it is resumed."""
         link.down()
+        self._to_answer.pop(link, None)
         self._outgoing.forget(link.peer)
         self._incoming.forget(link.peer)
 
-    def resume(self, link: Link, kind: int = msg.RESUME) -> None:
-        """Tells the peer how far we are, over a new connection."""
+    def resume(self, link: Link, kind: int = msg.RESUME) -> bool:
+        """Tells the peer how far we are, over a new connection; whether that could be sent."""
         there = -1.0 if link.peer_life is None else link.peer_life
         body = msg.pack_resume(msg.Resume(self._place.life, link.is_fresh, there))
         is_said = self._say(link, kind, body, number=link.num_released + 1)
         link.resume_s = time.monotonic() + self._resume_s if is_said else 0.0
+        return is_said
 
     # Out.
 
@@ -135,10 +138,8 @@ class Traffic:
                     link.announced = number
                 return
             nbytes = 0 if out.payload is None else len(out.payload)
-            head = self._header(link, out.kind, number, nbytes, out.src, out.dst)
-            result = self._wire.put(link.identity, link.peer, head, out.body, out.payload)
-            if result != SENT:
-                self._could_not(link, result)
+            ends = out.src, out.dst
+            if not self._put(link, out.kind, number, nbytes, ends, out.body, out.payload):
                 return
             link.num_sent = number
 
@@ -150,22 +151,30 @@ class Traffic:
         self, link: Link, kind: int, body: Part = b"", number: int = 0, nbytes: int = 0
     ) -> bool:
         """A message that is not sent again; whether it could be sent."""
-        head = self._header(link, kind, number, nbytes, self._place.rank, link.peer)
-        result = self._wire.put(link.identity, link.peer, head, body)
-        if result != SENT:
-            self._could_not(link, result)
-        return result == SENT
+        return self._put(link, kind, number, nbytes, (self._place.rank, link.peer), body)
 
-    def _could_not(self, link: Link, result: int) -> None:
-        if result == GONE:
+    def _put(
+        self,
+        link: Link,
+        kind: int,
+        number: int,
+        nbytes: int,
+        ends: tuple[int, int],
+        body: Part,
+        payload: Part | None = None,
+    ) -> bool:
+        """With how far we are; whether it could be sent. Otherwise the peer has not been told."""
+        counts = link.counts(self.is_stuck)
+        head = Header(kind, self._place.job, *ends, number, nbytes, *counts).pack()
+        result = self._wire.put(link.identity, link.peer, head, body, payload)
+        if result == SENT:
+            link.told = counts
+            self._to_tell.pop(link, None)
+        elif result == GONE:
             self.down(link)
         else:
             self._to_retry[link] = None
-
-    def _header(self, link: Link, kind: int, number: int, nbytes: int, src: int, dst: int) -> bytes:
-        link.told = link.counts(self.is_stuck)
-        self._to_tell.pop(link, None)
-        return Header(kind, self._place.job, src, dst, number, nbytes, *link.told).pack()
+        return result == SENT
 
     # How far we are.
 
@@ -177,13 +186,13 @@ class Traffic:
 
     def tell(self, link: Link) -> None:
         self._to_tell.pop(link, None)
-        if link.is_up and link.told != link.counts(self.is_stuck):
-            self._say(link, msg.ACK)
+        if link.is_up and link.told != link.counts(self.is_stuck) and not self._say(link, msg.ACK):
+            self.owe(link)
 
     def hand_over(self) -> Arrival | None:
         """To the caller."""
         while (letter := self._inbox.take()) is not None:
-            arrival, link, number, nbytes, era, is_direct = letter
+            arrival, link, number, nbytes, era, is_direct, _ = letter
             if link is not None:
                 is_message = arrival is not None and arrival.kind in (ARRIVED, DONE)
                 link.hand(number, nbytes, era, self._is_asked and is_message and is_direct)
@@ -202,6 +211,11 @@ class Traffic:
     def do_what_is_due(self, now: float) -> float:
         """When something is due again."""
         due = inf
+        if self._to_answer:
+            for link in list(self._to_answer):
+                self._answer(link)
+            if self._to_answer:
+                due = now + _RETRY_S
         if self._to_tell:
             for link, when in list(self._to_tell.items()):
                 if when <= now:
@@ -338,13 +352,35 @@ class Traffic:
         self.down(link)
         before = link.num_sent
         knows_us = not is_first or resume.life_there in (-1.0, self._place.life)
-        problem = link.resumed(header.taken, header.number, resume.life, resume.is_fresh, knows_us)
+        problem = link.resumed(
+            header.taken,
+            header.number,
+            resume.life,
+            resume.is_fresh,
+            knows_us,
+            acknowledged=header.acknowledged,
+            room=header.room,
+        )
         self.num_sent_again += max(0, before - link.num_sent)
-        if is_first:
-            self.resume(link, msg.RESUMED)
-        if problem is None:
-            self._go_on()
+        if problem is None and is_first:
+            self._answer(link)
+        elif problem is None:
+            self._resumed(link)
         elif is_first:
+            self.resume(link, msg.RESUMED)  # or it asks again
             raise Refusal("state", problem)
         else:
             self._on_problem(link.peer, problem)
+
+    def _answer(self, link: Link) -> None:
+        """Until the peer has the answer it throws away all else, so nothing is sent before."""
+        link.is_up = False
+        self._to_answer[link] = None
+        if self.resume(link, msg.RESUMED):
+            del self._to_answer[link]
+            link.is_up = True
+            self._resumed(link)
+
+    def _resumed(self, link: Link) -> None:
+        self.owe(link)  # what has changed since it was told over the new connection
+        self._go_on()

@@ -178,7 +178,7 @@ class ZmqTransport:
             if self._desk is not None:
                 traffic.clock = self._desk.now
             self._loop = loop = Loop(self._wire, members, traffic, heartbeat_s)
-            self._posting = Posting(place, members, traffic, loop, max_payload_nbytes)
+            self._posting = Posting(place, members, traffic, self._inbox, loop, max_payload_nbytes)
             self._reception = Reception(
                 place, self._wire, members, traffic, heartbeat_s=heartbeat_s, on_failure=loop.fail
             )

@@ -94,10 +94,12 @@ class Wire:
             return GONE
         return self._send(self._connections[peer].socket, None, head, body, payload)
 
-    def beat(self, peer: int, head: bytes) -> None:
-        """Over the connection for that; while it is not there, with all the rest."""
+    def beat(self, peer: int, head: bytes, *, is_answered: bool = True) -> None:
+        """Over the connection for that; with all the rest, too, while it is not there, or beats
+        are not answered: it may be there, and carry nothing."""
         is_there = peer in self._connected_for_beats
-        if not is_there or self._send(self._for_beats[peer].socket, None, head) != SENT:
+        is_sent = is_there and self._send(self._for_beats[peer].socket, None, head) == SENT
+        if not is_sent or not is_answered:
             self.put(None, peer, head)
 
     def close(self, linger_ms: int) -> None:
