@@ -69,8 +69,9 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         assert "test accuracy" in said
         assert "what had been done beyond is not counted" in " ".join(said.split())
     resumed = json.loads((folder / "summary.json").read_text())["resumed"]
-    assert len(resumed) == 4
-    assert 50 <= resumed[0] <= resumed[1] <= resumed[2] <= resumed[3] < 600
+    assert 2 <= len(resumed) <= 4  # what left no checkpoint of its own is forgotten
+    assert 50 <= resumed[0] < resumed[-1] < 600
+    assert resumed == sorted(resumed)
     assert is_saved(folder, simulated(workers=2))
 
 

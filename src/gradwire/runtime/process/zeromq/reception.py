@@ -61,7 +61,9 @@ class Reception:
             if change == CONNECTED:
                 self._member.say_hello()
             elif change == TURNED_AWAY:
-                self._member.heard = "it turns us away. Do all nodes have the same keys?"
+                self._member.heard = (
+                    "it turns us away, or does not answer in time. Do all nodes have the same keys?"
+                )
 
     def take(self, identity: bytes | None, peer: int, parts: list[Any]) -> None:
         """A message came, to our binding socket or from a peer that we connected to."""
