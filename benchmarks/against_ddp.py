@@ -14,9 +14,11 @@ ef(qsgd(4)) 17.2, 28.5; powersgd(2) 3.9, 13.3; fp16 12.6, 9.3; identity 13.5, 11
 bound is kept by all but fp16 and identity, which miss it by 3.3 and 1.8 ms. Of what these two spent
 in calls most was the checksum of a payload that is never sent as such, and fresh memory: since then
 it is not computed, and memory is used again. That took identity's encoding from 10.5 to 1.4 ms and
-fp16's from 9.6 to 1.5, on 2 cores beside other work; the steps were not measured again on 16. DDP
-sends while it computes, which the schedule here does not. On 2 cores beside other work four runs
-disagreed.
+fp16's from 9.6 to 1.5, on 2 cores beside other work; the steps were not measured again on 16. On 2
+cores at rest (AMD EPYC, torch 2.13, three runs, DDP 38 to 45 ms) identity takes 5.1 to 8.0 ms more
+and 1.8 to 2.0 in calls, fp16 6.1 to 13.5 and 3.3 to 3.5; top-k, sign and qsgd keep the bound in all
+runs, powersgd (15.6 to 29.5, 27.0 to 28.9) in two of three. DDP sends while it computes, which the
+schedule here does not.
 """
 
 import argparse
