@@ -53,14 +53,18 @@ class Command:
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
 
-    def wait_for(self, path: Path, seconds: float = 60.0) -> None:
-        """Until there is such a file or folder; then its ranks are known."""
+    def wait_for_step(self, folder: Path, step: int, seconds: float = 60.0) -> int:
+        """Until there is a checkpoint of this step or a later one; then its ranks are known.
+
+        Which step it is: others may have come and gone since.
+        """
         until = time.monotonic() + seconds
-        while not path.exists():
-            assert time.monotonic() < until, f"there is no {path}"
+        while (newest := newest_checkpoint(folder)) < step:
+            assert time.monotonic() < until, f"the newest checkpoint is of step {newest}"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.003)
         self.ranks = ranks_of(self.process.pid)
+        return newest
 
     def end(self, seconds: float = 60.0) -> tuple[int, str]:
         """Its exit code, and what it said."""
@@ -112,5 +116,7 @@ def is_saved(folder: Path, params: Tensor) -> bool:
     return equal(load(folder / "model.pt", weights_only=True)["params"], params)
 
 
-def checkpoint(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:06d}"
+def newest_checkpoint(folder: Path) -> int:
+    """Its step; -1 if there is none. It may not be complete."""
+    found = folder.glob("checkpoints/step-*")
+    return max((int(path.name.removeprefix("step-")) for path in found), default=-1)

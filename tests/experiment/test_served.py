@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import gradwire
+from experiment.processes_at_work import newest_checkpoint
 from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nbytes_of
 from gradwire.experiment.replay import replay
 
@@ -71,9 +72,7 @@ def kill(play: Play, name: str) -> int:
 
 def checkpoint(folder: Path, step: int) -> Callable[[], bool]:
     """Whether a checkpoint is there, or was."""
-    return lambda: any(
-        int(path.name.removeprefix("step-")) >= step for path in folder.glob("checkpoints/step-*")
-    )
+    return lambda: newest_checkpoint(folder) >= step
 
 
 def check_figures(folder: Path, steps: int) -> None:
