@@ -108,7 +108,7 @@ def test_no_acknowledged_update_is_lost_with_the_launcher(stage, tmp_path):
     assert not (folder / "checkpoints").exists()
     every = ("--checkpoint-every", "0.1s")  # states, and what came since
     with stage.run("--resume", str(folder), "--durable", *every) as play:
-        play.until(lambda: num_states(folder) > 0, "states of the next job")
+        play.until(lambda: num_states(folder) > 3, "states of the next job, with pushes")
         kill_all(play)
     assert num_recovered(folder) == first
     second = num_pushes(folder)
