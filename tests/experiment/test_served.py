@@ -75,15 +75,16 @@ def checkpoint(folder: Path, step: int) -> Callable[[], bool]:
     return lambda: newest_checkpoint(folder) >= step
 
 
-def check_figures(folder: Path, steps: int) -> None:
+def check_figures(folder: Path, steps: int, lives: int) -> None:
     """That servers have heard what lost workers sent, each push and answer of the same length.
 
-    One of two workers took all steps, the other one some.
+    One of two workers took all steps, the other one some; if it came back it may have taken some
+    of them twice, since it began where the slowest was.
     """
     found, rows = summary(folder), [json.loads(row) for row in metrics(folder)]
     push = found["parameters"] * 4 + 2 * 32
     pushes, answers = (sum(map(sum, part)) for part in on_links(found["bytes_by_link"]))
-    assert steps < found["gradients"] < 2 * steps
+    assert steps < found["gradients"] < lives * steps
     assert pushes == pytest.approx(found["gradients"] * push, rel=0.01)
     assert answers == pytest.approx(pushes, rel=0.01)
     assert found["bytes_by_tensor"]["of workers that were lost"] > 0
@@ -175,7 +176,7 @@ def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
     assert code == 0, said
     assert "worker 1 was killed by SIGKILL; starting it again" in said
     assert "worker 1 is back at" in said
-    check_figures(replaced, steps=500)
+    check_figures(replaced, steps=500, lives=3)
     assert [row["rank"] for row in summary(replaced)["lost"]] == [1]
     with pytest.raises(ValueError, match="worker 1 was lost and came back"):
         replay(replaced)
@@ -197,7 +198,7 @@ def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
     assert "worker 0 was killed by SIGKILL" in said
     assert "Traceback" not in said, said
     assert not list(backup.glob("servers/*"))
-    check_figures(backup, steps=500)
+    check_figures(backup, steps=500, lives=2)
 
 
 @pytest.mark.parametrize("architecture", ["parameter_server(2)", HOLDING])
@@ -404,7 +405,8 @@ def test_a_signal_is_not_recorded_as_a_loss(stage, tmp_path):
         os.kill(play.pid, signal.SIGINT)
         code, said = play.end(20)
     assert code == 130, said
-    assert said.startswith("stopped by SIGINT"), said
+    assert "stopped by SIGINT" in said
+    assert "lost" not in said
     assert not (folder / "summary.json").exists()
 
 

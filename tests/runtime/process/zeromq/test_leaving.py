@@ -1,9 +1,11 @@
 """A node that leaves, and does not reach everybody any more."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
+import torch
 
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.transport import GOODBYE, LOST
@@ -46,14 +48,32 @@ def test_a_goodbye_whose_acknowledgement_is_lost(
             with node._turns:
                 wire.put = lambda *parts: SENT  # nothing arrives
             closer = threading.Thread(target=leaving.close)
+            began = time.monotonic()
             closer.start()
             assert next_of(node, GOODBYE).src == 1
             with node._turns:
                 (near if rank == SERVER else far).cut()
                 del wire.put
             closer.join()
+            assert time.monotonic() - began < 5  # it does not wait for nothing
             assert not caplog.messages
             assert 1 not in node._traffic.links
     finally:
         near.close()
         far.close()
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_who_is_gone_without_a_word_misses_what_was_sent_and_no_goodbye(
+    has_sent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with job(2, heartbeat_s=30, server_s=30, close_s=0.5) as made:
+        server, gone = made.nodes[SERVER], made.nodes[1]
+        wait_until(lambda: server._traffic.links[1].is_up)
+        crash(gone)
+        made.all.remove(gone)
+        if has_sent:
+            server.send(1, 0, 0, torch.zeros(8, dtype=torch.uint8))
+        server.close()
+        told = ["rank 2 leaves, and 1 messages to rank 1 may not have arrived"]
+        assert caplog.messages == (told if has_sent else [])

@@ -298,6 +298,8 @@ class ZmqTransport:
     def _say_goodbye(self, lost: int | None) -> None:
         traffic = self._traffic
         packed = frames.pack_control(frames.GOODBYE, 0, 0 if lost is None else lost + 1)
+        # Who is gone without a word does not miss the goodbyes that follow.
+        num_needed = {peer: link.num_posted for peer, link in traffic.links.items()}
         for peer in range(self.size):
             link = self._posting.route(peer)
             if peer != self.rank and link is not None:
@@ -308,7 +310,7 @@ class ZmqTransport:
             self._loop.once(limit - time.monotonic())
         for link in list(traffic.links.values()):
             traffic.tell(link)
-            num_left = link.num_posted - link.num_taken_there
+            num_left = num_needed.get(link.peer, 0) - link.num_taken_there
             if num_left > 0 and not link.has_left:
                 _log.warning(
                     "rank %d leaves, and %d messages to rank %d may not have arrived",
