@@ -53,18 +53,18 @@ class Command:
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
 
-    def wait_for_step(self, folder: Path, step: int, seconds: float = 60.0) -> int:
-        """Until there is a checkpoint of this step or a later one; then its ranks are known.
+    def wait_for_another(self, folder: Path) -> None:
+        """Until there is a later checkpoint than those there are, and all have it: one more."""
+        self.wait_for_step(folder, newest_checkpoint(folder) + 2 * SETTINGS["eval_every"])
 
-        Which step it is: others may have come and gone since.
-        """
+    def wait_for_step(self, folder: Path, step: int, seconds: float = 60.0) -> None:
+        """Until there is a checkpoint of this step or a later one; then its ranks are known."""
         until = time.monotonic() + seconds
         while (newest := newest_checkpoint(folder)) < step:
             assert time.monotonic() < until, f"the newest checkpoint is of step {newest}"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.003)
         self.ranks = ranks_of(self.process.pid)
-        return newest
 
     def end(self, seconds: float = 60.0) -> tuple[int, str]:
         """Its exit code, and what it said."""

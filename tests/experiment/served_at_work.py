@@ -29,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "evaluation": "sequential",  # starts at once
     "architecture": "parameter_server(2)",
 }
+_HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 def flags(**settings: Any) -> list[str]:
@@ -48,6 +49,7 @@ class Stage:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",  # with a device autograd cannot be forked
             "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")]),
         }
         self._process = subprocess.Popen(
@@ -212,8 +214,12 @@ class _Forked:
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
+        # A signal is not for the handlers that a fork has until it has its own.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         self.pid = os.fork()
-        if self.pid == 0:
+        if self.pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        else:
             os.setsid()
             number = command[command.index("--number") + 1] if "--number" in command else ""
             name = f"{command[4]} {number}".strip().encode()
@@ -241,8 +247,9 @@ def _become(argv: Sequence[str], env: Mapping[str, str], output: int | None) -> 
 
     code = 1
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         os.environ.clear()
         os.environ.update(env)
         if output is not None:

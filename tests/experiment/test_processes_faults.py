@@ -30,9 +30,11 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     new += ("--out", str(folder))
     # A rank that is killed ends all of them; they start again as often as they may.
     with gradwire_run(*new, "--restarts", "1") as command:
-        step = command.wait_for_step(folder, 100)  # so all have one before it
+        command.wait_for_step(folder, 100)  # so all have one before it
+        first = list(command.ranks.values())
         os.kill(command.ranks[1], signal.SIGKILL)
-        step = command.wait_for_step(folder, step + 100)  # of those that were started again
+        assert are_gone(first)
+        command.wait_for_another(folder)  # of those that were started again
         os.kill(command.ranks[0], signal.SIGKILL)
         killed_s = time.monotonic()
         code, said = command.end()
@@ -46,7 +48,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         assert are_gone(list(command.ranks.values()))
     # A signal to one rank stops all of them, with a checkpoint.
     with gradwire_run("--resume", str(folder)) as command:
-        step = command.wait_for_step(folder, step + 100)
+        command.wait_for_another(folder)
         ports = _ports(command.process.pid)
         os.kill(command.ranks[1], signal.SIGTERM)
         code, said = command.end()
@@ -62,7 +64,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     where = ("--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1")
     job = ("-m", "gradwire", "run", "--resume", str(folder))
     with Command(*TORCHRUN, *elastic, *where, *job, env={"GLOO_SOCKET_IFNAME": "lo"}) as command:
-        command.wait_for_step(folder, step + 150)
+        command.wait_for_another(folder)
         os.kill(command.ranks[1], signal.SIGKILL)
         code, said = command.end()
         assert code == 0, said
