@@ -29,7 +29,6 @@ SETTINGS: dict[str, Any] = {
     "evaluation": "sequential",  # starts at once
     "architecture": "parameter_server(2)",
 }
-_HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 def flags(**settings: Any) -> list[str]:
@@ -49,7 +48,6 @@ class Stage:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",  # with a device autograd cannot be forked
             "PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")]),
         }
         self._process = subprocess.Popen(
@@ -214,8 +212,8 @@ class _Forked:
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal is not for the handlers that a fork has until it has its own.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        # Until a fork has handlers of its own signals wait; whoever starts it holds SIGINT itself.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         self.pid = os.fork()
         if self.pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -249,7 +247,7 @@ def _become(argv: Sequence[str], env: Mapping[str, str], output: int | None) -> 
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.environ.clear()
         os.environ.update(env)
         if output is not None:
@@ -273,7 +271,8 @@ def _serve() -> None:
     from gradwire.experiment.config import Config
     from gradwire.experiment.setup import prepare
 
-    prepare(Config(steps=1))  # the data is there
+    # The data is there. No gradient is computed: where torch knows CUDA no fork could do so then.
+    prepare(Config(steps=1, compute="fixed(0.001)"))
     children.subprocess = type("_", (), {"Popen": _Forked, "DEVNULL": None})  # type: ignore
     nodes: set[int] = set()
     while True:

@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 what was asked for cannot be done; 3 a rank was lost or no
 too long; 1 anything unexpected; 128 + n stopped by signal n, with a checkpoint.
 """
 
+import faulthandler
 import os
 import sys
 import traceback
@@ -15,6 +16,8 @@ from gradwire.cli.console import errors
 from gradwire.core.errors import DataError, LostError, StoppedError
 from gradwire.experiment.children import LOST, WRONG, die_with_parent, is_launched, report
 from gradwire.experiment.signals import Interrupted, Signals
+
+_END_S = 30.0  # how long a process may take to end once it was told to end at once
 
 
 def end_with(
@@ -28,7 +31,7 @@ def end_with(
     try:
         if is_launched():
             die_with_parent()
-        with Signals().caught() as signals:
+        with Signals(_end_soon).caught() as signals:
             code = _code(work, signals, shows)
     except Interrupted as stop:  # before or after the work
         code = _fail("signal", str(stop), 128 + stop.number, shows(stop))
@@ -37,6 +40,11 @@ def end_with(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _end_soon() -> None:
+    """Whatever it waits for then: it ends, and says where it was."""
+    faulthandler.dump_traceback_later(_END_S, exit=True)
 
 
 def _code(

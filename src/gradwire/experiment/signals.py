@@ -7,7 +7,7 @@ ends it at once.
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -37,7 +37,8 @@ def held() -> Iterator[None]:
 class Signals:
     """What this process was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
+        self._on_end = on_end  # when the process has to end at once
         self.wanted = 0  # the signal, once there was one
         self.told_s = 0.0  # when that was, on time.monotonic
         self._may_wait = False
@@ -67,4 +68,5 @@ class Signals:
         if self._may_wait and (not self.wanted or now - self.told_s < _SAME_S):
             self.wanted, self.told_s = number, now if not self.wanted else self.told_s
             return
+        self._on_end()
         raise Interrupted(number)

@@ -135,7 +135,9 @@ class GlooTransport:
         self._arrivals: SimpleQueue[Arrival | _Landed | _Reduced] = SimpleQueue()
         self._max_bytes_unread = max_bytes_unread
         self._bytes_unread = [0] * self.size  # by peer; of what no one has taken
-        self._room = threading.Condition()
+        # Taken as a lock, not as a condition: then a signal's handler cannot raise in between.
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
         self._is_sending = False  # it waits until something has left
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: list[Arrival] = []  # of peers that left or were lost
@@ -270,7 +272,7 @@ class GlooTransport:
         return packed
 
     def _make_room(self, peer: int, nbytes: int) -> None:
-        with self._room:
+        with self._lock:
             was_full = self._bytes_unread[peer] > self._max_bytes_unread
             self._bytes_unread[peer] -= nbytes
             if was_full and self._bytes_unread[peer] <= self._max_bytes_unread:
@@ -278,7 +280,7 @@ class GlooTransport:
 
     def _await_room(self, peer: int) -> None:
         """Runs in the thread of this peer."""
-        with self._room:
+        with self._lock:
             while (
                 self._bytes_unread[peer] > self._max_bytes_unread
                 and not self._is_sending
@@ -304,7 +306,7 @@ class GlooTransport:
         if self._is_closed:
             return
         self._flush()
-        with self._room:
+        with self._lock:
             self._is_closed = True
             self._room.notify_all()
         for peer in range(self.size):
@@ -354,7 +356,7 @@ class GlooTransport:
         posted = self._posted[peer]
         if not posted or (self._bytes_posted[peer] <= max_bytes and len(posted) <= max_number):
             return
-        with self._room:
+        with self._lock:
             self._is_sending = True
             self._room.notify_all()
         while posted and (self._bytes_posted[peer] > max_bytes or len(posted) > max_number):
@@ -407,7 +409,7 @@ class GlooTransport:
                 if self._is_closed:
                     continue
                 arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message)
-                with self._room:
+                with self._lock:
                     self._bytes_unread[peer] += message_nbytes(message)
                 self._arrivals.put(arrival if landing is None else _Landed(arrival, landing))
                 self._await_room(peer)

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
 
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.transport import GOODBYE, LOST
 from gradwire.runtime.process.zeromq import messages as msg
+from gradwire.runtime.process.zeromq import sockets as socket_module
 from gradwire.runtime.process.zeromq.link import Out
+from gradwire.runtime.process.zeromq.sockets import Connection, Sockets
 from gradwire.runtime.process.zeromq.wire import SENT
 from runtime.process.zeromq.jobs import Proxy, crash, job, next_of, wait_until
 
@@ -77,3 +80,20 @@ def test_who_is_gone_without_a_word_misses_what_was_sent_and_no_goodbye(
         server.close()
         told = ["rank 2 leaves, and 1 messages to rank 1 may not have arrived"]
         assert caplog.messages == (told if has_sent else [])
+
+
+def test_a_socket_that_was_being_made_when_a_signal_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows of it but its context, which would wait for it forever."""
+    sockets = Sockets(b"somebody", None, 1 << 20, 1.0)
+
+    def told(made: zmq.Socket[bytes]) -> Connection:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket_module, "Connection", told)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        sockets.connect("tcp://127.0.0.1:9")
+    closer = threading.Thread(target=sockets.close, args=(0,), daemon=True)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
+    assert kept.value.__traceback__ is not None  # has the socket, which nobody collects so

@@ -182,7 +182,8 @@ class Sockets:
             self._binding.close(linger_ms)
         if self._authenticator is not None:
             self._authenticator.stop()
-        self._context.term()
+        # With sockets that are known nowhere else: a signal's handler raised while they were made.
+        self._context.destroy(0)
 
     def _make(self, kind: int, address: str) -> Any:
         made = self._context.socket(kind)

@@ -21,7 +21,9 @@ class Turns:
 
     def __init__(self, serve: Callable[[float], None], name: str) -> None:
         self._serve = serve
-        self._lock = threading.Lock()
+        # A signal's handler may raise where the caller has just got its turn or is about to end it;
+        # that turn never ends, and the caller takes another one to say goodbye.
+        self._lock = threading.RLock()
         self._left_s = monotonic()
         self._is_wanted = False
         self._is_over = False
@@ -67,9 +69,14 @@ class Turns:
             self._waking.send(b"!")
 
     def _stand_in(self) -> None:
+        pause_s = _AWAY_S
         while not self._is_over:
-            sleep(_PAUSE_S if self._lock.locked() else _AWAY_S)
-            if monotonic() - self._left_s < _AWAY_S or not self._lock.acquire(blocking=False):
+            sleep(pause_s)
+            pause_s = _AWAY_S
+            if monotonic() - self._left_s < _AWAY_S:
+                continue
+            if not self._lock.acquire(blocking=False):
+                pause_s = _PAUSE_S
                 continue
             try:
                 while not (self._is_wanted or self._is_over):
