@@ -43,6 +43,17 @@ def test_what_came_while_it_was_held_is_told_when_it_is_caught() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_is_raised_where_nobody_hears_it_is_told_later() -> None:
+    class Deleted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with Signals().caught() as signals:
+        Deleted()
+        assert signals.wanted == signal.SIGTERM
+
+
 def test_ctrl_c_while_ranks_import_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
     failure = launch(2, lambda attempt: [sys.executable, "-S", "-c", SLOW])

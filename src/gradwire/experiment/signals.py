@@ -65,8 +65,9 @@ class Signals:
 
     def _tell(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if self._may_wait and (not self.wanted or now - self.told_s < _SAME_S):
-            self.wanted, self.told_s = number, now if not self.wanted else self.told_s
-            return
-        self._on_end()
-        raise Interrupted(number)
+        may_wait = self._may_wait and (not self.wanted or now - self.told_s < _SAME_S)
+        self.told_s = self.told_s if self.wanted else now
+        self.wanted = number  # in any case: nobody hears what is raised while an object is deleted
+        if not may_wait:
+            self._on_end()
+            raise Interrupted(number)
