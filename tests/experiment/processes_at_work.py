@@ -57,7 +57,7 @@ class Command:
         """Until there is a later checkpoint than those there are, and all have it: one more."""
         self.wait_for_step(folder, newest_checkpoint(folder) + 2 * SETTINGS["eval_every"])
 
-    def wait_for_step(self, folder: Path, step: int, seconds: float = 60.0) -> None:
+    def wait_for_step(self, folder: Path, step: int, seconds: float = 150.0) -> None:
         """Until there is a checkpoint of this step or a later one; then its ranks are known."""
         until = time.monotonic() + seconds
         while (newest := newest_checkpoint(folder)) < step:
@@ -66,7 +66,7 @@ class Command:
             time.sleep(0.003)
         self.ranks = ranks_of(self.process.pid)
 
-    def end(self, seconds: float = 60.0) -> tuple[int, str]:
+    def end(self, seconds: float = 150.0) -> tuple[int, str]:
         """Its exit code, and what it said."""
         out, errors = self.process.communicate(timeout=seconds)
         return self.process.returncode, out + errors

@@ -162,14 +162,14 @@ class Play:
                         found[name] = int(child)
         return found
 
-    def until(self, happens: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+    def until(self, happens: Callable[[], Any], what: str, seconds: float = 90.0) -> None:
         limit = time.monotonic() + seconds
         while not happens():
             assert self.code is None, f"it ended before {what}: {self.code}\n{self.said}"
             assert time.monotonic() < limit, f"no {what} within {seconds} s\n{self.said}"
             time.sleep(0.003)
 
-    def end(self, seconds: float = 60.0) -> tuple[int, str]:
+    def end(self, seconds: float = 150.0) -> tuple[int, str]:
         """Its exit code, and what it said."""
         code = self._stage.code(self.pid, seconds)
         assert code is not None, f"it did not end within {seconds} s\n{self.said}"
