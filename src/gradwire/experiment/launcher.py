@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradwire.experiment.children import Children, Failure, failure_of
 from gradwire.experiment.signals import Interrupted, Signals
@@ -37,19 +38,10 @@ def launch(
 
 
 def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) -> Failure | None:
-    import torch.distributed as dist
-
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            None,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        store = _store(listener)
         environment = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
@@ -70,6 +62,22 @@ def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) 
             ranks.kill()
             del store
     return failure
+
+
+def _store(listener: socket.socket) -> Any:
+    """Through which ranks meet, on this machine alone."""
+    import torch.distributed as dist
+
+    host, port = listener.getsockname()
+    return dist.TCPStore(
+        host,
+        port,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=False,  # in torch 2.6 that server does not take a socket that listens
+    )
 
 
 def _loopback() -> str:

@@ -326,9 +326,10 @@ class GlooTransport:
             waiter.start()
         for waiter in waiters:
             waiter.join(max(0.1, until - monotonic()))
-        if lost is not None and self._reducing is not None:
+        abort = getattr(self._reducing, "abort", None)  # torch 2.6 has none
+        if lost is not None and abort is not None:
             with suppress(RuntimeError):  # a collective may be under way, and would never end
-                self._reducing.abort()
+                abort()
 
     def _post(self, peer: int, packed: Packed) -> None:
         is_direct = packed.is_direct
