@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -19,6 +20,13 @@ def leave(kind, message, code):
     with open(os.environ["GRADWIRE_REPORT"], "w") as file:
         json.dump({"kind": kind, "message": message, "code": code}, file)
     sys.exit(code)
+def meet():
+    own = os.environ["GRADWIRE_REPORT"]
+    mine = own.replace(".json", ".joined")
+    open(mine, "w").close()
+    names = [mine.replace(f"-{rank}.", f"-{other}.") for other in range(3)]
+    while not all(map(os.path.exists, names)):
+        time.sleep(0.01)
 """
 
 
@@ -41,6 +49,7 @@ def test_all_is_well(capfd):
 def test_the_cause_is_shown_not_its_consequences():
     failure, said = ranks(
         """
+meet()
 if rank == 1:
     leave("error", "NaN on rank 1", 2)
 leave("lost", "rank 1 was lost", 3)
@@ -54,6 +63,7 @@ leave("lost", "rank 1 was lost", 3)
 def test_a_rank_that_dies_without_a_word():
     failure, _ = ranks(
         """
+meet()
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(60)
@@ -63,6 +73,25 @@ time.sleep(60)
     assert failure.code == LOST
     assert "rank 1 was killed by SIGKILL" in failure.message
     assert "rank 0 did not end and was killed" in failure.message
+
+
+def test_a_death_before_all_have_met_ends_the_run_at_once(monkeypatch):
+    monkeypatch.setattr(launcher, "_LEAVE_S", 600.0)
+    script = """
+if attempt == 0:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        open(os.environ["GRADWIRE_REPORT"].replace(".json", ".joined"), "w").close()
+    time.sleep(200)
+"""
+    began = time.monotonic()
+    failure, _ = ranks(script)
+    assert failure == Failure("rank 1 was killed by SIGKILL", LOST, True)
+    failure, said = ranks(script, restarts=1)
+    assert failure is None
+    assert said == ["rank 1 was killed by SIGKILL\nstarting again (1 of 1)"]
+    assert time.monotonic() - began < 120
 
 
 def test_the_last_lines_of_a_rank_that_failed_without_a_report():

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +17,7 @@ from gradwire.experiment.launcher import launch
 from gradwire.experiment.probe import num_skipped
 from gradwire.experiment.record import write_atomically
 from gradwire.experiment.report import format_seconds
+from gradwire.experiment.scratch import scratch_folder
 from gradwire.experiment.signals import Signals
 
 _STEPS = 100
@@ -46,8 +46,8 @@ class ProbeCommand:
             num_skipped(self._steps)  # says if there are too few
         if world_size() is not None:
             self._be_rank()
-        with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
-            path = Path(place) / "config.toml"
+        with scratch_folder() as place:
+            path = place / "config.toml"
             path.write_text(self.config.to_toml())
             options = ["--config", str(path), "--file", str(self.file)]
             options += ["--methods", *self.methods]

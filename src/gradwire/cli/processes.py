@@ -5,7 +5,6 @@ Where the architecture has servers, what it starts are the nodes of `gradwire ps
 
 import os
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gradwire.experiment.launcher import launch
 from gradwire.experiment.outcome import Run
 from gradwire.experiment.record import Record
 from gradwire.experiment.role_launcher import Cast, launch_roles
+from gradwire.experiment.scratch import scratch_folder
 from gradwire.experiment.setup import check_real
 from gradwire.experiment.signals import Interrupted, Signals
 from gradwire.runtime.network import parse_duration
@@ -91,8 +91,8 @@ def _launch(job: Job) -> None:
             raise ValueError(f"{job.folder} holds a run that is finished; begin a new one")
     elif Record(job.folder).exists:
         Record.create(job.folder, job.config)  # says that there is a run already
-    with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
-        path = Path(place) / "config.toml"
+    with scratch_folder() as place:
+        path = place / "config.toml"
         path.write_text(job.config.to_toml())
         limits = ["--checkpoint-every", job.checkpoint_every, "--timeout", job.timeout]
         as_json = ["--json"] if job.json else []

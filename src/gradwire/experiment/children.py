@@ -54,6 +54,7 @@ class Children:
         """In the place of one that has ended, if there was one."""
         own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
         self._report(rank).unlink(missing_ok=True)
+        _joined(self._report(rank)).unlink(missing_ok=True)
         is_shown = rank == self._shown
         with self._output(rank).open("wb") as output, held():
             self._processes[rank] = subprocess.Popen(
@@ -84,6 +85,10 @@ class Children:
             found: dict[str, Any] = json.loads(self._report(rank).read_text())
             return found
         return None
+
+    def has_joined(self, rank: int) -> bool:
+        """Whether it has called `tell_joined`."""
+        return _joined(self._report(rank)).exists()
 
     def is_shown(self, rank: int) -> bool:
         return rank == self._shown
@@ -126,6 +131,11 @@ def failure_of(
     return Failure(message, LOST, True)
 
 
+def without_the_living(codes: Sequence[int | None]) -> list[int | None]:
+    """Exit codes that blame nobody who only waited for another one."""
+    return [0 if code is None else code for code in codes]
+
+
 def deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
     """Who died of what, without a word."""
     texts = []
@@ -152,6 +162,17 @@ def report(kind: str, message: str, code: int) -> None:
     content = json.dumps({"kind": kind, "message": message, "code": code})
     with contextlib.suppress(OSError):  # who started this is gone
         write_atomically(Path(os.environ[_REPORT]), content.encode())
+
+
+def tell_joined() -> None:
+    """In a rank: tells the launcher that this one has met the others (the scheduler: all of them).
+    From now on the ranks themselves notice if one is lost."""
+    with contextlib.suppress(OSError):
+        _joined(Path(os.environ[_REPORT])).touch()
+
+
+def _joined(report: Path) -> Path:
+    return report.with_suffix(".joined")
 
 
 def die_with_parent() -> None:

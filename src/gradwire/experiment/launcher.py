@@ -7,13 +7,12 @@ the system chose: there is no race for it, and nobody else can reach it.
 import contextlib
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from gradwire.experiment.children import Children, Failure, failure_of
+from gradwire.experiment.children import Children, Failure, failure_of, without_the_living
+from gradwire.experiment.scratch import scratch_folder
 from gradwire.experiment.signals import Interrupted, Signals
 
 _LEAVE_S = 15.0  # how long ranks may take to end once one of them has
@@ -40,7 +39,7 @@ def launch(
 def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) -> Failure | None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
+    with scratch_folder() as place:
         store = _store(listener)
         environment = {
             **os.environ,
@@ -52,7 +51,7 @@ def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) 
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
         }
-        ranks = Children(Path(place), size)
+        ranks = Children(place, size)
         try:
             for rank in range(size):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -85,8 +84,9 @@ def _loopback() -> str:
 
 
 def _watch(ranks: Children, signals: Signals) -> Failure | None:
-    """Until all have ended. Those that stay when others have failed are killed after a while."""
-    until, first, passed_on = float("inf"), None, 0
+    """Until all have ended. Those that stay when others have failed are killed: at once if not all
+    have met, since nobody has anything to save then; else after a while."""
+    until, first, passed_on, have_met = float("inf"), None, 0, True
     with contextlib.suppress(Interrupted):  # a second signal: they, too, end at once
         while None in (codes := ranks.poll()):
             now = time.monotonic()
@@ -95,8 +95,10 @@ def _watch(ranks: Children, signals: Signals) -> Failure | None:
                 ranks.signal(passed_on)
             if first is None:
                 first = next((rank for rank, code in enumerate(codes) if code), None)
-                until = min(until, now + _LEAVE_S) if first is not None else until
-            if now > until:
+                if first is not None:
+                    have_met = all(map(ranks.has_joined, range(ranks.size)))
+                    until = min(until, now + _LEAVE_S)
+            if now > until or not have_met:
                 break
             time.sleep(_POLL_S)
     codes = ranks.poll()
@@ -105,4 +107,6 @@ def _watch(ranks: Children, signals: Signals) -> Failure | None:
         return None
     if first is None:
         first = next((rank for rank, code in enumerate(codes) if code), None)
+    if not have_met:
+        codes = without_the_living(codes)
     return failure_of(ranks, codes, first, passed_on)

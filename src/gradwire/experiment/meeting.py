@@ -12,6 +12,8 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
+from gradwire.experiment.children import is_launched, tell_joined
+
 _POLL_S = 0.01
 
 
@@ -22,6 +24,8 @@ def meet(timeout_s: float, news: str = "", backend: str = "gloo") -> str:
     name, news = name_attempt(store, rank, size, news, timeout_s)
     own = dist.PrefixStore(f"gradwire/{name}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+    if is_launched():
+        tell_joined()
     return news
 
 

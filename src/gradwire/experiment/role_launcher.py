@@ -9,14 +9,20 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from gradwire.experiment.children import LOST, Children, Failure, deaths, failure_of
+from gradwire.experiment.children import (
+    LOST,
+    Children,
+    Failure,
+    deaths,
+    failure_of,
+    without_the_living,
+)
 from gradwire.experiment.machine import name_of
+from gradwire.experiment.scratch import scratch_folder
 from gradwire.experiment.signals import Interrupted, Signals
 
 _LEAVE_S = 20.0  # how long nodes may take to end once the scheduler has
@@ -96,10 +102,8 @@ class _Job:
         self.scheduler = f"tcp://127.0.0.1:{_free_port()}"
 
     def run(self, goes_on: bool) -> Failure | None:
-        with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
-            self.children = Children(
-                Path(place), self.cast.size, self.cast.scheduler, self.cast.name
-            )
+        with scratch_folder() as place:
+            self.children = Children(place, self.cast.size, self.cast.scheduler, self.cast.name)
             try:
                 for rank in reversed(range(self.cast.size)):
                     self._start(rank, goes_on)
@@ -113,8 +117,9 @@ class _Job:
         self.children.start(rank, command, self.environment | own)
 
     def _watch(self) -> Failure | None:
-        """Until the scheduler has ended, and the others after it."""
-        until, passed_on, first = float("inf"), 0, None
+        """Until the scheduler has ended, and the others after it; or until one dies for good before
+        all have joined, since the others would wait for it."""
+        until, passed_on, first, was_complete = float("inf"), 0, None, True
         given_up: set[int] = set()
         with contextlib.suppress(Interrupted):  # a second signal: they, too, end at once
             while None in (codes := self.children.poll()):
@@ -124,17 +129,21 @@ class _Job:
                     self.children.signal(passed_on)
                 if (ended := codes[self.cast.scheduler]) is not None:
                     until = min(until, now + (_LEAVE_S if ended >= 0 else _LOST_S))
+                    was_complete = self._is_complete
                 for rank, code in enumerate(codes):
                     if not code or rank in given_up or until < float("inf"):
                         continue
                     if not self._came_back(rank, code):
                         given_up.add(rank)
                         first = rank if first is None else first
+                        was_complete = self._is_complete
+                        if not was_complete:
+                            break
                         if rank >= self.cast.num_workers:  # nobody can go on without it
                             until = now + _LEAVE_S
                         elif self.cast.replaces_workers:
                             self._tell(rank, code)
-                if now > until:
+                if now > until or not was_complete:
                     break
                 time.sleep(_POLL_S)
         codes = self.children.poll()
@@ -142,9 +151,14 @@ class _Job:
         ended = codes[self.cast.scheduler]
         if ended == 0:
             return None
-        if ended is not None and ended < 0:  # that the others did not end is a consequence
-            codes = [0 if code is None else code for code in codes]
+        if not was_complete or (ended is not None and ended < 0):
+            codes = without_the_living(codes)  # that they did not end is a consequence
         return failure_of(self.children, codes, first, passed_on)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all have joined: the scheduler says so."""
+        return self.children.has_joined(self.cast.scheduler)
 
     def _tell(self, rank: int, code: int) -> None:
         """Why a worker ended without which the others go on."""

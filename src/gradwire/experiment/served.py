@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradwire.core.errors import LostError, RefusedError
-from gradwire.experiment.children import is_launched
+from gradwire.experiment.children import is_launched, tell_joined
 from gradwire.experiment.config import Config, common_settings
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, name_of, own_device
@@ -132,6 +132,8 @@ class _Served:
         )
         self.tell = tell
         self.name = name_of(self.transport.rank, config.workers, self.transport.size)
+        if is_launched():
+            tell_joined()
         if place.role == "scheduler":
             tell("scheduler: all are there")
         else:
