@@ -204,7 +204,7 @@ def _train(
     def daemon(number: int) -> Callable[[Node], Any]:
         if number < num_servers:
             return servers[number].run
-        return lambda node: plan.architecture.daemon(node, keeps[number])
+        return lambda node: plan.architecture.daemon(node, keeps[number], plan.limits())
 
     engine = VirtualEngine(
         Network.parse(workers, bandwidth, latency, num_others),

@@ -17,16 +17,17 @@ from gradwire.architecture.parameter_server._orders import Maximum, MergeInPairs
 from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import Codec, Kind
-from gradwire.core.coded import MeanOfHeard, MergeOfCoded
+from gradwire.core.coded import MeanOfCoded, MeanOfHeard, MergeOfCoded
 from gradwire.core.errors import GradwireWarning, NonFiniteError, PeerLost, WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
+from gradwire.core.limits import Limits
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
-from gradwire.core.wire import HEADER_NBYTES, REQUEST
+from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
@@ -38,6 +39,7 @@ def run(
     size: int,
     work: Callable[[Group], Coroutine[Any, Any, Any]],
     keeps: list[dict] | None = None,
+    limits: Limits | None = None,
     **faults: Any,
 ) -> tuple[list[Any], VirtualEngine]:
     """What each of `size` workers gets."""
@@ -45,7 +47,7 @@ def run(
     keeps = [{} for _ in range(chosen.num_others)] if keeps is None else keeps
 
     def daemon(number: int) -> Callable[[Node], Any]:
-        return lambda node: chosen.daemon(node, keeps[number])
+        return lambda node: chosen.daemon(node, keeps[number], limits)
 
     def program(node: Node) -> Any:
         return work(chosen.group(node, "x"))
@@ -181,7 +183,9 @@ def averaged(
         return results
 
     # Each step in a run of its own would lose the states of the workers, not those of servers.
-    return run(architecture, size, work, keeps)[0], keeps
+    # No compression needs more than the size of the tensor allows.
+    limits = Limits({"x": numel}, itemsize=4)
+    return run(architecture, size, work, keeps, limits)[0], keeps
 
 
 def alone(text: str) -> bool:
@@ -235,7 +239,9 @@ def test_feedback_of_workers_and_servers_loses_nothing(text, answers, servers) -
     results, keeps = averaged(architecture, text, size, numel, steps)
     applied = sum(result.mean for result in results[0])
     left = sum(own[-1].state["residual"] for own in results) / size
-    owed = torch.cat([keep["kept"]["x", 1]["residual"] for keep in keeps[:servers]])
+    owed = torch.cat(
+        [keep["kept"]["x", 1, tuple(range(size))]["residual"] for keep in keeps[:servers]]
+    )
     gradients = sum(vector(r, numel, s) for r in range(size) for s in range(steps)) / size
     assert owed.norm() > 0.1
     torch.testing.assert_close(applied + left + owed, gradients, rtol=1e-4, atol=1e-5)
@@ -448,15 +454,168 @@ def test_nobody_fills_a_server_with_exchanges_that_it_begins() -> None:
             mean = await group_of(group.node, "z", (1, 2)).mean(torch.ones(2))
             return str(mean.tolist())
         for number in range(7):
-            framed = Framed(Order("y", number, (0, 1), First()), torch.ones(2))
+            framed = Framed(Order(f"y {number}", 1, (0, 1), First()), torch.ones(2))
             await group.node.send_framed(group.size, REQUEST, framed, HEADER_NBYTES)
         with pytest.raises(WireError) as caught:
-            await group._answer(group.size, ("y", 6))  # type: ignore[attr-defined]
+            await group._answer(group.size, ("y 6", 1))  # type: ignore[attr-defined]
         return str(caught.value)
 
     with patch.object(_collective, "_MAX_EXCHANGES", 6):
         results, _ = run("parameter_server", 3, work)
     assert results == ["rank 0 waits for 6 exchanges at one server", "[1.0, 1.0]", "[1.0, 1.0]"]
+
+
+# What a hostile member sends to a server of a job whose only tensor, "x", has 1000 elements.
+
+LIMITS = Limits({"x": 1000, "nonfinite": 1, "honest": 4}, itemsize=4)
+EVERYONE = (0, 1, 2)
+
+
+def squeezing(numel: int, members: tuple[int, ...], **spec: Any) -> MeanOfCoded:
+    """A job after which a server keeps a residual of so many elements."""
+    return MeanOfCoded(
+        TopK(0.01), Spec((numel,), torch.float32, **spec), Key(0), members, Key(1), True
+    )
+
+
+def merging(numel: int) -> MergeInPairs:
+    return MergeInPairs(MergeOfCoded(TopK(0.1), Spec((numel,), torch.float32), 3))
+
+
+def holding_tensor(stop: int, shape: tuple[int, ...]) -> MeanOfCoded:
+    return squeezing(1000, EVERYONE, tensors=(("", 0, stop, shape),))
+
+
+def kept_by(keep: dict) -> int:
+    """Bytes of all tensors that a server stores."""
+    stack, nbytes = [keep], 0
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Tensor):
+            nbytes += value.nbytes
+        elif isinstance(value, dict):
+            stack += value.values()
+        elif isinstance(value, tuple | list):
+            stack += value
+    return nbytes
+
+
+def hostile(orders: Sequence[tuple[Order, Tensor]]) -> tuple[list[str], dict]:
+    """What rank 1 is told about its orders, and what the server then stores.
+
+    All form means before and after.
+    """
+
+    async def work(group: Group) -> list[str]:
+        honest = ARCHITECTURE.parse("parameter_server").group(group.node, "honest")
+        await honest.mean(torch.ones(4))
+        if group.rank != 1:
+            return [str((await honest.mean(torch.ones(4))).tolist())]
+        told = []
+        for order, message in orders:
+            framed = Framed(order, message)
+            await group.node.send_framed(group.size, REQUEST, framed, HEADER_NBYTES)
+            tag = (order.label, order.round) if order.job else (order.label, order.round, 0)
+            got = await group.node.recv_within((ANSWER, *tag), 0.001)
+            told.append("" if got is None else got[1].header.text)
+        await honest.mean(torch.ones(4))
+        return told
+
+    keeps: list[dict] = [{}, {}]
+    results, _ = run("parameter_server", 3, work, keeps, LIMITS)
+    assert results[0] == results[2] == ["[1.0, 1.0, 1.0, 1.0]"]
+    return results[1], keeps[0]
+
+
+def test_a_short_payload_makes_a_server_keep_nothing_large() -> None:
+    """2**28 elements are 1 GiB, from a payload of a few bytes, by an order among itself alone."""
+    short = torch.zeros(18, dtype=torch.uint8)
+    alone = [(Order("x", r, (1,), squeezing(2**28, (1,))), short) for r in range(20)]
+    told, keep = hostile(alone)
+    assert all("an exchange among (1,), but all exchanges of this job" in text for text in told)
+    assert kept_by(keep) == 0
+    together = [(Order("x", 7, EVERYONE, squeezing(2**28, EVERYONE)), short)]
+    told, keep = hostile(together)
+    assert "a job on a tensor [268435456] torch.float32, but 'x' has 1000 elements" in told[0]
+    assert kept_by(keep) == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "message", "why"),
+    [
+        (Order("w", 1, EVERYONE, Maximum()), torch.ones(1), "'w' is no tensor that this job"),
+        (Order("w", 1, EVERYONE, None, (0, 2)), torch.ones(1), "'w' is no tensor that this job"),
+        (Order("x", 1, (1, 2), Maximum()), torch.ones(1), "among its 3 workers"),
+        (Order("x", 1, (2, 1, 0), Maximum()), torch.ones(1), "among its 3 workers"),
+        (Order("x", 1, EVERYONE, Maximum()), torch.ones(40_000), "at most 128000 are accepted"),
+        (Order("nonfinite", 1, EVERYONE, Maximum()), torch.ones(20_000), "at most 65536 are"),
+        (Order("x", 1, EVERYONE, merging(1001)), torch.ones(1), "has 1000 elements"),
+        (Order("x", 1, EVERYONE, holding_tensor(1 << 40, (1 << 40,))), torch.ones(1), "limit of"),
+        (Order("x", 1, EVERYONE, holding_tensor(9, (3, 1 << 40))), torch.ones(1), "limit of"),
+    ],
+)
+def test_orders_that_have_no_place_in_a_job(order, message, why) -> None:
+    told, keep = hostile([(order, message)])
+    assert told[0].startswith(("an order of rank 1 is refused: ", "rank 1 ordered"))
+    assert why in told[0]
+    assert not keep["boxes"]
+    assert kept_by(keep) == 0
+
+
+def test_one_exchange_of_a_tensor_at_a_time() -> None:
+    """Rank 1 begins rounds that nobody else begins: one stays open, others are refused."""
+    orders = [(Order("x", 100 + r, EVERYONE, Maximum()), torch.ones(1000)) for r in range(50)]
+    told, keep = hostile([*orders, (Order("x", 7, EVERYONE, None, (0, 2)), torch.ones(1000))])
+    assert told[0] == ""
+    assert all("out of turn" in text for text in told[1:])
+    assert kept_by(keep) == 4000
+
+
+def test_one_hand_on_of_a_tensor_at_a_time() -> None:
+    """Nor are the inboxes of others filled by what a server hands on."""
+    orders = [(Order("x", 9, EVERYONE, None, (0, 2)), torch.ones(1000)) for _ in range(3)]
+    orders += [(Order("x", 10 + r, EVERYONE, None, (0,)), torch.ones(1000)) for r in range(9)]
+    told, keep = hostile(orders)
+    assert told[0] == ""
+    assert all("out of turn" in text for text in told[1:])
+    assert sum(sum(counts.values()) for counts in keep["passed"].values()) == 2
+
+
+def test_what_is_kept_is_bounded_by_the_tensor() -> None:
+    """The only worker of a job goes through as many rounds as it likes."""
+    x, keeps = torch.ones(1000), [{}, {}]
+    codec, key = TopK(0.01), Key(0)
+    payload = codec.encode(x, codec.init(Spec.of(x)), key.private(0))[0].buffer
+
+    async def work(group: Group) -> None:
+        for _ in range(100):
+            await group.at_owner(payload, squeezing(1000, (0,)))
+
+    with pytest.raises(WireError, match="at most 128000 are kept"):
+        run("parameter_server", 1, work, keeps, Limits({"x": 1000}, itemsize=4))
+    assert len(keeps[0]["kept"]) == 25
+    assert kept_by(keeps[0]) == 25 * 4000
+
+
+def test_groups_do_not_share_what_is_kept() -> None:
+    """A worker that orders the same for itself changes nothing of what all are owed."""
+    x = vector(0, 50)
+
+    async def work(group: Group) -> None:
+        chosen = ARCHITECTURE.parse("parameter_server").group
+        reducer = lift(COMPRESSION.parse("doublesqueeze(topk(0.1))"))
+        for members in (None, (group.node.rank,)):
+            state, key = reducer.init(Spec.of(x), 2), Key(3).private(group.node.rank)
+            own = chosen(group.node, "x", members)
+            await reducer.mean(vector(group.node.rank, 50), state, key, own)
+            if members is None:
+                before.append(keeps[0]["kept"]["x", 1, (0, 1)]["residual"].clone())
+
+    keeps: list[dict] = [{}, {}]
+    before: list[Tensor] = []
+    run("parameter_server", 2, work, keeps)
+    assert set(keeps[0]["kept"]) >= {("x", 1, (0, 1)), ("x", 1, (0,)), ("x", 1, (1,))}
+    assert torch.equal(keeps[0]["kept"]["x", 1, (0, 1)]["residual"], before[0])
 
 
 def test_handed_on_messages_of_long_ago_are_forgotten() -> None:

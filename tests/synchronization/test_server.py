@@ -14,6 +14,7 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.notation import notation_name
+from gradwire.core.reducer import Outbox
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.runtime.network import Network
@@ -22,7 +23,7 @@ from gradwire.training.program import rejoin
 from gradwire.training.program import train as train_program
 from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
-from gradwire.training.wire import AnswerHeader, PullHeader, PushHeader
+from gradwire.training.wire import JOINING, AnswerHeader, PullHeader, PushHeader
 from gradwire.training.worker import TrainingWorker, _Vector
 
 
@@ -471,6 +472,49 @@ def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> N
         pytest.raises(WireError, match="rank 2"),
     ):
         VirtualEngine(Network.uniform(5), 3).run([program] * 3, daemons)
+
+
+@pytest.mark.filterwarnings("ignore:rank 2")
+@pytest.mark.parametrize("how", ["does not wait", "comes back", "pulls"])
+@pytest.mark.parametrize(
+    "synchronization",
+    ["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "fedavg(1.0)"],
+)
+def test_no_worker_fills_a_server_with_pushes(train, synchronization, how) -> None:
+    """Worker 2 pushes all the time, while the others push nothing."""
+    plan = train(synchronization, holding(), workers=3, steps=200).plan
+    x = torch.ones(8, dtype=torch.float64)
+
+    async def program(node: Node) -> None:
+        if node.rank < 2:
+            return
+        for number in range(200):
+            life = 1.0 + number if how == "comes back" else 0.0
+            if how != "does not wait":
+                pull = PullHeader(JOINING if how == "comes back" else 0, life)
+                await node.send_framed(3, REQUEST, Framed(pull), HEADER_NBYTES)
+            for step in (number,) if how == "does not wait" else (0, 1):
+                message, key = Outbox(node, "model"), plan.key.at(step).private(2)
+                await plan.reducer.mean(x, plan.initial_replicas()[2].exchange[0], key, message)
+                header = PushHeader(0, 0, 1, step, False, life)
+                framed = Framed(header, message.messages[0])
+                await node.send_framed(3, REQUEST, framed, HEADER_NBYTES)
+
+    server = TrainingServer(plan, 0)
+    daemons = [server.run, lambda node: plan.architecture.daemon(node, {})]
+    VirtualEngine(Network.uniform(5), 3).run([program] * 3, daemons)
+    assert server.pushes[2] > 0
+    kept = server.snapshot()
+    assert not kept["begun"]
+    # Some pushes of some steps, with their sums; not 200.
+    assert _num_tensors(kept["memory"]) <= 40
+
+
+def _num_tensors(value: object) -> int:
+    if isinstance(value, torch.Tensor):
+        return 1
+    inside = value.values() if isinstance(value, dict) else value
+    return sum(map(_num_tensors, inside)) if isinstance(value, dict | tuple | list) else 0
 
 
 @pytest.mark.parametrize(

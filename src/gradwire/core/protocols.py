@@ -22,6 +22,7 @@ from gradwire.core.codec import State
 from gradwire.core.errors import PeerLost
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.limits import Limits
 from gradwire.core.node import Node
 from gradwire.core.notation import Expression
 from gradwire.core.reducer import Reducer
@@ -409,10 +410,13 @@ class Architecture(Expression, ABC):
         """
         raise NotImplementedError(f"{self!r} has no neighbours")
 
-    def daemon(self, node: Node, keep: dict[Any, Any]) -> Coroutine[Any, Any, None]:
+    def daemon(
+        self, node: Node, keep: dict[Any, Any], limits: Limits | None = None
+    ) -> Coroutine[Any, Any, None]:
         """The program of a node that is no worker, where no algorithm has one of its own.
 
-        What it must remember from one segment of a run to the next is in `keep`.
+        What it must remember from one segment of a run to the next is in `keep`. `limits` says
+        which tensors the workers exchange, so that it can refuse others.
         """
         raise NotImplementedError(f"{self!r} has workers only")
 

@@ -71,7 +71,7 @@ def part_of(plan: Plan, rank: int) -> Part:
         return WorkerPart(plan, rank)
     if plan.ability == "push_pull" and number < plan.architecture.num_servers:
         return ServerPart(plan, number)
-    return OtherPart(plan)
+    return OtherPart(plan, number)
 
 
 def holders(plan: Plan, workers: list[Row]) -> list[int]:
@@ -157,15 +157,17 @@ class ServerPart:
 class OtherPart:
     """Neither a worker nor such a server: a program of the architecture's own."""
 
-    tags = None
-
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, number: int) -> None:
         self.plan = plan
+        # Servers that form means read requests only; a scheduler is also told how segments went.
+        is_server = number < plan.architecture.num_servers
+        self.tags: tuple[Tag, ...] | None = (REQUEST,) if is_server else None
+        self.limits = plan.limits()
         self.keep: dict[Any, Any] = {}
 
     def program(self, segment: Segment) -> Program[Any]:
         def daemon(node: Node) -> Any:
-            return self.plan.architecture.daemon(node, self.keep)
+            return self.plan.architecture.daemon(node, self.keep, self.limits)
 
         return daemon
 

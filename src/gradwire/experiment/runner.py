@@ -230,12 +230,13 @@ class _Simulation:
     def _daemons(self) -> list[Program[Any]]:
         """The programs of the nodes that are no workers."""
         architecture, first = self.plan.architecture, self.config.workers
+        limits = self.plan.limits() if architecture.num_others else None
 
         def daemon(node: Node) -> Coroutine[Any, Any, None]:
             number = node.rank - first
             if number < len(self.servers):
                 return self.servers[number].run(node)
-            return architecture.daemon(node, self.kept[number])
+            return architecture.daemon(node, self.kept[number], limits)
 
         return [daemon] * architecture.num_others
 

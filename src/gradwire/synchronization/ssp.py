@@ -41,6 +41,8 @@ from gradwire.core.protocols import (
 )
 from gradwire.synchronization._pushing import Pushing
 
+_MAX_REPEATS = 16  # pushes of one step by one worker, which came back in between
+
 
 @dataclass(frozen=True, repr=False)
 class SSP(Pushing):
@@ -63,8 +65,10 @@ class SSP(Pushing):
         while True:
             match await server.event():
                 case Push() as push:
-                    await window.add(push)
-                case Pull(rank=rank):  # it comes (back)
+                    await window.add(push, self.staleness)
+                case Pull(rank=rank, step=step):
+                    if step >= 0:
+                        raise WireError(f"rank {rank} pulls in step {step}, but did not come back")
                     await window.join(rank)
                     await server.answer(rank, window.clocks[rank], params=window.shown)
                 case Joined(rank=rank):
@@ -98,7 +102,7 @@ class _Window:
         """The lowest clock."""
         return min(self.clocks.values(), default=self.memory["num_complete"])
 
-    async def add(self, push: Push) -> None:
+    async def add(self, push: Push, staleness: int) -> None:
         server, (rank, step, x, _) = self.server, push
         if step < self.memory["num_complete"]:  # a worker that came back; servers differ
             clock = self.memory["num_complete"]
@@ -106,9 +110,16 @@ class _Window:
             return
         if step != self.clocks[rank]:
             raise WireError(f"rank {rank} pushed step {step}, but is at {self.clocks[rank]}")
-        pushes = self.pushes.setdefault(step, {})
+        if step > self.slowest + staleness:
+            raise WireError(
+                f"rank {rank} pushed step {step}, but the slowest worker is at {self.slowest} and "
+                f"it may be {staleness} steps ahead"
+            )
         # A worker that was lost and came back may push a step twice: both count.
-        pushes[rank, sum(other == rank for other, _ in pushes)] = x
+        number = sum(other == rank for other, _ in self.pushes.get(step, ()))
+        if number == _MAX_REPEATS:
+            raise WireError(f"rank {rank} pushed step {step} {number} times, and comes back again")
+        self.pushes.setdefault(step, {})[rank, number] = x
         total = self.sums.get(step)
         self.sums[step] = x if total is None else await server.call(_added, total, x, 1.0)
         self.clocks[rank] = self.waiting[rank] = step + 1

@@ -12,6 +12,7 @@ from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import Lifted, Varying
+from gradwire.core.limits import Limits
 from gradwire.core.protocols import (
     Ability,
     Architecture,
@@ -32,6 +33,7 @@ from gradwire.training.task import Task
 from gradwire.training.wire import check_answers
 
 NonFinite = Literal["error", "skip"]
+NONFINITE = "nonfinite"  # the label under which workers agree on whether a step is dropped
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,15 @@ class Plan:
         if self.ability == "mean":
             return [Unit(bucket) for bucket in self.buckets()]
         return [Unit(Bucket("model", 0, self._tensors()[-1].stop))]
+
+    def limits(self) -> Limits:
+        """The tensors that workers exchange through servers that form means, and their sizes."""
+        params = self.task.initial_params()
+        numels = {bucket.name: bucket.numel for bucket in self.buckets()}
+        # Besides buckets: whether a step is dropped, and vectors of the optimizer.
+        numels[NONFINITE] = max(1, numels.get(NONFINITE, 0))
+        numels |= dict.fromkeys(self.optimizer.init(params), params.numel())
+        return Limits(numels, max(params.element_size(), torch.float32.itemsize))
 
     def tensor_at(self, position: int) -> str:
         """The name of the model's tensor that holds this element of the flat vector."""

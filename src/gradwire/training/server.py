@@ -22,6 +22,7 @@ from gradwire.core.codec import Codec, State, is_finite
 from gradwire.core.errors import GradwireWarning, PeerLost, WireError
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
+from gradwire.core.limits import max_nbytes
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Event, Joined, Left, Pull, Push, TimedOut
 from gradwire.core.ramp import at
@@ -42,8 +43,6 @@ from gradwire.training.wire import (
 T = TypeVar("T")
 Noted = tuple[float, int, float]  # of all values of a name: sum, count, maximum
 _MAX_PARTS = 1024  # of a push of one piece
-_MAX_EXPANSION = 32  # so many times as long as its piece a push is at most
-_MIN_NBYTES = 1 << 16  # that a push may have in any case
 
 
 class TrainingServer:
@@ -286,7 +285,7 @@ class TrainingServer:
             )
         nbytes = sum(part.nbytes for part in (*parts.values(), data))
         own_nbytes = self._specs[header.unit].numel * self.params.element_size()
-        most = max(_MIN_NBYTES, _MAX_EXPANSION * own_nbytes)
+        most = max_nbytes(own_nbytes)
         if nbytes > most:
             raise WireError(
                 f"rank {rank} pushed {nbytes} bytes to server {self.number} for a piece of "
@@ -333,7 +332,8 @@ class TrainingServer:
         if rank in self._void:
             self._void.remove(rank)
             return
-        assert rank in self._owed, f"rank {rank} waits for no answer"
+        if rank not in self._owed:  # it said that it does not wait for one
+            return
         self._owed.remove(rank)
         params = self.params if params is None else params
         number = self._answers.get(rank, 0)

@@ -31,7 +31,7 @@ from gradwire.core.spec import Spec
 from gradwire.training.client import ServerClient, dropping
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.optimizer import clip_by_norm, clipped_update
-from gradwire.training.plan import Plan, codec_of_changes
+from gradwire.training.plan import NONFINITE, Plan, codec_of_changes
 
 
 class _Dropped(Exception):
@@ -264,7 +264,7 @@ class TrainingWorker:
             if not finite:
                 raise NonFiniteError(self._complaint(x, what, step))
         else:
-            group = self.plan.architecture.group(self.node, "nonfinite", members)
+            group = self.plan.architecture.group(self.node, NONFINITE, members)
             bad = await group.mean(torch.tensor([0.0 if finite else 1.0]))
             if float(bad) > 0:
                 raise _Dropped

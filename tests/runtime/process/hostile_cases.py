@@ -19,13 +19,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 import quadratics
+from gradwire.architecture.parameter_server._orders import Order
+from gradwire.compression.sparsification.topk import TopK
+from gradwire.core.coded import MeanOfCoded
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.key import Key
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Replica
 from gradwire.core.reducer import Outbox
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
-from gradwire.experiment.parts import ServerPart
+from gradwire.experiment.parts import OtherPart, Segment, ServerPart
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.zeromq.transport import ZmqTransport
@@ -43,6 +47,7 @@ CASES = (
     ("ssp(1)", "fp16", "dense"),
 )
 _RUDE = ("ssp(0)", "identity", "dense")
+_ORDERED = ("bsp", "ef(topk(0.3))", "compressed")
 _BETRAYED = (("asp", "ef(topk(0.3))", "dense"), ("asp", "ef(topk(0.3))", "compressed"))
 Case = tuple[str, str, str]
 Message = Framed | Tensor
@@ -55,10 +60,12 @@ class Alien:
     number: int
 
 
-def trained(synchronization: str, compression: str, answers: str) -> quadratics.Trained:
+def trained(
+    synchronization: str, compression: str, answers: str, optimizer: str = "server"
+) -> quadratics.Trained:
     return quadratics._train(
         synchronization,
-        f'parameter_server({NUM_SERVERS}, optimizer="server", answers="{answers}")',
+        f'parameter_server({NUM_SERVERS}, optimizer="{optimizer}", answers="{answers}")',
         compression,
         workers=2,
         steps=STEPS,
@@ -75,6 +82,7 @@ def prepare(size: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradwireWarning)  # of compression whose errors may grow
         _EXPECTED.update((case, trained(*case)) for case in (*CASES, _RUDE, *_BETRAYED))
+        _EXPECTED[_ORDERED] = trained(*_ORDERED, optimizer="worker")
 
 
 def run(rank: int, folder: Path) -> dict[str, Any]:
@@ -83,6 +91,7 @@ def run(rank: int, folder: Path) -> dict[str, Any]:
     found = {
         "nonsense": [_trained(transport, next(jobs), case) for case in CASES],
         "rude": _rude(transport, next(jobs)),
+        "ordered": _ordered(transport, next(jobs)),
         "betrayed": _betrayed(transport, jobs),
     }
     dist.barrier()
@@ -272,6 +281,75 @@ def _speaking(transport: ZmqTransport, headers: Headers) -> Iterator[None]:
         yield
     finally:
         transport._headers = usual
+
+
+# A worker that orders what has no place in the job from servers that form means.
+
+
+def bad_orders() -> list[tuple[Order, Tensor]]:
+    """Each would keep, or hold until others order the same, more than the model has."""
+    short, everyone = torch.zeros(18, dtype=torch.uint8), (HONEST, HOSTILE)
+    huge = Spec((1 << 28,), torch.float32)
+
+    def job(spec: Spec, members: tuple[int, ...]) -> MeanOfCoded:
+        return MeanOfCoded(TopK(0.01), spec, Key(0), members, Key(1), True)
+
+    fits = Spec((10,), torch.float64)
+    return [
+        (Order("model", 1, (HOSTILE,), job(huge, (HOSTILE,))), short),
+        (Order("model", 1, (HOSTILE,), job(fits, (HOSTILE,))), short),
+        (Order("model", 1, everyone, job(huge, everyone)), short),
+        *((Order(f"tensor {i}", i, everyone, job(fits, everyone)), short) for i in range(REPEATS)),
+        (Order("model", 1, everyone, job(fits, everyone)), torch.zeros(1 << 20)),
+        (Order("tensor", 1, everyone, None, (HONEST,)), torch.zeros(1 << 20)),
+        (Order("model", 1, everyone, None, (HONEST,)), torch.zeros(1 << 20)),
+    ]
+
+
+async def ordering(node: Node, plan: Any, replica: Replica) -> tuple[Replica, list[str]]:
+    """Trains, and orders nonsense from server 0 before each step; what it is told."""
+    told = []
+    for step in range(STEPS):
+        for order, message in bad_orders():
+            framed = Framed(order, message)
+            await node.send_framed(SERVER, REQUEST, framed, HEADER_NBYTES)
+            tag = (ANSWER, order.label, order.round)
+            answer = await node.recv(SERVER, tag if order.job else (*tag, HONEST))
+            assert isinstance(answer.header, Failed), f"{order!r:.300} was answered: {answer}"
+            told.append(answer.header.text)
+        replica = await program.train(plan, node, replica, step, step + 1)
+    return replica, told
+
+
+def _ordered(transport: ZmqTransport, job: int) -> dict[str, Any]:
+    expected = _EXPECTED[_ORDERED]
+    plan, rank = expected.plan, transport.rank
+    engine = ProcessEngine(transport, 2, evaluate=plan.task.gradients, timeout_s=20, job=job)
+    found: dict[str, Any] = {}
+    if rank < SERVER:
+        replica = plan.initial_replicas()[rank]
+        if rank == HOSTILE:
+            result = engine.run(lambda node: ordering(node, plan, replica))
+            assert result is not None
+            own, found["told"] = result[0], sorted(set(result[1]))
+            found["num_told"] = len(result[1])
+        else:
+            trained = engine.run(lambda node: program.train(plan, node, replica, 0, STEPS))
+            assert trained is not None
+            own = trained
+        found["is_expected"] = torch.equal(own.params, expected.params[rank])
+        found["unread"] = len(engine.unread.inbox), engine.unread.nbytes
+    else:
+        part = OtherPart(plan, rank - SERVER)
+        # Segments have an observer; the programs of these nodes do not ask for it.
+        engine.run(part.program(Segment(0, STEPS, None)))  # type: ignore[arg-type]
+        keep = part.snapshot()["keep"]
+        found["open"] = len(keep.get("boxes", ())), len(keep.get("passed", ()))
+        found["kept"] = sorted(
+            [exchange[0], state["residual"].nbytes]
+            for exchange, state in keep.get("kept", {}).items()
+        )
+    return found
 
 
 # Servers that answer nonsense.

@@ -66,6 +66,25 @@ def test_what_is_out_of_turn_or_for_nobody_is_not_kept(results: list[Any]) -> No
     assert not scheduler["warnings"]
 
 
+def test_orders_that_have_no_place_in_the_job_leave_nothing_behind(results: list[Any]) -> None:
+    honest, hostile, *servers, _ = (one["ordered"] for one in results)
+    assert hostile["num_told"] == 12 * (REPEATS + 6)
+    start = f"an order of rank {HOSTILE} is refused: "
+    for why in (
+        f"an exchange among ({HOSTILE},)",
+        "a job on a tensor [268435456] torch.float32",
+        "'tensor 7' is no tensor that this job exchanges",
+        "a message of 4194304 bytes for 'model'",
+    ):
+        assert any(text.startswith(start + why) for text in hostile["told"]), (why, hostile["told"])
+    for worker in (honest, hostile):  # who was refused trains as if it had not asked
+        assert worker["is_expected"]
+        assert worker["unread"] == [0, 0]
+    for server, numel in zip(servers, (11, 10)):  # 21 elements in two shards
+        assert server["open"] == [0, 0]
+        assert server["kept"] == [["model", 8 * numel]]
+
+
 def test_workers_end_with_a_word_if_a_server_answers_nonsense(results: list[Any]) -> None:
     for result in results[:SERVER]:
         assert len(result["betrayed"]) == 22

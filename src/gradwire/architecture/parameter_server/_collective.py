@@ -8,6 +8,7 @@ that others leave idle.
 
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from gradwire.core.coded import checked_answer
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.group import Group, Job, Merging, concatenate
 from gradwire.core.lifted import ONE_WAY
+from gradwire.core.limits import Limits, kept_nbytes
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
@@ -138,28 +140,39 @@ class ServerGroup(Group):
         return message.data
 
 
-Slot = tuple[str, int]  # label, round
-Exchange = tuple[str, int, tuple[int, ...]]  # and the members
+Exchange = tuple[str, int, tuple[int, ...]]  # label, round, members
 
 
-async def serve_collectives(node: Node, num_servers: int, keep: dict[Any, Any]) -> None:
+async def serve_collectives(
+    node: Node, num_servers: int, keep: dict[Any, Any], limits: Limits | None = None
+) -> None:
     """The program of a server that forms means.
 
     `keep`: all that it must remember, as plain values. It may be closed while it waits, and another
-    goes on with what it kept.
+    goes on with what it kept. `limits`: what the workers of this job exchange; orders about other
+    tensors are refused, and so are exchanges among some of the workers.
     """
-    await _Collector(node, num_servers, keep, await node.members()).run()
+    await _Collector(node, num_servers, keep, await node.members(), limits).run()
 
 
 class _Collector:
     """What a server has received and cannot answer yet."""
 
     def __init__(
-        self, node: Node, num_servers: int, keep: dict[str, Any], members: frozenset[int]
+        self,
+        node: Node,
+        num_servers: int,
+        keep: dict[str, Any],
+        members: frozenset[int],
+        limits: Limits | None,
     ) -> None:
         self.node = node
         self.num_servers = num_servers
-        self.kept: dict[Slot, Any] = keep.setdefault("kept", {})  # by jobs
+        self.limits = limits
+        self.kept: dict[Exchange, Any] = keep.setdefault("kept", {})  # by jobs
+        self.kept_nbytes: Counter[str] = Counter()  # by label
+        for exchange, state in self.kept.items():
+            self.kept_nbytes[exchange[0]] += kept_nbytes(state)
         self.lost: dict[int, None] = keep.setdefault(
             "lost", dict.fromkeys(rank for rank in range(node.size) if rank not in members)
         )
@@ -169,6 +182,8 @@ class _Collector:
         self.jobs: dict[Exchange, int] = keep.setdefault("jobs", {})
         # How often something was handed on: (from, to) -> count
         self.passed: dict[Exchange, dict[tuple[int, int], int]] = keep.setdefault("passed", {})
+        # In which exchange a rank had something handed on last: (rank, label) -> exchange
+        self.latest: dict[tuple[int, str], Exchange] = keep.setdefault("latest", {})
 
     async def run(self) -> None:
         while True:
@@ -194,13 +209,9 @@ class _Collector:
             order.check(rank, self.node.size)
             if data is None:
                 raise WireError(f"rank {rank} sent no tensor with an order for {order.label!r}")
-            exchange = (order.label, order.round, order.members)
-            if order.job is not None:
-                if rank in self.boxes.get(exchange, ()):
-                    raise WireError(
-                        f"rank {rank} sent {order.label!r}, round {order.round}, out of turn"
-                    )
-                self._check_begun(rank)
+            if self.limits is not None:
+                order.check_limits(rank, self.node.size, self.limits, data.nbytes)
+            self._check_turn(rank, order)
         except WireError as error:
             await self._refuse(rank, order, error)
             return
@@ -209,9 +220,22 @@ class _Collector:
         else:
             await self._collect(rank, order, data)
 
-    def _check_begun(self, rank: int) -> None:
-        """Whoever begins exchanges without end must not fill this server."""
-        if len(self.boxes) >= _MAX_EXCHANGES:
+    def _check_turn(self, rank: int, order: Order) -> None:
+        """A worker begins an exchange of a tensor when its last one of it is over.
+
+        So it cannot fill this server, nor other workers, with exchanges that nobody else begins.
+        """
+        label, exchange = order.label, (order.label, order.round, order.members)
+        is_open = any(key[0] == label and rank in box for key, box in self.boxes.items())
+        latest = self.latest.get((rank, label))
+        if latest is not None:
+            # In the same exchange other peers may be next.
+            peers = order.to if latest == exchange else latest[2]
+            passed = self.passed.get(latest, {})
+            is_open |= any(passed.get((rank, p), 0) > passed.get((p, rank), 0) for p in peers)
+        if is_open:
+            raise WireError(f"rank {rank} sent {label!r}, round {order.round}, out of turn")
+        if order.job is not None and len(self.boxes) >= _MAX_EXCHANGES:
             num_begun = sum(rank in box for box in self.boxes.values())
             if num_begun >= _MAX_EXCHANGES // self.node.size:
                 raise WireError(f"rank {rank} waits for {num_begun} exchanges at one server")
@@ -220,7 +244,8 @@ class _Collector:
         if rank >= self.node.size:
             return
         slot = (order.label, order.round)
-        tags = [slot] if order.job is not None else [(*slot, peer) for peer in order.members[:1024]]
+        peers = [peer for peer in order.members[:1024] if peer != rank]
+        tags = [slot] if order.job is not None else [(*slot, peer) for peer in peers]
         for tag in tags:
             await self._tell(rank, tag, Failed.of(error))
 
@@ -228,6 +253,7 @@ class _Collector:
         exchange = (order.label, order.round, order.members)
         if exchange not in self.passed and len(self.passed) >= _MAX_EXCHANGES:
             del self.passed[next(iter(self.passed))]  # the oldest: it is over long since
+        self.latest[rank, order.label] = exchange
         for peer in order.to:
             passed = self.passed.setdefault(exchange, {})
             passed[rank, peer] = passed.get((rank, peer), 0) + 1
@@ -265,15 +291,28 @@ class _Collector:
                     f"the members of {order.members} ordered different jobs for {order.label!r}, "
                     f"round {order.round}; all must run the same configuration"
                 )
-            answer, kept = await self.node.call(order.job.run, messages, self.kept.get(slot))
+            state = self.kept.get(exchange)
+            answer, kept = await self.node.call(order.job.run, messages, state)
+            self._keep(exchange, kept)
         except Exception as error:  # whatever messages can do to a job
             for member in self._in_turn(order.members):
                 await self._tell(member, slot, Failed.of(error))
             return
-        if kept is not None:
-            self.kept[slot] = kept
         for member in self._in_turn(order.members):
             await self._answer(member, slot, answer)
+
+    def _keep(self, exchange: Exchange, state: Any) -> None:
+        """Until the next time. Members decide what, so it is bounded."""
+        if state is None:
+            return
+        label, before = exchange[0], self.kept.get(exchange)
+        nbytes = self.kept_nbytes[label] + kept_nbytes(state)
+        nbytes -= 0 if before is None else kept_nbytes(before)
+        if self.limits is not None:
+            self.limits.check_kept(label, nbytes)
+        elif before is None and len(self.kept) >= _MAX_EXCHANGES:
+            raise WireError(f"a server keeps something of {len(self.kept)} exchanges already")
+        self.kept[exchange], self.kept_nbytes[label] = state, nbytes
 
     def _in_turn(self, members: tuple[int, ...]) -> tuple[int, ...]:
         """Other servers begin with other members."""

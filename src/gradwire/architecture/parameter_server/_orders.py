@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gradwire.core.errors import PeerLost, WireError
 from gradwire.core.group import Job, Merging, maximum, mean_in_order
-from gradwire.core.spec import Spec
+from gradwire.core.limits import Limits, is_valid, specs_in
 from gradwire.core.wire import Failed as Failed
 
-_MAX_NBYTES = 1 << 32  # of a tensor that is decoded for a member
+_MAX_NBYTES = 1 << 32  # of a tensor that is decoded for a member, where the model is not known
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,19 @@ class Order:
         else:
             return
         raise WireError(f"rank {rank} ordered {what} (tensor {self.label!r}, round {self.round})")
+
+    def check_limits(self, rank: int, num_workers: int, limits: Limits, nbytes: int) -> None:
+        """Refuses what has no place in a job with these limits; the message has `nbytes`."""
+        try:
+            if self.members != tuple(range(num_workers)):
+                raise WireError(
+                    f"an exchange among {self.members}, but all exchanges of this job are among "
+                    f"its {num_workers} workers"
+                )
+            limits.check_message(self.label, nbytes)
+            limits.check_job(self.label, self.job)
+        except WireError as error:
+            raise WireError(f"an order of rank {rank} is refused: {error}") from None
 
     @property
     def digest(self) -> int:
@@ -101,16 +114,10 @@ class MergeInPairs(Job):
 
 
 def _is_bounded(job: Any) -> bool:
-    """Whether the tensor that a job is about, where it names one, could be in a message."""
-    spec = getattr(getattr(job, "merging", job), "spec", None)
-    if not isinstance(spec, Spec):
-        return True
-    nbytes = spec.dtype.itemsize
-    for dim in spec.shape:
-        if dim < 0:
-            return False
-        nbytes *= max(dim, 1)
-    return nbytes <= _MAX_NBYTES
+    """Whether the tensors that a job is about could be in a message."""
+    return all(
+        is_valid(spec) and spec.numel * spec.dtype.itemsize <= _MAX_NBYTES for spec in specs_in(job)
+    )
 
 
 def _check_alike(messages: Sequence[Tensor]) -> None:

@@ -30,6 +30,7 @@ from gradwire.architecture.parameter_server._collective import ServerGroup, serv
 from gradwire.architecture.parameter_server._scheduler import schedule
 from gradwire.core.group import Group
 from gradwire.core.lifted import ONE_WAY
+from gradwire.core.limits import Limits
 from gradwire.core.node import Node
 from gradwire.core.protocols import Ability, Architecture
 
@@ -84,7 +85,9 @@ class ParameterServer(Architecture):
         route = "scatter" if self.squeezes_answers else ONE_WAY
         return ServerGroup(node, label, route, members, self.servers)
 
-    def daemon(self, node: Node, keep: dict[Any, Any]) -> Coroutine[Any, Any, None]:
+    def daemon(
+        self, node: Node, keep: dict[Any, Any], limits: Limits | None = None
+    ) -> Coroutine[Any, Any, None]:
         if node.rank == node.size + self.servers:
             return schedule(node, range(node.size, node.size + self.servers))
-        return serve_collectives(node, self.servers, keep)
+        return serve_collectives(node, self.servers, keep, limits)
