@@ -7,8 +7,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from gradwire.cli import _command, main
-from gradwire.cli.listing import KINDS
+from gradwire.cli import main
+from gradwire.cli.catalogue import KINDS
+from gradwire.cli.front import command
 from gradwire.experiment.config import Config
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--compute", "fixed(0.001)"]
@@ -178,7 +179,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch, tmp_path):
         (tmp_path / "x" / "config.toml").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradwire.cli.run.simulate", interrupted)
+    monkeypatch.setattr("gradwire.experiment.runner.simulate", interrupted)
     with pytest.raises(SystemExit) as caught:
         main(["run", "--out", "x"])
     assert caught.value.code == 130
@@ -261,12 +262,12 @@ def test_what_real_processes_cannot_do_is_said_before_they_start(capsys, argumen
 def test_under_torchrun_there_are_as_many_workers_as_ranks(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert _command(["run"]).config.workers == 3
-    assert _command(["run", "--workers", "5"]).config.workers == 5
+    assert command(["run"]).config.workers == 3
+    assert command(["run", "--workers", "5"]).config.workers == 5
     (tmp_path / "a.toml").write_text("workers = 7\n")
     (tmp_path / "b.toml").write_text("seed = 7\n")
-    assert _command(["run", "--config", "a.toml"]).config.workers == 7
-    assert _command(["run", "--config", "b.toml"]).config.workers == 3
+    assert command(["run", "--config", "a.toml"]).config.workers == 7
+    assert command(["run", "--config", "b.toml"]).config.workers == 3
     with pytest.raises(SystemExit):
         main(["run", *QUICK])
     assert "write --engine process" in " ".join(capsys.readouterr().err.split())

@@ -1,27 +1,50 @@
-"""Communication-efficient data-parallel training: every technique, real bytes, one simulator."""
+"""Communication-efficient data-parallel training: every technique, real bytes, one simulator.
 
-from importlib.metadata import PackageNotFoundError, version
+Names are imported when they are first asked for, so that `import gradwire` and the command line's
+help need neither torch nor anything else that takes long to import.
+"""
 
-try:
-    __version__ = version("gradwire")
-except PackageNotFoundError:  # running from a source tree that was never installed
-    __version__ = "0+unknown"
-
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradwire.experiment.config import Config
-from gradwire.experiment.outcome import Run
-from gradwire.experiment.runner import resume, simulate
-
 if TYPE_CHECKING:
+    from gradwire.experiment.config import Config
+    from gradwire.experiment.outcome import Run
     from gradwire.experiment.processes import run
+    from gradwire.experiment.runner import resume, simulate
+
+    __version__: str
 
 __all__ = ["Config", "Run", "__version__", "resume", "run", "simulate"]
 
+_WHERE = {
+    "Config": "gradwire.experiment.config",
+    "Run": "gradwire.experiment.outcome",
+    "resume": "gradwire.experiment.runner",
+    "run": "gradwire.experiment.processes",
+    "simulate": "gradwire.experiment.runner",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "run":  # what real processes need is imported where they are
-        from gradwire.experiment.processes import run
+    if name == "__version__":
+        found: Any = _version()
+    elif name in _WHERE:
+        found = getattr(importlib.import_module(_WHERE[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gradwire")
+    except PackageNotFoundError:  # running from a source tree that was never installed
+        return "0+unknown"

@@ -59,7 +59,7 @@ def test_without_the_library_the_wish_for_the_reference_is_silent():
 def test_without_the_library_the_wish_for_native_is_an_error():
     done = run(WITHOUT_LIBRARY + DRAW, "native")
     assert done.returncode != 0
-    assert "RuntimeError: GRADWIRE_KERNELS is 'native' but the C library was not built" in (
+    assert "ValueError: GRADWIRE_KERNELS is 'native' but the C library was not built" in (
         done.stderr
     )
 

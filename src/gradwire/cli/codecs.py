@@ -3,9 +3,8 @@
 import json
 from dataclasses import dataclass
 
-from gradwire import kernels
 from gradwire.cli.console import out, show_progress
-from gradwire.experiment.codecs import NUMEL, codecs_tables, measure
+from gradwire.experiment.defaults import CODECS_NUMEL
 
 
 @dataclass(frozen=True)
@@ -14,12 +13,15 @@ class CodecsCommand:
 
     only: tuple[str, ...] = ()
     """Measure these alone: names such as topk, or expressions such as "topk(0.1) >> fp16"."""
-    numel: int = NUMEL
+    numel: int = CODECS_NUMEL
     """Length of the drawn vectors."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> None:
+        from gradwire import kernels
+        from gradwire.experiment.codecs import codecs_tables, measure
+
         with show_progress() as progress:
             measured = measure(self.only, self.numel, progress)
         if self.json:

@@ -1,17 +1,22 @@
 """`gradwire compare` and `gradwire demo`: several methods on one task."""
 
+from __future__ import annotations
+
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
-from gradwire.experiment.compare import Outcome, combinations, compare, rows
-from gradwire.experiment.config import Config
+from gradwire.core.errors import UnfedWarning
+from gradwire.experiment.config import DIMENSION_NAMES, Config
 from gradwire.experiment.demo import demo_configs
 from gradwire.experiment.report import comparison_figure, comparison_table, format_seconds, notes
-from gradwire.experiment.setup import DIMENSIONS
-from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed
+
+if TYPE_CHECKING:
+    from gradwire.experiment.compare import Outcome
 
 _SETTINGS = [field.name for field in fields(Config)]
 
@@ -44,9 +49,11 @@ class CompareCommand:
     """Print the table as JSON."""
 
     def __call__(self) -> None:
+        from gradwire.experiment.compare import combinations
+
         config = self.config
-        shared = {name: getattr(config, name) for name in _SETTINGS if name not in DIMENSIONS}
-        choices = {name: getattr(config, name) for name in DIMENSIONS}
+        shared = {name: getattr(config, name) for name in _SETTINGS if name not in DIMENSION_NAMES}
+        choices = {name: getattr(config, name) for name in DIMENSION_NAMES}
         configs = combinations(Config(**shared), **choices)
         _compare_and_show(configs, self.out or new_folder("compare"), self.json)
 
@@ -61,10 +68,15 @@ class DemoCommand:
     """Print the table as JSON."""
 
     def __call__(self) -> None:
-        _compare_and_show(demo_configs(), self.out or new_folder("demo"), self.json)
+        with warnings.catch_warnings():
+            # That topk(0.01) does worse without feedback is what its row shows.
+            warnings.simplefilter("ignore", UnfedWarning)
+            _compare_and_show(demo_configs(), self.out or new_folder("demo"), self.json)
 
 
 def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) -> None:
+    from gradwire.experiment.compare import compare, rows
+
     try:
         with Meter() as meter:
             outcomes = compare(configs, folder, meter.follow)
@@ -88,6 +100,8 @@ def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) ->
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
+    from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed
+
     run = next((outcome.run for outcome in outcomes if outcome.run), None)
     config = run.config if run else outcomes[0].config
     compute = COMPUTE_TIME.parse(config.compute)

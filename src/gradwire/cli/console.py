@@ -3,20 +3,25 @@
 Progress is a bar on a terminal, plain lines otherwise.
 """
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gradwire.experiment.record import Row
 from gradwire.experiment.report import format_seconds
+from gradwire.warning import GradwireWarning
+
+if TYPE_CHECKING:
+    from gradwire.experiment.record import Row
 
 errors = Console(stderr=True)
 out = Console()
@@ -37,7 +42,7 @@ class Meter:
         )
         self._terminal = errors.is_terminal
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> Meter:
         if self._terminal:
             self._bar.start()
         return self
@@ -81,6 +86,24 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
                 print(f"{done + 1}/{total} {what}", file=sys.stderr, flush=True)
 
         yield progress
+
+
+class WarningPrinter:
+    """In the place of `warnings.showwarning`: our warnings in one line each, and each once."""
+
+    def __init__(self, others: Callable[..., None]) -> None:
+        self._others = others  # prints warnings that are not ours
+        self._printed: set[str] = set()
+
+    def __call__(
+        self, message: Warning | str, category: type[Warning], *where: Any, **more: Any
+    ) -> None:
+        text = str(message)
+        if not issubclass(category, GradwireWarning):
+            self._others(message, category, *where, **more)
+        elif text not in self._printed:
+            self._printed.add(text)
+            errors.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
 
 def new_folder(kind: str) -> Path:

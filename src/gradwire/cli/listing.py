@@ -1,69 +1,91 @@
-"""`gradwire list`: what can be written."""
+"""`gradwire list`: what can be written, all of it in a line each, or everything about one name."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from gradwire import data, kernels
-from gradwire.architecture.gossip import GOSSIP
-from gradwire.architecture.graphs import GRAPHS
 from gradwire.cli.console import out
-from gradwire.core.notation import Registry
-from gradwire.experiment.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
-from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS
-from gradwire.runtime.faults import FAULTS
 
-KINDS: dict[str, Registry[Any]] = {
-    **DIMENSIONS,
-    "graph": GRAPHS,
-    "gossip algorithm": GOSSIP,
-    "model": MODELS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "partition": PARTITIONS,
-    "compute": COMPUTE_TIME,
-    "stragglers": STRAGGLERS,
-    "fault": FAULTS,
-}
 _WIDE = 100  # columns with room for papers
 _EXAMPLE = 32  # columns; longer ones are folded
 
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Every algorithm by dimension, with one line and, where there is room, its paper."""
+    """Every algorithm by dimension, with one line and, where there is room, its paper.
 
+    `gradwire list NAME` prints everything about one: arguments, paper, examples, guarantee, file.
+    """
+
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
+    ] = ""
+    """Only this one, with everything that is known about it."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> None:
-        entries = [
-            {
-                "dimension": kind,
-                "name": name,
-                "example": (registry[name].examples or (name,))[0],
-                "summary": registry[name].summary(),
-                "paper": registry[name].paper,
-            }
-            for kind, registry in KINDS.items()
-            for name in registry.names()
-        ]
+        if self.name:
+            self._show_one()
+        else:
+            self._show_all()
+
+    def _show_one(self) -> None:
+        from gradwire.cli.catalogue import about
+
+        found = about(self.name)
         if self.json:
-            print(json.dumps({"algorithms": entries, "data": data.names()}))
+            print(json.dumps(found))
+            return
+        for number, entry in enumerate(found):
+            if number:
+                out.print()
+            _print_entry(entry)
+
+    def _show_all(self) -> None:
+        from gradwire import data, kernels
+        from gradwire.cli.catalogue import KINDS, entries
+
+        listed = entries()
+        if self.json:
+            print(json.dumps({"algorithms": listed, "data": data.names()}))
             return
         has_papers = out.width >= _WIDE
         for kind in KINDS:
-            own = [entry for entry in entries if entry["dimension"] == kind]
+            own = [entry for entry in listed if entry["dimension"] == kind]
             out.print(_table(kind, own, has_papers))
             out.print()
         if not has_papers:
             out.print(f"papers: where there are {_WIDE} columns, or with --json")
         out.print(f"data: {', '.join(data.names())}")
         out.print(f"kernels: {kernels.backend()}")
+
+
+def _print_entry(entry: Mapping[str, Any]) -> None:
+    out.print(Text(f"{entry['name']}: {entry['dimension']}", style="bold"))
+    out.print(Padding(Text(entry["summary"]), (0, 0, 1, 0)))
+    if entry["about"] != entry["summary"]:
+        out.print(Padding(Text(entry["about"]), (0, 0, 1, 0)))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (
+        ("write", entry["write"]),
+        ("examples", "\n".join(entry["examples"])),
+        ("properties", "\n".join(entry["properties"])),
+        ("paper", entry["paper"]),
+        ("file", entry["file"]),
+    ):
+        if value:
+            table.add_row(name, Text(value))
+    out.print(table)
 
 
 def _table(kind: str, entries: Sequence[Mapping[str, str]], has_papers: bool) -> Table:

@@ -1,18 +1,23 @@
 """`gradwire matrix`: every pair of synchronization and architecture, measured."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from gradwire.cli.console import out, show_progress
-from gradwire.experiment.matrix import BASE, measure, pairs
-from gradwire.experiment.record import Row
+from gradwire.experiment.defaults import MATRIX_BASE as BASE
 from gradwire.experiment.report import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from gradwire.experiment.record import Row
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class MatrixCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
+        from gradwire.experiment.matrix import measure, pairs
+
         base = replace(
             BASE,
             compression=self.compression,

@@ -1,24 +1,24 @@
 """`gradwire probe`: what the network between real ranks can do, and whether the simulator knows."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.table import Table
 
 from gradwire.cli.console import errors, out
-from gradwire.cli.ending import end_with, say
-from gradwire.cli.processes import GRADWIRE, world_size
+from gradwire.cli.defaults import world_size
 from gradwire.experiment.config import Config
-from gradwire.experiment.launcher import launch
-from gradwire.experiment.probe import num_skipped
-from gradwire.experiment.record import write_atomically
 from gradwire.experiment.report import format_seconds
 from gradwire.experiment.scratch import scratch_folder
-from gradwire.experiment.signals import Signals
+
+if TYPE_CHECKING:
+    from gradwire.experiment.signals import Signals
 
 _STEPS = 100
 
@@ -40,6 +40,11 @@ class ProbeCommand:
     """Print everything as JSON."""
 
     def __call__(self) -> None:
+        from gradwire.cli.ending import say
+        from gradwire.cli.processes import GRADWIRE
+        from gradwire.experiment.launcher import launch
+        from gradwire.experiment.probe import num_skipped
+
         if self.config.workers < 2:
             raise ValueError("there is no network with one worker: give --workers 2 or more")
         if self.methods:
@@ -64,6 +69,8 @@ class ProbeCommand:
         return self.config.steps or _STEPS
 
     def _be_rank(self) -> NoReturn:
+        from gradwire.cli.ending import end_with
+
         rank = int(os.environ["RANK"])
         end_with(lambda signals: self._probe(rank, signals), lambda error: rank == 0)
 
@@ -71,6 +78,7 @@ class ProbeCommand:
         from gradwire.experiment.machine import backend_of
         from gradwire.experiment.meeting import meet
         from gradwire.experiment.prediction import probe
+        from gradwire.experiment.record import write_atomically
 
         meet(60.0, backend=backend_of(self.config))
 

@@ -5,7 +5,6 @@ Where the architecture has servers, what it starts are the nodes of `gradwire ps
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NoReturn
 
 from gradwire.architecture import ARCHITECTURE
 from gradwire.cli.console import Meter
+from gradwire.cli.defaults import world_size
 from gradwire.cli.ending import end_with, say
 from gradwire.core.errors import LostError, RefusedError
 from gradwire.experiment.children import is_launched
@@ -54,21 +54,6 @@ class Job:
             raise ValueError(f"restarts must be at least 0, got {self.restarts}")
         if self.durable and not ARCHITECTURE.parse(self.config.architecture).num_others:
             raise ValueError(f"--durable is for servers, and {self.config.architecture} has none")
-
-
-def world_size() -> int | None:
-    """Of torchrun's process group, or our launcher's; None if this process is no rank."""
-    size = os.environ.get("WORLD_SIZE")
-    return int(size) if size and "RANK" in os.environ else None
-
-
-def usual_config(path: Path | None) -> Config:
-    """What holds without flags: under torchrun there are as many workers as ranks."""
-    settings = Config() if path is None else Config.from_toml(path)
-    size = world_size()
-    if size is None or (path is not None and "workers" in tomllib.loads(path.read_text())):
-        return settings
-    return Config(**{**vars(settings), "workers": size})
 
 
 def run_processes(job: Job, show: Show) -> None:

@@ -5,26 +5,25 @@ DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler), DMLC_NUM_WORKER, DMLC_NU
 DMLC_WORKER_ID, DMLC_NODE_HOST (where a server is reached).
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from gradwire.architecture import ARCHITECTURE
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
-from gradwire.cli.ending import end_with, say
 from gradwire.cli.run import show_run
-from gradwire.experiment.children import is_launched
 from gradwire.experiment.config import OWN_SETTINGS, Config
-from gradwire.experiment.node_state import Where
-from gradwire.experiment.record import Record
-from gradwire.experiment.served import Place, take_part
-from gradwire.experiment.signals import Signals
-from gradwire.runtime.process.zeromq.keys import make_keys
+
+if TYPE_CHECKING:
+    from gradwire.experiment.node_state import Where
+    from gradwire.experiment.served import Place
+    from gradwire.experiment.signals import Signals
 
 _Address = Annotated[str, tyro.conf.arg(metavar="tcp://HOST:PORT", help_behavior_hint="")]
 _PORT = 9092  # of the scheduler, unless said otherwise
@@ -92,6 +91,10 @@ class PsCommand:
             return
         if self.file is not None:
             raise ValueError(f"{self.file}: a file goes with `gradwire ps keys FILE` only")
+        from gradwire.cli.ending import end_with
+        from gradwire.experiment.node_state import Where
+        from gradwire.experiment.served import Place
+
         node = from_environment(self, os.environ)
         role = node.role
         assert role in ("scheduler", "server", "worker")
@@ -115,6 +118,10 @@ class PsCommand:
         end_with(lambda signals: node._take_part(place, where, signals))
 
     def _take_part(self, place: Place, where: Where, signals: Signals) -> None:
+        from gradwire.cli.ending import say
+        from gradwire.experiment.record import Record
+        from gradwire.experiment.served import take_part
+
         is_hub = place.role == "scheduler"
         config = self.config
         if where.resumes and where.folder is not None:
@@ -140,6 +147,8 @@ class PsCommand:
             show_run(result, where.folder, self.json)
 
     def _make_keys(self) -> None:
+        from gradwire.runtime.process.zeromq.keys import make_keys
+
         if self.file is None:
             raise ValueError("say where to write them: gradwire ps keys FILE")
         make_keys(self.file)
@@ -152,12 +161,15 @@ class PsCommand:
 
 def _tell(text: str) -> None:
     """How a node that somebody started by hand gets on."""
+    from gradwire.experiment.children import is_launched
+
     if not is_launched():
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCommand:
     """With what the variables of ps-lite say, where flags do not."""
+    from gradwire.architecture import ARCHITECTURE
 
     def number(name: str) -> int | None:
         text = environment.get(name, "")

@@ -9,9 +9,12 @@ from typing import Annotated, Literal
 import tyro
 
 from gradwire.cli.console import out, show_progress
-from gradwire.coding.polar.construction import Construction
-from gradwire.experiment.rd import LENGTHS, RATES, rd_figure, rd_tables
-from gradwire.experiment.rd import measure as measure_rd
+from gradwire.experiment.defaults import RD_LENGTHS, RD_RATES
+
+# Those of coding/polar/construction.py, which imports torch.
+Construction = Literal[
+    "monte_carlo", "tal_vardy", "gaussian_approximation", "bhattacharyya", "polarization_weight"
+]
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,9 @@ class RDCommand:
     Every combination of the values given is measured; lists go with hard decisions only.
     """
 
-    n: tuple[int, ...] = LENGTHS
+    n: tuple[int, ...] = RD_LENGTHS
     """Block lengths, powers of two."""
-    rate: tuple[float, ...] = RATES
+    rate: tuple[float, ...] = RD_RATES
     """Bits sent per bit."""
     blocks: int | None = None
     """Blocks per code; by default as many as make two million bits."""
@@ -41,10 +44,12 @@ class RDCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
+        from gradwire.experiment.rd import measure, rd_figure, rd_tables
+
         if self.figure is not None:
             _check_figure(self.figure)
         with show_progress() as progress:
-            measured = measure_rd(
+            measured = measure(
                 self.n,
                 self.rate,
                 self.blocks,

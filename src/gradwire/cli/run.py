@@ -1,24 +1,23 @@
 """`gradwire run`: one experiment."""
 
+from __future__ import annotations
+
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from gradwire.architecture import ARCHITECTURE
-from gradwire.architecture.gossip.gossip import Gossip
-from gradwire.architecture.graphs import describe
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
-from gradwire.cli.processes import Job, run_processes, usual_config, world_size
+from gradwire.cli.defaults import usual_config, world_size
 from gradwire.experiment.config import Config
-from gradwire.experiment.losses import told
-from gradwire.experiment.outcome import Run
-from gradwire.experiment.record import Record, Row
-from gradwire.experiment.replay import replay
 from gradwire.experiment.report import format_bytes, format_seconds, network_names
-from gradwire.experiment.runner import resume, simulate
+
+if TYPE_CHECKING:
+    from gradwire.experiment.outcome import Run
+    from gradwire.experiment.record import Row
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,9 @@ class RunCommand:
     """Real servers: how long to wait at the start until all nodes are there."""
 
     def __call__(self) -> None:
+        from gradwire.cli.processes import Job, run_processes
+        from gradwire.experiment.record import Record
+
         if self.replay is not None:
             self._replay(self.replay)
             return
@@ -84,6 +86,8 @@ class RunCommand:
             show_run(self._simulate(folder), folder, self.json)
 
     def _replay(self, folder: Path) -> None:
+        from gradwire.experiment.replay import replay
+
         others = (self.resume, self.out)
         if self.config != usual_config(None) or any(one is not None for one in others):
             raise ValueError("--replay takes the run's own settings; give no others")
@@ -93,6 +97,8 @@ class RunCommand:
             sys.exit(1)
 
     def _simulate(self, folder: Path) -> Run:
+        from gradwire.experiment.runner import resume, simulate
+
         try:
             with Meter() as meter:
                 progress = meter.follow(folder.name)
@@ -209,6 +215,11 @@ _WHAT = {
 
 def _observed(config: Config, summary: Row) -> dict[str, str]:
     """What only some methods have: a graph, models that differ, staleness, workers that crashed."""
+    from gradwire.architecture import ARCHITECTURE
+    from gradwire.architecture.gossip.gossip import Gossip
+    from gradwire.architecture.graphs import describe
+    from gradwire.experiment.losses import told
+
     lines = {}
     architecture = ARCHITECTURE.parse(config.architecture)
     if isinstance(architecture, Gossip):

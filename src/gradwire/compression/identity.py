@@ -17,6 +17,8 @@ from gradwire.core.spec import Spec
 class Identity(Codec):
     """Send every element as it is."""
 
+    known_as = ("none", "no", "off", "dense", "raw", "uncompressed", "float32", "fp32")
+
     algebra = Algebra.LINEAR
     selects = True
 

@@ -100,6 +100,9 @@ class Layerwise(Codec):
     def needs_feedback(self) -> bool:
         return self.codec.needs_feedback
 
+    def unfed(self, spec: Spec) -> Compression | None:
+        return None if self.codec.unfed(spec) is None else self
+
     def fingerprint(self) -> int:
         return self.codec.fingerprint()
 

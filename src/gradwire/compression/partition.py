@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gradwire.compression import COMPRESSION
 from gradwire.compression.identity import Identity
-from gradwire.core.codec import State
+from gradwire.core.codec import Compression, State
 from gradwire.core.errors import WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
@@ -80,6 +80,10 @@ class Partition(Reducer):
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         lives = {lift(rule).momentum_lives for rule in self.rules.values()}
         return "inside" if "inside" in lives else "before" if "before" in lives else "after"
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        found = (rule.unfed(spec) for rule in self.rules.values())
+        return next((part for part in found if part is not None), None)
 
     @property
     def one_way(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.core.codec import LOSSLESS, Algebra, Codec, Guarantee, Kind, Parts, State
+from gradwire.core.codec import LOSSLESS, Algebra, Codec, Compression, Guarantee, Kind, Parts, State
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
@@ -261,6 +261,10 @@ class Chain(Codec):
             if name != "values"
         ]
         return (*names, "values") if self.leaves is not Kind.NOTHING else tuple(names)
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        lossy = super().unfed(spec) or self.stages[0].unfed(spec)
+        return self if lossy is not None else None
 
     @property
     def needs_feedback(self) -> bool:

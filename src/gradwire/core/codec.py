@@ -32,6 +32,8 @@ from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 # None, a number, a tensor, or a tuple / dict of states: what a checkpoint can hold.
 State: TypeAlias = Any
 Parts: TypeAlias = Mapping[str, Tensor]
+# Of the squared norm: codecs that keep as much, such as fp8, are used without feedback.
+_NEARLY_ALL = 0.9
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -76,6 +78,10 @@ LOSSLESS = Guarantee(omega=0.0, delta=1.0)
 
 class Compression(Expression, ABC):
     """What travels: a codec, or a reducer that is more than one codec."""
+
+    def unfed(self, spec: Spec) -> "Compression | None":
+        """The part of it that drops something for good, and wants `ef(...)` around it; or None."""
+        return None
 
 
 class Codec(Compression):
@@ -125,6 +131,18 @@ class Codec(Compression):
     def needs_feedback(self) -> bool:
         """Whether it selects from what `ef(...)` accumulates, and is wrong without."""
         return False
+
+    @property
+    def biased(self) -> bool:
+        """Whether it is known to be biased, for a codec whose guarantee does not tell."""
+        return False
+
+    def unfed(self, spec: Spec) -> "Compression | None":
+        guarantee = self.guarantee(spec)
+        if guarantee.omega is not None:
+            return None
+        loses = self.biased if guarantee.delta is None else guarantee.delta < _NEARLY_ALL
+        return self if loses else None
 
     @property
     def coder(self) -> "Codec | None":

@@ -1,6 +1,10 @@
 """The errors users meet. Each says what was given, what was expected and what to do."""
 
-from gradwire.kernels import GradwireWarning as GradwireWarning  # raised there, met here
+from gradwire.warning import GradwireWarning as GradwireWarning  # raised below, met here
+
+
+class UnfedWarning(GradwireWarning):
+    """A biased compression without error feedback."""
 
 
 class NotationError(ValueError):

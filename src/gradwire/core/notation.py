@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gradwire.core.errors import NotationError
 
+_MAX_REPAIRED = 200  # characters of a wrong expression for which the right one is looked for
 _MAX_LENGTH = 10_000  # characters; a longer expression is a mistake
 
 
@@ -160,12 +161,35 @@ class Registry(Generic[E]):
         if name in self._classes:
             return self._classes[name]
         for here, cls in self._classes.items():
-            if name in cls.known_as:
-                raise NotationError(f"unknown {self.what} {name!r}. See {here}: {cls.summary()}")
+            if name.lower() in cls.known_as:
+                raise NotationError(
+                    f"unknown {self.what} {name!r}. Did you mean {here}? {cls.summary()}"
+                )
         raise NotationError(unknown_name(self.what, name, self.names()))
 
     def parse(self, text: "str | E") -> E:
         """The expression that `text` writes; an expression is returned as it is."""
+        try:
+            return self._parse(text)
+        except NotationError as error:
+            meant = self._repaired(text) if isinstance(text, str) else None
+            if meant is None or "Did you mean" in str(error):
+                raise
+            raise NotationError(f"{error}. Did you mean {meant}?") from None
+
+    def _repaired(self, text: str) -> str | None:
+        """What was probably meant: `topk(0.01)` for `top-k(0.01)`, `TopK(0.01)` and `topk(1%)`."""
+        if len(text) > _MAX_REPAIRED:
+            return None
+        known = {_plain(name): name for name in self.names()}
+        repaired = re.sub(r"\d+(\.\d+)?\s*%", lambda m: f"{float(m[0][:-1]) / 100:g}", text)
+        repaired = re.sub(r"[A-Za-z_]\w*(-\w+)*", lambda m: known.get(_plain(m[0]), m[0]), repaired)
+        try:
+            return repr(self._parse(repaired)) if repaired != text else None
+        except NotationError:
+            return None
+
+    def _parse(self, text: "str | E") -> E:
         if not isinstance(text, str):
             if isinstance(text, self.kind):
                 return text
@@ -177,6 +201,8 @@ class Registry(Generic[E]):
             raise NotationError(f"{self.what}: {len(text)} characters, at most {_MAX_LENGTH}")
         try:
             tree = ast.parse(text.strip(), mode="eval")
+            if isinstance(tree.body, ast.Constant) and tree.body.value is None:
+                tree.body = ast.Name(id="none", ctx=ast.Load())  # Python's word for nothing
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.args[0] if error.args else "nested too deeply"
             raise NotationError(
@@ -204,9 +230,21 @@ class Registry(Generic[E]):
 
 def unknown_name(what: str, name: str, valid: list[str]) -> str:
     """The message for a name that does not exist: the nearest, and the valid ones."""
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    near = nearest(name, valid)
+    hint = f" Did you mean {near}?" if near else ""
     return f"unknown {what} {name!r}.{hint} Valid names: {', '.join(valid)}."
+
+
+def nearest(name: str, valid: list[str]) -> str | None:
+    """The valid name that was probably meant: the same letters, or nearly."""
+    plain = {_plain(each): each for each in valid}
+    near = difflib.get_close_matches(_plain(name), list(plain), n=1, cutoff=0.5)
+    return plain[near[0]] if near else None
+
+
+def _plain(name: str) -> str:
+    """A name without what people write differently: case, hyphens, underscores."""
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 def _modules(where: str) -> Iterator[types.ModuleType]:
@@ -248,6 +286,8 @@ class _Reader:
                         self.fail(f"{ast.unparse(node)} has {written_as_text(key.value)} twice")
                     table[key.value] = self.read(item)
                 return Table(table)
+            case ast.Name(id=name) if name.lower() in ("nan", "inf", "infinity"):
+                self.fail(f"{name} is not a number of the notation: write a finite one")
             case ast.Name(id=name):
                 return self.build(name, [], [])
             case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):

@@ -103,6 +103,11 @@ class Payload:
     @staticmethod
     def unpack(buffer: Tensor, names: Sequence[str], context: int = 0) -> "Payload":
         """The payload in a received buffer, without a copy; `WireError` if it is not one."""
+        if not isinstance(buffer, Tensor):
+            raise ValueError(
+                f"unpack takes received bytes as a uint8 tensor, got {type(buffer).__name__}. "
+                "Write torch.frombuffer(bytearray(data), dtype=torch.uint8)."
+            )
         if buffer.dtype != torch.uint8 or buffer.dim() != 1:
             raise WireError(f"expected a vector of uint8, got {buffer.dtype} {list(buffer.shape)}")
         if buffer.numel() < _FIXED:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from gradwire.core.memory import Memories, Memory, Role, Roles, inside, named_ve
 from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
+
+_OF_CODECS = ("encode", "decode", "unpack", "guarantee", "encode_feedback")
 
 
 class Outbox(Group):
@@ -62,6 +64,18 @@ class Reducer(Compression):
         `spec` is that of a flat bucket, with the tensors in it (`spec.layout`). A method that
         works on those keeps them in its state: `mean` sees vectors only.
         """
+
+    if not TYPE_CHECKING:  # for a message: type checkers know what a reducer has
+
+        def __getattr__(self, name: str) -> Any:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _OF_CODECS:
+                message = (
+                    f"{self!r} is a way of averaging among workers, not a codec: it has no {name}. "
+                    "A codec such as topk(0.01) has; a run takes both: "
+                    f"gradwire.simulate(compression={repr(self)!r})."
+                )
+            raise AttributeError(message)
 
     def __rshift__(self, other: object) -> "Reducer":
         if not isinstance(other, Compression):

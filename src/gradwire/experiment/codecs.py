@@ -30,13 +30,13 @@ from gradwire.core.notation import notation_name
 from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
+from gradwire.experiment.defaults import CODECS_NUMEL as NUMEL
 from gradwire.experiment.gradients import facts, saved_facts, saved_gradients, worker_gradients
 from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.record import Row
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
-NUMEL = 1 << 22  # of the Gaussian and the Laplacian: 16 MiB, more than most caches
 _MOST = 1 << 28  # a gigabyte; some codecs need twenty times that while they run
 CHAINS = (
     "topk(0.01) >> fp16",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.config import Config
 from gradwire.experiment.outcome import Progress, Run, use_threads
@@ -78,6 +79,7 @@ def check(config: Config) -> None:
     compute = config.compute
     if isinstance(COMPUTE_TIME.parse(compute), Measured):
         compute = repr(Fixed(1.0))  # to measure takes time
+    kernels.backend()  # warns, once, if there is no C library
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run will say it
         prepare(replace(config, compute=compute))

@@ -21,6 +21,7 @@ MomentumAt = Literal["auto", "before", "after"]
 NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
 MOMENTUM_AT = get_args(MomentumAt)
 ENGINES = get_args(Engine)
+DIMENSION_NAMES = ("compression", "synchronization", "architecture", "scheduling")
 OWN_SETTINGS = ("device", "threads")  # which every node of a run has for itself
 
 
@@ -164,8 +165,16 @@ class Config:
     def from_dict(values: dict[str, Any], source: str = "configuration") -> "Config":
         known = {field.name: field for field in fields(Config)}
         for name, value in values.items():
+            if name not in known and isinstance(value, dict):
+                inside = ", ".join(each for each in value if each in known)
+                raise ValueError(
+                    f"{source}: [{name}] is a section, and there are none: settings stand one "
+                    'after another, as in bandwidth = "1Gbit". '
+                    + (f"Write {inside} without it." if inside else f"Known: {', '.join(known)}.")
+                )
             if name not in known:
-                raise ValueError(f"{source}: {unknown_name('setting', name, list(known))}")
+                hint = advice(name) or unknown_name("setting", name, list(known))
+                raise ValueError(f"{source}: {hint}")
             wanted = type(known[name].default)
             if wanted is float and type(value) is int:
                 value = float(value)
@@ -178,6 +187,44 @@ class Config:
                 )
             values[name] = value
         return Config(**values)
+
+
+_SGD = 'optimizer = "sgd(0.1, momentum=0.9)", on the command line --optimizer "sgd(0.1)"'
+_RATE = f"the learning rate is part of the optimizer: {_SGD}"
+_OF_SGD = f"this is part of the optimizer: {_SGD}"
+_SERVERS = 'servers are part of the architecture: architecture = "parameter_server(2)"'
+_DENSITY = 'this is part of the compression: compression = "ef(topk(0.01))"'
+_ELSEWHERE = {  # settings of other libraries, and where they are here
+    "lr": _RATE,
+    "learning_rate": _RATE,
+    "rate": _RATE,
+    "momentum": _OF_SGD,
+    "nesterov": _OF_SGD,
+    "weight_decay": _OF_SGD,
+    "betas": _OF_SGD,
+    "warmup": 'this is part of the schedule: schedule = "cosine(warmup=100)"',
+    "servers": _SERVERS,
+    "num_servers": _SERVERS,
+    "topology": 'this is part of the architecture: architecture = "gossip(ring)"',
+    "graph": 'this is part of the architecture: architecture = "gossip(ring)"',
+    "density": _DENSITY,
+    "ratio": _DENSITY,
+    "topk": _DENSITY,
+    "error_feedback": 'feedback is written around a codec: compression = "ef(topk(0.01))"',
+    "network": 'the network is described by bandwidth = "1Gbit" and latency = "50us"',
+    "num_workers": "the number of workers is called workers",
+    "world_size": "the number of workers is called workers",
+    "nodes": "the number of workers is called workers",
+    "num_epochs": "the number of epochs is called epochs",
+    "gpu": 'an accelerator is chosen by device = "cuda"',
+    "cuda": 'an accelerator is chosen by device = "cuda"',
+}
+
+
+def advice(name: str) -> str | None:
+    """Where a setting is here that others call so."""
+    where = _ELSEWHERE.get(name)
+    return where and f"there is no setting {name}: {where}."
 
 
 def common_settings(toml: str) -> list[str]:

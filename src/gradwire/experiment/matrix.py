@@ -19,23 +19,12 @@ from gradwire.core.notation import Registry, notation_name
 from gradwire.core.protocols import ability_of
 from gradwire.experiment.compare import check, failure
 from gradwire.experiment.config import Config
+from gradwire.experiment.defaults import MATRIX_BASE as BASE
 from gradwire.experiment.outcome import Run, use_threads
 from gradwire.experiment.record import Row
 from gradwire.experiment.runner import simulate
 from gradwire.experiment.setup import prepare
 from gradwire.synchronization import SYNCHRONIZATION
-
-# A small network on the digits that come with the package, on a network that is felt.
-BASE = Config(
-    workers=8,
-    steps=20,
-    batch_size=16,
-    optimizer="sgd(0.2)",
-    compute="lognormal(0.01, sigma=0.3)",
-    bandwidth="100Mbit",
-    eval_every=1,
-    threads=1,
-)
 
 # The grades of the survey, by architecture and synchronization: how alike the models are, how often
 # they are exchanged, how crowded the busiest node is, how training goes.

@@ -60,6 +60,11 @@ class Run:
 
 def config_of(config: Config | None, settings: Mapping[str, Any], source: str) -> Config:
     """A configuration with some settings replaced; expressions may be objects."""
+    if config is not None and not isinstance(config, Config):
+        raise ValueError(
+            f"{source} takes settings by name, such as gradwire.{source}(workers=4), or a Config; "
+            f"got {config!r}"
+        )
     written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
     return Config.from_dict({**(asdict(config) if config else {}), **written}, source)
 

@@ -24,11 +24,11 @@ from gradwire import kernels
 from gradwire.coding.polar import PolarCompressor
 from gradwire.coding.polar.channel import distortion_bound
 from gradwire.core.key import Key
+from gradwire.experiment.defaults import RD_LENGTHS as LENGTHS
+from gradwire.experiment.defaults import RD_RATES as RATES
 from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.record import Row
 
-LENGTHS = (256, 512, 1024, 2048, 8192, 32768)
-RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 THESIS = {
     256: (0.3737, 0.2409, 0.1445, 0.0794, 0.0260),
     512: (0.3665, 0.2161, 0.1315, 0.0729, 0.0221),

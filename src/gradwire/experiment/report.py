@@ -1,14 +1,18 @@
 """What people look at: the table of a comparison and its figure."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from gradwire.experiment.compare import Outcome
-from gradwire.experiment.record import Row
+if TYPE_CHECKING:  # the command line's help needs no torch
+    from gradwire.experiment.compare import Outcome
+    from gradwire.experiment.record import Row
 
 
 def format_bytes(count: float) -> str:

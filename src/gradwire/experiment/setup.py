@@ -1,6 +1,7 @@
 """From a configuration to a plan: every name is looked up, every choice checked, before a step."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
+from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.notation import Registry
 from gradwire.core.protocols import Ability, ability_of
+from gradwire.core.spec import Spec
 from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Partition
 from gradwire.data.sampler import Sampler
@@ -116,6 +119,14 @@ def prepare(config: Config) -> Experiment:
     _check_comings(config.faults, ability, config)
     mixes = ability in ("mix", "mix_async")
     placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
+    unfed = compression.unfed(Spec.of(task.initial_params()))
+    if unfed is not None and not (mixes or synchronization.sends_changes):
+        warnings.warn(
+            f"{unfed!r} is biased, and nothing feeds back what it drops: a part of the gradients "
+            f"is lost for good. Write ef({unfed!r}).",
+            UnfedWarning,
+            stacklevel=2,
+        )
     plan = Plan(
         task=task,
         batch=_batches(config, dataset, sampler, device, key.child("augment")),

@@ -18,7 +18,7 @@ from gradwire.kernels._bits import (
     unpack_uints,
 )
 from gradwire.kernels._checks import fuses
-from gradwire.kernels._dispatch import GradwireWarning, cpu_backend
+from gradwire.kernels._dispatch import cpu_backend
 from gradwire.kernels._drawn import draw_candidates
 from gradwire.kernels._elias import (
     elias_decode,
@@ -98,6 +98,7 @@ from gradwire.kernels._trellis import (
     trellis_search,
     trellis_tables,
 )
+from gradwire.warning import GradwireWarning
 
 __all__ = [
     "POLAR_FREE",

@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import LibraryError, load
+from gradwire.warning import GradwireWarning
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 _VARIABLE = "GRADWIRE_KERNELS"
-
-
-class GradwireWarning(UserWarning):
-    """Something works, but not as well as it could (for example: no native kernels)."""
 
 
 @cache
@@ -47,7 +44,7 @@ def cpu_backend() -> Literal["native", "reference"]:
         load()
     except LibraryError as error:
         if wish == "native":
-            raise RuntimeError(
+            raise ValueError(
                 f"{_VARIABLE} is 'native' but {error}; reinstall gradwire where there is "
                 f"a C compiler, or unset {_VARIABLE}"
             ) from error

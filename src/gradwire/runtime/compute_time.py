@@ -155,6 +155,8 @@ class Stragglers(Expression, ABC):
 class Nobody(Stragglers):
     """Nobody is slow."""
 
+    known_as = ("none", "no", "off")
+
     def factor(self, rank: int, key: Key) -> float:
         return 1.0
 

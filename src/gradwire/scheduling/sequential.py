@@ -13,6 +13,7 @@ class Sequential(Scheduling):
 
     granularity: Literal["model", "layer"] = "model"
 
+    known_as = ("none", "no", "off")
     paper = "Tang et al. 2020, Communication-efficient distributed deep learning, sec. 7"
 
     def __post_init__(self) -> None:

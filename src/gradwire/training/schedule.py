@@ -38,6 +38,8 @@ class Constant(Schedule):
 
     warmup: int = 0  # steps
 
+    known_as = ("none", "no", "off", "fixed")
+
     def __post_init__(self) -> None:
         self._check_warmup()
 

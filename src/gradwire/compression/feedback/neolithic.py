@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import check_inner, check_left, warn_unless_settles
-from gradwire.core.codec import Codec, State, corrected
+from gradwire.core.codec import Codec, Compression, State, corrected
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
@@ -60,6 +60,9 @@ class Neolithic(Reducer):
             raise ValueError(
                 f"neolithic: rounds must be at least 1, got {self.rounds}. Try 2 or 4."
             )
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        return None if self.inner.unfed(spec) is None else self
 
     def init(self, spec: Spec, size: int) -> State:
         warn_unless_settles(self, self.inner, spec)

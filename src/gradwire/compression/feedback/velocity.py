@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import Feedback, as_dtype
-from gradwire.core.codec import Codec, State, check_input, scale_dtype
+from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
@@ -54,6 +54,9 @@ class Velocity(Feedback):
             raise ValueError(
                 f"velocity({self.inner!r}): {self.inner!r} has a momentum of its own already"
             )
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        return self.inner.unfed(spec)
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.lowrank._matrix import Layout, layout, matrix_shape
-from gradwire.core.codec import State, check_input, clamp_to, corrected
+from gradwire.core.codec import Compression, State, check_input, clamp_to, corrected
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
@@ -60,6 +60,9 @@ class PowerSGD(Reducer):
                 f"powersgd: min_rate is the least worthwhile compression ratio of a tensor and "
                 f"must not be negative, got {self.min_rate}. Try 2."
             )
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        return self
 
     def init(self, spec: Spec, size: int) -> State:
         if not spec.tensors and matrix_shape(spec.shape) is None and spec.numel > 1:

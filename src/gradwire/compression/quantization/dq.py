@@ -96,6 +96,7 @@ class DQ(Codec):
     leaves = Kind.NOTHING
     parts = ("code",)
     layered = True
+    biased = True
 
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.step is None):

@@ -70,6 +70,7 @@ class Polar(Codec):
 
     leaves = Kind.NOTHING
     parts = ("scale", "code")
+    biased = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= _MOST_BITS:

@@ -273,6 +273,10 @@ class Selector(Codec):
         """The parts that tell of a selection; `values` are of the tensor's dtype."""
 
     @property
+    def biased(self) -> bool:
+        return True
+
+    @property
     def one_pass(self) -> bool:
         """Whether `choose` adds the residual itself, and leaves in `out` what it does not take."""
         return False

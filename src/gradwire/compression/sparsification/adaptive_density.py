@@ -103,6 +103,7 @@ class AdaptiveDensity(Entries):
     )
 
     layered = True
+    biased = True
 
     def __post_init__(self) -> None:
         if self.target_bytes < 2 * _EMPTY_BYTES:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.sparsification._selection import check_density, num_kept, scatter
-from gradwire.core.codec import State, check_input, corrected, scale_dtype
+from gradwire.core.codec import Compression, State, check_input, corrected, scale_dtype
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.reducer import Reduced, Reducer
@@ -70,6 +70,9 @@ class CountSketch(Reducer):
                 f"be at least 1, got {self.oversample}. Try 4."
             )
         check_density("countsketch", self.density)
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        return self
 
     def init(self, spec: Spec, size: int) -> State:
         return None

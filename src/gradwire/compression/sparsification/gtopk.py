@@ -32,7 +32,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compression.sparsification._selection import check_density, scatter
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import State, clamp_to, corrected, is_finite, scale_dtype
+from gradwire.core.codec import Compression, State, clamp_to, corrected, is_finite, scale_dtype
 from gradwire.core.errors import WireError
 from gradwire.core.group import Group, Merging
 from gradwire.core.key import Key
@@ -55,6 +55,9 @@ class GTopK(Reducer):
 
     def __post_init__(self) -> None:
         check_density("gtopk", self.density)
+
+    def unfed(self, spec: Spec) -> Compression | None:
+        return self
 
     def init(self, spec: Spec, size: int) -> State:
         return None

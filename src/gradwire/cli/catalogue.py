@@ -1,0 +1,147 @@
+"""Everything that can be written: the registries by kind, and what is known about each entry."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gradwire
+from gradwire.architecture.gossip import GOSSIP
+from gradwire.architecture.graphs import GRAPHS
+from gradwire.core.codec import Codec, Guarantee, Kind
+from gradwire.core.notation import Expression, Registry, unknown_name, written_as_text
+from gradwire.core.protocols import Architecture, Synchronization
+from gradwire.core.reducer import Reducer
+from gradwire.core.spec import Spec
+from gradwire.experiment.record import Row
+from gradwire.experiment.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
+from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS
+from gradwire.runtime.faults import FAULTS
+
+KINDS: dict[str, Registry[Any]] = {
+    **DIMENSIONS,
+    "graph": GRAPHS,
+    "gossip algorithm": GOSSIP,
+    "model": MODELS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "partition": PARTITIONS,
+    "compute": COMPUTE_TIME,
+    "stragglers": STRAGGLERS,
+    "fault": FAULTS,
+}
+_NUMEL = 100_000  # of the vector for which guarantees are shown
+
+
+def entries() -> list[Row]:
+    """One line about each."""
+    return [
+        {
+            "dimension": kind,
+            "name": name,
+            "example": (registry[name].examples or (name,))[0],
+            "summary": registry[name].summary(),
+            "paper": registry[name].paper,
+        }
+        for kind, registry in KINDS.items()
+        for name in registry.names()
+    ]
+
+
+def about(name: str) -> list[Row]:
+    """Everything about the entries of this name; `ring` is an architecture and a graph."""
+    found = [
+        _about(kind, name, registry[name]) for kind, registry in KINDS.items() if name in registry
+    ]
+    if found:
+        return found
+    names = {each: registry for registry in KINDS.values() for each in registry.names()}
+    for registry in KINDS.values():
+        if any(name in cls.known_as for cls in registry):
+            registry[name]  # says what it is here
+    raise ValueError(f"{unknown_name('algorithm', name, sorted(names))} See gradwire list.")
+
+
+def _about(kind: str, name: str, cls: type[Expression]) -> Row:
+    doc = inspect.getdoc(inspect.getmodule(cls)) or ""
+    return {
+        "dimension": kind,
+        "name": name,
+        "write": f"{name}({', '.join(_arguments(cls))})" if fields(cls) else name,  # type: ignore[arg-type]
+        "summary": cls.summary(),
+        "about": doc if _is_own(name, cls) else inspect.getdoc(cls) or "",
+        "paper": cls.paper,
+        "examples": list(cls.examples or (name,)),
+        "properties": list(_properties(name, cls)),
+        "file": _file(cls),
+    }
+
+
+def _arguments(cls: type[Expression]) -> Iterator[str]:
+    for field in fields(cls):  # type: ignore[arg-type]
+        text = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+        hint = text.replace("gradwire.core.", "").rpartition("~")[2]
+        default = "" if field.default is MISSING else f" = {written_as_text(field.default)}"
+        yield f"{field.name}: {hint}{default}"
+
+
+def _is_own(name: str, cls: type[Expression]) -> bool:
+    """Whether its file is about it alone."""
+    return cls.__module__.rpartition(".")[2] == name
+
+
+def _file(cls: type[Expression]) -> str:
+    path = Path(inspect.getfile(cls))
+    root = Path(gradwire.__file__).parent.parent
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _properties(name: str, cls: type[Expression]) -> Iterator[str]:
+    """What it guarantees, needs or offers, as its first example says."""
+    example = next(
+        (kind.parse(text) for kind in KINDS.values() for text in cls.examples[:1] if name in kind),
+        None,
+    )
+    if isinstance(example, Codec):
+        yield from _codec(example)
+    elif isinstance(example, Reducer):
+        yield "a way of averaging among workers: stands alone, nothing can follow it by >>"
+        where = {"after": "on the mean", "before": "before compression", "inside": "in the method"}
+        yield f"momentum of the optimizer acts {where[example.momentum_lives]}"
+    elif isinstance(example, Synchronization):
+        yield f"needs an architecture with {' or '.join(example.needs)}"
+    elif isinstance(example, Architecture):
+        yield f"offers {', '.join(example.offers)}"
+
+
+def _codec(codec: Codec) -> Iterator[str]:
+    spec = Spec((_NUMEL,), torch.float32)
+    yield {
+        "LINEAR": "payloads add up on the way: works in an all-reduce without decoding",
+        "MERGE": "payloads merge on the way, two into one",
+        "OPAQUE": "payloads are decoded before they are averaged",
+    }[codec.algebra.name]
+    if codec.takes is Kind.REAL:
+        yield _class(codec.guarantee(spec))
+    else:
+        yield f"encodes {codec.takes.value}: follows a codec that leaves them, by >>"
+    if codec.needs_feedback:
+        yield "works inside ef(...) only"
+    elif codec.unfed(spec) is not None:
+        yield f"biased: write ef({codec!r}), or what it drops is lost"
+    if codec.leaves is not Kind.NOTHING:
+        yield f"leaves {codec.leaves.value}, which another codec can encode: {codec!r} >> ..."
+
+
+def _class(guarantee: Guarantee) -> str:
+    where = f"on vectors of {_NUMEL:,} elements"
+    if guarantee.omega == 0:
+        return "lossless"
+    if guarantee.omega is not None:
+        return f"unbiased, relative variance at most {guarantee.omega:.3g} {where}"
+    if guarantee.delta is not None:
+        return f"contraction: keeps at least {guarantee.delta:.3g} of the squared norm {where}"
+    return "no guarantee is known" + (": errors that are fed back may grow" * guarantee.grows)

@@ -1,0 +1,116 @@
+"""From the arguments to a command, and how a command's errors end the program."""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+import tyro
+
+from gradwire.cli.arguments import explain_unknown, parse_command
+from gradwire.cli.codecs import CodecsCommand
+from gradwire.cli.compare import Choices, CompareCommand, DemoCommand
+from gradwire.cli.console import WarningPrinter, errors
+from gradwire.cli.defaults import usual_config
+from gradwire.cli.listing import ListCommand
+from gradwire.cli.matrix import MatrixCommand
+from gradwire.cli.probe import ProbeCommand
+from gradwire.cli.ps import PsCommand
+from gradwire.cli.rd import RDCommand
+from gradwire.cli.run import RunCommand
+from gradwire.core.errors import DataError, StoppedError
+from gradwire.core.notation import unknown_name
+from gradwire.experiment.config import DIMENSION_NAMES, Config
+from gradwire.experiment.signals import Interrupted
+
+_DESCRIPTION = (
+    "Communication-efficient data-parallel training: simulate, measure, compare.\n\n"
+    "`gradwire COMMAND --help` explains a command, `gradwire --version` prints the version."
+)
+_WITH_CONFIG = ("run", "compare", "ps", "probe")
+
+
+def run(arguments: list[str]) -> None:
+    """Does what the arguments say; ends the process with an exit code if that cannot be done."""
+    before = warnings.showwarning
+    warnings.showwarning = WarningPrinter(before)
+    try:
+        command(arguments)()
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        sys.exit(141)
+    except (ValueError, DataError, StoppedError, OSError) as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        errors.print(f"error: {error}{notes}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except Interrupted as stop:
+        sys.exit(128 + stop.number)
+    finally:
+        warnings.showwarning = before
+
+
+def command(argv: list[str]) -> Any:
+    """The command that the arguments describe, ready to be called."""
+    path, argv = _split_config(argv)
+    name = argv[0] if argv else ""
+    if path is not None and name not in _WITH_CONFIG and not name.startswith("-"):
+        Config.from_toml(path)  # a file that is not there is the first mistake
+        raise ValueError(f"--config goes with {', '.join(_WITH_CONFIG)}, not with {name or 'it'}")
+    commands = _commands(path)
+    if name in commands:
+        found, unknown = parse_command(f"gradwire {name}", commands[name], argv[1:])
+        if unknown:
+            raise ValueError(explain_unknown(name, commands[name], unknown))
+        return found
+    if not name:
+        raise ValueError(
+            f"say what to do: gradwire {', '.join(commands)}. gradwire --help explains each."
+        )
+    if name.startswith("-"):
+        return _parse_all(commands, argv)
+    raise ValueError(f"{unknown_name('command', name, list(commands))} See gradwire --help.")
+
+
+def _split_config(argv: list[str]) -> tuple[Path | None, list[str]]:
+    """Takes `--config FILE` out of the arguments."""
+    for position, argument in enumerate(argv):
+        name, equals, path = argument.partition("=")
+        if name != "--config":
+            continue
+        after = position + (1 if equals else 2)
+        if not equals:
+            path = argv[position + 1] if position + 1 < len(argv) else ""
+        if not path:
+            raise ValueError("--config needs a file: gradwire run --config experiment.toml")
+        return Path(path), argv[:position] + argv[after:]
+    return None, argv
+
+
+def _commands(path: Path | None) -> dict[str, Any]:
+    """Every command with its defaults, of which a file may set some."""
+    settings = {} if path is None else vars(Config.from_toml(path))
+    several: dict[str, Any] = {n: (v,) if n in DIMENSION_NAMES else v for n, v in settings.items()}
+    return {
+        "run": RunCommand(usual_config(path)),
+        "compare": CompareCommand(Choices(**several)),
+        "ps": PsCommand(config=usual_config(path)),
+        "probe": ProbeCommand(usual_config(path)),
+        "matrix": MatrixCommand(),
+        "codecs": CodecsCommand(),
+        "rd": RDCommand(),
+        "list": ListCommand(),
+        "demo": DemoCommand(),
+    }
+
+
+def _parse_all(commands: dict[str, Any], argv: list[str]) -> Any:
+    """Options that stand before a command: the help of all, and scripts for shell completion."""
+    choices = tuple(
+        Annotated[type(default), tyro.conf.subcommand(name, default=default)]
+        for name, default in commands.items()
+    )
+    union: Any = Union.__getitem__(choices)  # `A | B`, for a number of them known at run time
+    found, unknown = parse_command("gradwire", None, argv, union, _DESCRIPTION)
+    if unknown:
+        raise ValueError(f"{unknown[0]} is no option of gradwire itself. See gradwire --help.")
+    return found
