@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_ARGS ?=
 FUZZ_SECONDS ?= 600
+SOAK_SECONDS ?= 1800
+SOAK_SEED ?= 0
 
-.PHONY: demo test test-all lint bench fuzz sanitize codecs rd clean
+.PHONY: demo test test-all lint bench fuzz soak sanitize codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -40,6 +42,10 @@ bench: $(VENV)/.installed
 fuzz: $(VENV)/.installed-dev
 	-$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[fuzz]"
 	$(BIN)/python tests/fuzz/fuzz_decoders.py --seconds $(FUZZ_SECONDS)
+
+# Kills, stops, full disks, garbage and strangers on runs with real processes.
+soak: $(VENV)/.installed-dev
+	$(BIN)/python tests/soak/run.py --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 # The tests of the kernels and of what is built on them, with the C library under AddressSanitizer
 # and UndefinedBehaviorSanitizer: a copy of the sources, so that the installed library stays.
