@@ -12,7 +12,7 @@ import gradwire
 from gradwire.architecture.gossip import GOSSIP
 from gradwire.architecture.graphs import GRAPHS
 from gradwire.core.codec import Codec, Guarantee, Kind
-from gradwire.core.notation import Expression, Registry, unknown_name, written_as_text
+from gradwire.core.notation import Expression, Registry, nearest, written_as_text
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
@@ -58,11 +58,12 @@ def about(name: str) -> list[Row]:
     ]
     if found:
         return found
-    names = {each: registry for registry in KINDS.values() for each in registry.names()}
     for registry in KINDS.values():
         if any(name in cls.known_as for cls in registry):
             registry[name]  # says what it is here
-    raise ValueError(f"{unknown_name('algorithm', name, sorted(names))} See gradwire list.")
+    near = nearest(name, sorted({each for registry in KINDS.values() for each in registry.names()}))
+    hint = f" Did you mean {near}?" if near else ""
+    raise ValueError(f"unknown algorithm {name!r}.{hint} gradwire list shows all.")
 
 
 def _about(kind: str, name: str, cls: type[Expression]) -> Row:
