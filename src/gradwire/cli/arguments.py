@@ -76,9 +76,9 @@ def explain_unknown(name: str, default: Any, unknown: list[str]) -> str:
     known = list(_settings(default))
     written = advice(option) if {"optimizer", "compute"} <= set(known) else None
     near = nearest(option, known)
-    hint = f"Did you mean --{near.replace('_', '-')}?" if near else ""
+    hint = written or (f"Did you mean --{near.replace('_', '-')}?" if near else "")
     said = (f"gradwire {name} has no {first.partition('=')[0]}.", hint, see)
-    return " ".join(filter(None, said)) if written is None else f"{first}: {written} {see}"
+    return " ".join(filter(None, said))
 
 
 def _settings(command: Any) -> Iterator[str]:

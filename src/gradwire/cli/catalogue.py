@@ -1,6 +1,8 @@
 """Everything that can be written: the registries by kind, and what is known about each entry."""
 
+import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -12,7 +14,8 @@ import gradwire
 from gradwire.architecture.gossip import GOSSIP
 from gradwire.architecture.graphs import GRAPHS
 from gradwire.core.codec import Codec, Guarantee, Kind
-from gradwire.core.notation import Expression, Registry, unknown_name, written_as_text
+from gradwire.core.errors import NotationError
+from gradwire.core.notation import Expression, Registry, nearest, written_as_text
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
@@ -58,11 +61,12 @@ def about(name: str) -> list[Row]:
     ]
     if found:
         return found
-    names = {each: registry for registry in KINDS.values() for each in registry.names()}
     for registry in KINDS.values():
         if any(name in cls.known_as for cls in registry):
             registry[name]  # says what it is here
-    raise ValueError(f"{unknown_name('algorithm', name, sorted(names))} See gradwire list.")
+    near = nearest(name, sorted({each for registry in KINDS.values() for each in registry.names()}))
+    hint = f" Did you mean {near}?" if near else ""
+    raise ValueError(f"unknown algorithm {name!r}.{hint} gradwire list shows all.")
 
 
 def _about(kind: str, name: str, cls: type[Expression]) -> Row:
@@ -72,7 +76,7 @@ def _about(kind: str, name: str, cls: type[Expression]) -> Row:
         "name": name,
         "write": f"{name}({', '.join(_arguments(cls))})" if fields(cls) else name,  # type: ignore[arg-type]
         "summary": cls.summary(),
-        "about": doc if _is_own(name, cls) else inspect.getdoc(cls) or "",
+        "about": _unwrapped(doc if _is_own(name, cls) else inspect.getdoc(cls) or ""),
         "paper": cls.paper,
         "examples": list(cls.examples or (name,)),
         "properties": list(_properties(name, cls)),
@@ -80,10 +84,20 @@ def _about(kind: str, name: str, cls: type[Expression]) -> Row:
     }
 
 
+def _unwrapped(text: str) -> str:
+    """Paragraphs as one line each, so that they fit any terminal; formulas and lists stay."""
+    paragraphs = text.split("\n\n")
+    stay = (" ", "-", "|")
+    return "\n\n".join(
+        each if any(line.startswith(stay) for line in each.splitlines()) else " ".join(each.split())
+        for each in paragraphs
+    )
+
+
 def _arguments(cls: type[Expression]) -> Iterator[str]:
     for field in fields(cls):  # type: ignore[arg-type]
         text = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
-        hint = text.replace("gradwire.core.", "").rpartition("~")[2]
+        hint = re.sub(r"\b(\w+\.)+(?=[A-Z])", "", text)  # without the names of modules
         default = "" if field.default is MISSING else f" = {written_as_text(field.default)}"
         yield f"{field.name}: {hint}{default}"
 
@@ -99,12 +113,20 @@ def _file(cls: type[Expression]) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
+def _example(name: str, cls: type[Expression]) -> Expression | None:
+    """One of this class: the name alone, where that is enough, or the first example of it."""
+    registry = next(each for each in KINDS.values() if name in each and each[name] is cls)
+    for text in (name, *cls.examples):
+        with contextlib.suppress(NotationError):
+            found: Expression = registry.parse(text)
+            if isinstance(found, cls):
+                return found
+    return None
+
+
 def _properties(name: str, cls: type[Expression]) -> Iterator[str]:
-    """What it guarantees, needs or offers, as its first example says."""
-    example = next(
-        (kind.parse(text) for kind in KINDS.values() for text in cls.examples[:1] if name in kind),
-        None,
-    )
+    """What it guarantees, needs or offers; where that depends on arguments, as an example says."""
+    example = _example(name, cls)
     if isinstance(example, Codec):
         yield from _codec(example)
     elif isinstance(example, Reducer):

@@ -13,7 +13,14 @@ from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.core.errors import UnfedWarning
 from gradwire.experiment.config import DIMENSION_NAMES, Config
 from gradwire.experiment.demo import demo_configs
-from gradwire.experiment.report import comparison_figure, comparison_table, format_seconds, notes
+from gradwire.experiment.drawing import FigureFormat
+from gradwire.experiment.report import (
+    comparison_figure,
+    comparison_table,
+    format_seconds,
+    notes,
+    task_line,
+)
 
 if TYPE_CHECKING:
     from gradwire.experiment.compare import Outcome
@@ -45,6 +52,8 @@ class CompareCommand:
     config: Choices
     out: Folder = None
     """Folder for records, table and figure; by default a new one under runs/."""
+    figure_format: FigureFormat = "png"
+    """Format of the figure."""
     json: bool = False
     """Print the table as JSON."""
 
@@ -55,7 +64,8 @@ class CompareCommand:
         shared = {name: getattr(config, name) for name in _SETTINGS if name not in DIMENSION_NAMES}
         choices = {name: getattr(config, name) for name in DIMENSION_NAMES}
         configs = combinations(Config(**shared), **choices)
-        _compare_and_show(configs, self.out or new_folder("compare"), self.json)
+        folder = self.out or new_folder("compare")
+        _compare_and_show(configs, folder, self.json, self.figure_format)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,8 @@ class DemoCommand:
 
     out: Folder = None
     """Folder for records, table and figure; by default a new one under runs/."""
+    figure_format: FigureFormat = "png"
+    """Format of the figure."""
     json: bool = False
     """Print the table as JSON."""
 
@@ -71,10 +83,13 @@ class DemoCommand:
         with warnings.catch_warnings():
             # That topk(0.01) does worse without feedback is what its row shows.
             warnings.simplefilter("ignore", UnfedWarning)
-            _compare_and_show(demo_configs(), self.out or new_folder("demo"), self.json)
+            folder = self.out or new_folder("demo")
+            _compare_and_show(demo_configs(), folder, self.json, self.figure_format)
 
 
-def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) -> None:
+def _compare_and_show(
+    configs: Sequence[Config], folder: Path, as_json: bool, figure_format: str
+) -> None:
     from gradwire.experiment.compare import compare, rows
 
     try:
@@ -86,7 +101,7 @@ def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) ->
     table = rows(outcomes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n")
-    figure = folder / "comparison.png"
+    figure = folder / f"comparison.{figure_format}"
     comparison_figure(outcomes, figure)
     if as_json:
         print(json.dumps(table))
@@ -107,7 +122,5 @@ def _title(outcomes: Sequence[Outcome]) -> str:
     compute = COMPUTE_TIME.parse(config.compute)
     seconds = format_seconds(compute.seconds) if isinstance(compute, Fixed) else config.compute
     return (
-        f"{config.workers} workers, {config.model} on {config.data}, {config.steps} steps of "
-        f"batch {config.batch_size}.\nVirtual time: {seconds} per gradient, latency "
-        f"{config.latency}."
+        f"{task_line(outcomes)}.\nVirtual time: {seconds} per gradient, latency {config.latency}."
     )

@@ -66,8 +66,12 @@ def command(argv: list[str]) -> Any:
         raise ValueError(
             f"say what to do: gradwire {', '.join(commands)}. gradwire --help explains each."
         )
-    if name.startswith("-"):
+    if name in ("-h", "--help") or name.startswith("--tyro-"):
         return _parse_all(commands, argv)
+    if name.startswith("-"):
+        raise ValueError(
+            f"{name} stands before the command: write gradwire run {name}. See gradwire --help."
+        )
     raise ValueError(f"{unknown_name('command', name, list(commands))} See gradwire --help.")
 
 
@@ -110,7 +114,4 @@ def _parse_all(commands: dict[str, Any], argv: list[str]) -> Any:
         for name, default in commands.items()
     )
     union: Any = Union.__getitem__(choices)  # `A | B`, for a number of them known at run time
-    found, unknown = parse_command("gradwire", None, argv, union, _DESCRIPTION)
-    if unknown:
-        raise ValueError(f"{unknown[0]} is no option of gradwire itself. See gradwire --help.")
-    return found
+    return parse_command("gradwire", None, argv, union, _DESCRIPTION)[0]

@@ -64,7 +64,7 @@ class MatrixCommand:
             return
         out.print(
             f"{base.workers} workers, mlp on digits, {base.steps} steps of batch "
-            f"{base.batch_size}, {base.compression}, {base.bandwidth}, {base.latency}, "
+            f"{base.batch_size}, 1 seed, {base.compression}, {base.bandwidth}, {base.latency}, "
             f"gradients take {base.compute} s.",
             soft_wrap=True,
             markup=False,

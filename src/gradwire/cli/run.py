@@ -13,7 +13,7 @@ from rich.table import Table
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.cli.defaults import usual_config, world_size
 from gradwire.experiment.config import Config
-from gradwire.experiment.report import format_bytes, format_seconds, network_names
+from gradwire.experiment.report import format_bytes, format_seconds, format_spread, network_names
 
 if TYPE_CHECKING:
     from gradwire.experiment.outcome import Run
@@ -120,6 +120,13 @@ def show_run(run: Run, folder: Path, as_json: bool) -> None:
     out.print(f"Records: {folder}", soft_wrap=True)
 
 
+def _spread(summary: Row) -> str:
+    """Under gossip every worker has a model of its own."""
+    if "test_accuracy_min" not in summary:
+        return ""
+    return f", the mean over the workers' own models, {format_spread(summary)}"
+
+
 def _momentum(config: Config) -> str:
     """Where momentum acts, if it does not where everybody expects it."""
     return ", momentum before compression" if config.momentum_at == "before" else ""
@@ -135,7 +142,7 @@ def _run_table(run: Run) -> Table:
         f"{config.scheduling}",
         "optimizer": f"{config.optimizer}{_momentum(config)}",
         "workers": f"{config.workers} x batch {config.batch_size}, {summary['steps']} steps",
-        "test accuracy": f"{100 * run.accuracy:.2f}%",
+        "test accuracy": f"{100 * run.accuracy:.2f}%{_spread(summary)}",
         "bytes sent": f"{format_bytes(run.bytes_sent)} in {summary['messages_sent']:,} messages, "
         f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step{_nominal(summary)}",
         **times,

@@ -286,7 +286,9 @@ class _Reader:
                         self.fail(f"{ast.unparse(node)} has {written_as_text(key.value)} twice")
                     table[key.value] = self.read(item)
                 return Table(table)
-            case ast.Name(id=name) if name.lower() in ("nan", "inf", "infinity"):
+            case ast.Name(id=name) | ast.UnaryOp(op=ast.USub(), operand=ast.Name(id=name)) if (
+                name.lower() in ("nan", "inf", "infinity")
+            ):
                 self.fail(f"{name} is not a number of the notation: write a finite one")
             case ast.Name(id=name):
                 return self.build(name, [], [])

@@ -15,7 +15,7 @@ from typing import Any
 from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.config import Config
-from gradwire.experiment.outcome import Progress, Run, use_threads
+from gradwire.experiment.outcome import SPREAD, Progress, Run, use_threads
 from gradwire.experiment.record import Row
 from gradwire.experiment.runner import simulate
 from gradwire.experiment.setup import DIMENSIONS, prepare
@@ -206,6 +206,7 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
     return {
         "method": outcome.label,
         "test_accuracy": run.accuracy,
+        **{name: run.summary[name] for name in SPREAD if name in run.summary},
         "bytes_per_worker_step": run.summary["bytes_per_worker_step"],
         "ratio_fp32": _ratio(fp32, run),
         "ratio_fp16": _ratio(fp16, run),

@@ -94,17 +94,28 @@ class Conductor:
         self._saved_s, self._save_s = time.monotonic(), seconds
 
     def evaluate(
-        self, step: int, decision: Row, model: Sequence[Tensor], params: Sequence[Tensor]
+        self,
+        step: int,
+        decision: Row,
+        model: Sequence[Tensor],
+        workers: Sequence[Sequence[Tensor]],
     ) -> None:
-        """Evaluates a model (parameters, then statistics), given all workers' if they differ."""
+        """Evaluates a model (parameters, then statistics).
+
+        `workers`: where they differ the parameters of each worker, which under gossip are followed
+        by the model of its own, which is evaluated then.
+        """
+        own = [self.named(tensors[1:]) for tensors in workers if len(tensors) > 1]
+        if self.plan.mixes and not own:
+            own = [self.named(model)] * self.plan.num_workers  # they are all the same
         row = metrics_row(
             self.experiment,
             step,
-            self.named(model),
+            own or [self.named(model)],
             decision["losses"],
             time_s=decision["time_s"],
             bytes_sent=decision["bytes_sent"],
-            distance=number(distance_of(list(params)) if params else 0.0),
+            distance=number(distance_of([tensors[0] for tensors in workers]) if workers else 0.0),
             dropped_steps=decision["dropped_steps"],
         )
         self._note(row)
@@ -124,7 +135,7 @@ class Conductor:
         row = metrics_row(
             self.experiment,
             int(step),
-            self.named(model),
+            [self.named(model)],
             [loss for _, _, loss, _ in passed if loss is not None],
             time_s=came_s + reports[0]["passed"][step][0],
             bytes_sent=sum(marks) if marks else sum(num_bytes for _, num_bytes, _, _ in passed),

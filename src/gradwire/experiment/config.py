@@ -173,7 +173,8 @@ class Config:
                     + (f"Write {inside} without it." if inside else f"Known: {', '.join(known)}.")
                 )
             if name not in known:
-                hint = advice(name) or unknown_name("setting", name, list(known))
+                hint = advice(name) and f"unknown setting {name!r}. {advice(name)}"
+                hint = hint or unknown_name("setting", name, list(known))
                 raise ValueError(f"{source}: {hint}")
             wanted = type(known[name].default)
             if wanted is float and type(value) is int:
@@ -224,7 +225,7 @@ _ELSEWHERE = {  # settings of other libraries, and where they are here
 def advice(name: str) -> str | None:
     """Where a setting is here that others call so."""
     where = _ELSEWHERE.get(name)
-    return where and f"there is no setting {name}: {where}."
+    return where and f"{where[0].upper()}{where[1:]}."
 
 
 def common_settings(toml: str) -> list[str]:

@@ -284,10 +284,14 @@ class NodeRun(NodeState):
         params: dict[int, list[Tensor]] = {}
         if decision["differ"]:
             mine = [self.part.replica.params] if isinstance(self.part, WorkerPart) else []
-            params = self.agreement.collect(mine, range(self.config.workers), 1)
+            count = 1
+            if self.plan.mixes:
+                mine += self.part.model()
+                count = 2 + len(self.plan.task.initial_buffers())
+            params = self.agreement.collect(mine, range(self.config.workers), count)
         if self._conductor is not None:
-            others = [params[rank][0] for rank in sorted(params)]
-            self._conductor.evaluate(self.step, decision, model, others)
+            workers = [params[rank] for rank in sorted(params)]
+            self._conductor.evaluate(self.step, decision, model, workers)
 
     def _collected(self, decision: Row) -> list[Tensor]:
         """On the hub: the model, parameters and then statistics; elsewhere nothing."""

@@ -18,7 +18,10 @@ from gradwire.experiment.figures import number
 from gradwire.experiment.record import Row
 from gradwire.experiment.setup import Experiment
 from gradwire.runtime.ledger import Ledger
+from gradwire.training.task import Evaluation
 
+Model = tuple[Tensor, Mapping[str, Tensor]]  # parameters, and statistics by name
+SPREAD = ("test_accuracy_min", "test_accuracy_max")  # over the workers' models, under gossip
 Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
 
 
@@ -53,7 +56,7 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """On the test set, at the end."""
+        """On the test set, at the end; under gossip the mean over the workers' models."""
         accuracy: float = self.summary["test_accuracy"]
         return accuracy
 
@@ -83,20 +86,44 @@ def use_threads(count: int) -> Iterator[None]:
 def metrics_row(
     experiment: Experiment,
     step: int,
-    model: tuple[Tensor, Mapping[str, Tensor]],
+    models: Sequence[Model],
     losses: Sequence[float],
     **others: Any,
 ) -> Row:
-    """One evaluation: the model on the test set, and what else is known at this step."""
-    test = experiment.plan.task.evaluate(*model, experiment.test_batches())
+    """One evaluation on the test set, and what else is known at this step.
+
+    `models` is the one that the workers agreed on, or under gossip, where they agree on none, those
+    of all workers: then loss and accuracy are means over them, and least and most are told too.
+    """
     return {
         "step": step,
         "epoch": step / experiment.steps_per_epoch,
         "train_loss": number(sum(losses) / len(losses)) if losses else None,
-        "test_loss": number(test.loss),
-        "test_accuracy": test.accuracy,
+        **_tested(experiment, models),
         **others,
     }
+
+
+def _tested(experiment: Experiment, models: Sequence[Model]) -> Row:
+    known: dict[int, Evaluation] = {}  # workers may hold the same tensor
+    for params, buffers in models:
+        if id(params) not in known:
+            batches = experiment.test_batches()
+            known[id(params)] = experiment.plan.task.evaluate(params, buffers, batches)
+    tests = [known[id(params)] for params, _ in models]
+    accuracies = [test.accuracy for test in tests]
+    row = {
+        "test_loss": number(_mean([test.loss for test in tests])),
+        "test_accuracy": _mean(accuracies),
+    }
+    if experiment.plan.mixes and len(models) > 1:
+        row |= {"test_accuracy_min": min(accuracies), "test_accuracy_max": max(accuracies)}
+    return row
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; of equal values exactly their value."""
+    return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
 def summary_of(
@@ -111,6 +138,7 @@ def summary_of(
         "gradients": num_gradients,
         "parameters": experiment.plan.task.initial_params().numel(),
         "test_accuracy": last["test_accuracy"],
+        **{name: last[name] for name in SPREAD if name in last},
         "test_loss": last["test_loss"],
         "distance": last["distance"],
         "dropped_steps": last["dropped_steps"],

@@ -26,6 +26,8 @@ from gradwire.coding.polar.channel import distortion_bound
 from gradwire.core.key import Key
 from gradwire.experiment.defaults import RD_LENGTHS as LENGTHS
 from gradwire.experiment.defaults import RD_RATES as RATES
+from gradwire.experiment.drawing import MARKERS as _MARKERS
+from gradwire.experiment.drawing import save
 from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.record import Row
 
@@ -227,7 +229,7 @@ def formatted(row: Row) -> str:
 # Okabe and Ito's colours, which the colour-blind can tell apart; lengths go from light to dark.
 _BLACK, _VERMILION = "#000000", "#d55e00"
 _COLOURS = ("#0072b2", "#777777", "#56b4e9", "#009e73", "#cc79a7", "#e69f00")
-_MARKERS = "osD^vPX*"
+_LINES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 
 
 def rd_figure(measured: Row, path: Path) -> None:
@@ -243,7 +245,8 @@ def rd_figure(measured: Row, path: Path) -> None:
     for axes in (by_rate, above, by_length):
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
         axes.title.set_fontsize(11)
-    figure.savefig(path, dpi=130)
+    figure.suptitle(f"Polar codes on uniform random bits, seed {measured['seed']}", fontsize=12)
+    save(figure, path)
 
 
 def _plainest(rows: Sequence[Row]) -> Search:
@@ -269,6 +272,7 @@ def _draw_rates(by_rate: Any, above: Any, rows: Sequence[Row]) -> None:
         rates, values = [row["rate"] for row in own], [row["distortion"] for row in own]
         excess = [100 * (row["distortion"] / row["bound"] - 1) for row in own if row["rate"] < 1]
         style = {"color": shades[number], "marker": _MARKERS[number % 8], "markersize": 5}
+        style["linestyle"] = _LINES[number % 4]
         by_rate.plot(rates, values, linewidth=1, **style, label=f"gradwire, N = {n}")
         above.plot(rates[: len(excess)], excess, linewidth=1.5, **style)  # at R = 1 there is none
     by_rate.set(title="Bits that arrive wrong", xlim=(0, 1), ylim=(0, 0.5))

@@ -24,7 +24,7 @@ from torch import Tensor
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.protocols import Replica
 from gradwire.experiment.figures import counted, distance_of, noted, number
-from gradwire.experiment.outcome import Run, metrics_row, summary_of, use_threads
+from gradwire.experiment.outcome import Model, Run, metrics_row, summary_of, use_threads
 from gradwire.experiment.parts import (
     Part,
     Segment,
@@ -153,7 +153,7 @@ def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: 
     row = metrics_row(
         experiment,
         engine.steps[-1][1] if engine.steps else 0,
-        (params, buffers),
+        [_own(experiment, part) for part in workers] if plan.mixes else [(params, buffers)],
         [float(replica.loss) for replica in replicas if replica.loss is not None],
         time_s=engine.now,
         bytes_sent=engine.ledger.total_bytes,
@@ -262,10 +262,14 @@ def _check(experiment: Experiment, orders: list[Order]) -> None:
             )
 
 
-def _model(
-    experiment: Experiment, parts: list[Part], workers: list[WorkerPart]
-) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """What is evaluated: what the servers hold, or one of the workers that are there."""
+def _own(experiment: Experiment, part: WorkerPart) -> Model:
+    """The model of one worker."""
+    params, *buffers = part.model()
+    return params, dict(zip(experiment.plan.task.initial_buffers(), buffers))
+
+
+def _model(experiment: Experiment, parts: list[Part], workers: list[WorkerPart]) -> Model:
+    """What the servers hold, or one of the workers that are there."""
     plan = experiment.plan
     ranks = holders(plan, [part.report(digests=False) for part in workers])
     held = [parts[rank].model() for rank in ranks]

@@ -10,6 +10,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from gradwire.experiment.drawing import line_style, log_axis, save
+
 if TYPE_CHECKING:  # the command line's help needs no torch
     from gradwire.experiment.compare import Outcome
     from gradwire.experiment.record import Row
@@ -28,6 +30,12 @@ def format_seconds(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} us"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def format_spread(row: Row) -> str:
+    """From the worst to the best worker, under gossip."""
+    least, most = 100 * row["test_accuracy_min"], 100 * row["test_accuracy_max"]
+    return f"which have {least:.1f}% to {most:.1f}%"
 
 
 def comparison_table(rows: Sequence[Row]) -> Table:
@@ -79,6 +87,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
             for row in done
             if row["dropped_steps"]
         ),
+        *(
+            f"{row['method']}: the accuracy is the mean over the workers' own models, "
+            f"{format_spread(row)}"
+            for row in done
+            if "test_accuracy_min" in row
+        ),
         *(f"{row['method']} {remark}" for row in done for remark in row.get("remarks", ())),
         *(f"{row['method']} {row['failure']}" for row in rows if "failure" in row),
     ]
@@ -90,12 +104,25 @@ def _times(ratio: float | None) -> str:
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
 
 
-def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Accuracy against virtual time and against bytes per worker, one line per method."""
-    from matplotlib.figure import Figure  # takes a second to import
-    from matplotlib.ticker import EngFormatter
+def task_line(outcomes: Sequence[Outcome]) -> str:
+    """What was trained, in one line, with the number of seeds that the figures come from."""
+    run = next((outcome.run for outcome in outcomes if outcome.run), None)
+    config = run.config if run else outcomes[0].config
+    return (
+        f"{config.workers} workers, {config.model or 'default model'} on {config.data}, "
+        f"{config.steps} steps of batch {config.batch_size}, 1 seed"
+    )
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+
+def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Accuracy against virtual time and against bytes per worker, one line per method.
+
+    The suffix of the path says the format: .png, .pdf or .svg.
+    """
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure.suptitle(task_line(outcomes), fontsize=12)
     by_time, by_bytes = figure.subplots(1, 2, sharey=True)
     bandwidth = ""
     for number, outcome in enumerate(outcomes):
@@ -104,21 +131,19 @@ def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
             continue
         bandwidth = run.config.bandwidth
         accuracy = [100 * row["test_accuracy"] for row in run.metrics]
-        # Ten colours go round; from the eleventh method on the lines are dashed.
-        style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
         for axes, values in (
             (by_time, [row["virtual_time_s"] for row in run.metrics]),
             (by_bytes, [row["bytes_sent"] / run.config.workers for row in run.metrics]),
         ):
-            axes.plot(values, accuracy, label=outcome.label, marker="o", markersize=3, **style)
+            axes.plot(values, accuracy, label=outcome.label, **line_style(number))
     by_time.set_xlabel(f"virtual time at {network_names([bandwidth])[0]}")
     by_bytes.set_xlabel("sent per worker")
     by_time.set_ylabel("test accuracy [%]")
     for axes, unit in ((by_time, "s"), (by_bytes, "B")):
         if axes.lines:  # a logarithmic axis without data cannot be drawn
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(EngFormatter(unit))
+            log_axis(axes, unit)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    figure.legend(*by_time.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
+    handles, labels = by_time.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=9, handlelength=3.5)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)

@@ -11,13 +11,12 @@ starts again, and ends in the same bits.
 """
 
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradwire.core.errors import PeerLost, StoppedError, WhatIfError
 from gradwire.core.node import Node
@@ -26,6 +25,7 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.figures import counted, distance_of, noted, number
 from gradwire.experiment.losses import lost_with, told
 from gradwire.experiment.outcome import (
+    Model,
     Progress,
     Run,
     config_of,
@@ -277,8 +277,9 @@ class _Simulation:
         """The workers that are there."""
         return sorted(self.engine.alive)
 
-    def _model(self) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """What is evaluated and kept: what the servers hold, or what one worker has or was sent."""
+    def _model(self) -> Model:
+        """What is kept, and evaluated except under gossip: what the servers hold, or what one
+        worker has or was sent."""
         present = [self.replicas[rank] for rank in self._present()] or self.replicas
         if self.servers:
             shards = [server.params for server in self.servers]
@@ -286,12 +287,19 @@ class _Simulation:
         newest = self.plan.synchronization.newest(present)
         return self.plan.synchronization.agreed(newest), newest.buffers
 
+    def _models(self, present: list[Replica]) -> list[Model]:
+        """What is evaluated: under gossip the models of all workers that are there."""
+        if not self.plan.mixes:
+            return [self._model()]
+        agreed = self.plan.synchronization.agreed
+        return [(agreed(replica), replica.buffers) for replica in present]
+
     def _measure(self, now: float) -> Row:
         present = [self.replicas[rank] for rank in self._present()]
         return metrics_row(
             self.experiment,
             self.step,
-            self._model(),
+            self._models(present),
             [float(r.loss) for r in present if r.loss is not None],
             virtual_time_s=now,
             virtual_times_s={name: engine.now for name, engine in self.others.items()},

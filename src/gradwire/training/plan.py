@@ -83,7 +83,7 @@ class Plan:
                 f"{self.synchronization!r}: servers serve workers that are at different steps, so "
                 "its numbers cannot change from step to step. Write constants."
             )
-        if self.ability in ("mix", "mix_async"):
+        if self.mixes:
             (unit,) = self.units()
             spec = self.spec(unit.bucket, self.task.initial_params().dtype)
             self.architecture.check_compression(self.reducer, spec)
@@ -119,6 +119,11 @@ class Plan:
                 GradwireWarning,
                 stacklevel=2,
             )
+
+    @property
+    def mixes(self) -> bool:
+        """Whether workers average with neighbours, so that each has a model of its own."""
+        return self.ability in ("mix", "mix_async")
 
     @cached_property
     def ability(self) -> Ability:

@@ -51,6 +51,7 @@ class ParameterServer(Architecture):
         'parameter_server(2, optimizer="server")',
         'parameter_server(answers="compressed")',
     )
+    known_as = ("ps", "server", "servers")
     paper = "Li et al. 2014, Scaling distributed machine learning with the parameter server"
 
     def __post_init__(self) -> None:

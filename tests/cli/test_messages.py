@@ -1,0 +1,219 @@
+"""What wrong arguments are answered with: what was given, what was expected, what to do."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.cli import main
+from gradwire.cli.rd import Construction
+from gradwire.coding.polar.construction import CONSTRUCTIONS
+from gradwire.compression import COMPRESSION
+from gradwire.core.errors import GradwireWarning, NotationError, UnfedWarning
+from gradwire.core.spec import Spec
+from gradwire.experiment.config import Config
+from gradwire.experiment.setup import DIMENSIONS, OPTIMIZERS, SCHEDULES
+from gradwire.runtime.compute_time import STRAGGLERS
+
+QUICK = ["--steps", "2", "--batch-size", "8", "--model", "mlp((8,))", "--compute", "fixed(0.001)"]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in printed
+    assert "tyro" not in printed
+    return printed
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "ps", "probe"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "error: workers must be at least 1, got 0."),
+        (["--steps", "-2"], "error: steps must be at least 0, got -2."),
+        (["--epochs", "nan"], "error: epochs must be above 0 (or give steps), got nan."),
+    ],
+)
+def test_wrong_settings_are_told_in_the_words_of_the_setting(command, arguments, message, capsys):
+    printed = refused([command, *arguments], capsys)
+    assert printed == f"{message} See gradwire {command} --help."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--lr", "0.1"], 'learning rate is part of the optimizer: optimizer = "sgd('),
+        (["compare", "--lr=0.1"], '--optimizer "sgd(0.1)"'),
+        (["run", "--worker", "3"], "gradwire run has no --worker. Did you mean --workers?"),
+        (["run", "--servers", "2"], "parameter_server(2)"),
+        (["matrix", "--step", "2"], "Did you mean --steps?"),
+        (["run", "3"], "does not know what '3' is"),
+        (["run", "--workers", "x"], "For full helptext, see gradwire run --help"),
+        (["rnu"], "unknown command 'rnu'. Did you mean run?"),
+        ([], "say what to do: gradwire run, compare"),
+        (["--workers", "3", "run"], "write gradwire run --workers"),
+        (["list", "topkk"], "Did you mean topk?"),
+        (["list", "none"], "Did you mean identity?"),
+    ],
+)
+def test_unknown_arguments_are_answered_with_what_to_write(arguments, message, capsys):
+    assert message in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("registry", "text", "message"),
+    [
+        (COMPRESSION, "none", "Did you mean identity?"),
+        (COMPRESSION, "None", "Did you mean identity?"),
+        (COMPRESSION, "fp32", "Did you mean identity?"),
+        (COMPRESSION, "top-k(0.01)", "Did you mean topk(0.01)?"),
+        (COMPRESSION, "topk(1%)", "Did you mean topk(0.01)?"),
+        (COMPRESSION, "ef(random-k(2.5 %))", "Did you mean ef(randomk(0.025))?"),
+        (COMPRESSION, "TopK(0.01)", "Did you mean topk?"),
+        (OPTIMIZERS, "sgd(nan)", "nan is not a number of the notation: write a finite one"),
+        (OPTIMIZERS, "sgd(-inf)", "write a finite one"),
+        (STRAGGLERS, "none", "Did you mean nobody?"),
+        (SCHEDULES, "none", "Did you mean constant?"),
+        (DIMENSIONS["architecture"], "parameter-server(2)", "Did you mean parameter_server(2)?"),
+        (DIMENSIONS["architecture"], "ps", "Did you mean parameter_server?"),
+    ],
+)
+def test_expressions_that_are_nearly_right(registry, text, message):
+    with pytest.raises(NotationError, match=re.escape(message)):
+        registry.parse(text)
+
+
+def test_sections_of_a_file_are_named(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('[network]\nbandwidth = "1Gbit"\n')
+    with pytest.raises(ValueError, match=r"\[network\] is a section.*Write bandwidth without it"):
+        Config.from_toml(path)
+    path.write_text("[others]\nx = 1\n")
+    with pytest.raises(ValueError, match=r"\[others\] is a section.*Known: data, model"):
+        Config.from_toml(path)
+
+
+def test_python_calls_are_answered_in_our_words():
+    with pytest.raises(ValueError, match=r"gradwire\.simulate\(workers=4\).*got 4"):
+        gradwire.simulate(4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'lr'. The learning rate is part of the optimizer"):
+        gradwire.simulate(lr=0.1)
+    x = torch.zeros(8)
+    for codec in ("topk(0.5)", "topk(0.5) >> fp16"):
+        with pytest.raises(ValueError, match=r"uint8 tensor, got bytes.*torch\.frombuffer"):
+            COMPRESSION.parse(codec).unpack(b"abc", Spec.of(x))
+    feedback = COMPRESSION.parse("ef(topk(0.5))")
+    with pytest.raises(AttributeError, match=r"ef\(topk\(0\.5\)\) is a way of averaging"):
+        feedback.encode(x, None, None)
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = feedback.other
+    assert not hasattr(feedback, "encode")
+
+
+BIASED = ("threshold(0.01)", "powersgd(2)", "sign", "topk(0.5)", "topk(0.3) >> qsgd(bits=4)")
+BIASED += ("gtopk(0.1)", "layerwise(sign)", "dq(0.5)", 'partition({"*": "topk(0.5)"})')
+NOT = ("identity", "fp16", "fp8", "signvote", "terngrad", "qsgd(bits=4)", "drive", "ef(sign)")
+NOT += ("dgc(0.1)", "topk(1.0)", "randomk(0.1, unbiased=True)", "ef(powersgd(2))")
+
+
+@pytest.mark.parametrize("text", BIASED)
+def test_biased_compression_without_feedback_is_warned_of(text):
+    spec = Spec((1000,), torch.float32)
+    found = COMPRESSION.parse(text).unfed(spec)
+    assert found is not None
+    assert COMPRESSION.parse(f"ef({found!r})").unfed(spec) is None
+
+
+@pytest.mark.parametrize("text", NOT)
+def test_other_compression_is_not(text):
+    assert COMPRESSION.parse(text).unfed(Spec((1000,), torch.float32)) is None
+
+
+def test_the_warning_comes_once_and_names_the_remedy(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["compare", *QUICK, "--compression", "sign", "ef(sign)"])
+    printed = capsys.readouterr().err
+    assert printed.count("warning: ") == 1
+    assert "warning: sign is biased" in printed
+    assert "Write ef(sign)." in printed
+    with pytest.warns(UnfedWarning, match=r"Write ef\(sign\)"):
+        gradwire.simulate(steps=1, compute="fixed(0.001)", model="mlp((8,))", compression="sign")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"architecture": "gossip(ring, choco(0.3))", "compression": "topk(0.1)"},
+        {"synchronization": "lag(0.1)", "compression": "topk(0.1)"},
+    ],
+)
+def test_methods_that_send_again_what_was_lost_are_not_warned_of(settings, recwarn):
+    gradwire.simulate(steps=2, compute="fixed(0.001)", model="mlp((8,))", **settings)
+    assert [each for each in recwarn if each.category is UnfedWarning] == []
+
+
+WITHOUT_LIBRARY = """
+from gradwire.kernels.native import _library
+_library.EXTENSION_SUFFIXES.clear()
+from gradwire.cli import main
+main({arguments})
+"""
+
+
+def without_library(arguments: list[str], folder: Path, wish: str = "") -> tuple[int, str]:
+    environment = {k: v for k, v in os.environ.items() if k != "GRADWIRE_KERNELS"}
+    environment |= {"GRADWIRE_KERNELS": wish} if wish else {}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LIBRARY.format(arguments=arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_comparison_without_the_c_library_says_so_once(tmp_path):
+    code, printed = without_library(["compare", *QUICK, "--threads", "1"], tmp_path)
+    assert code == 0
+    assert printed.count("warning: gradwire runs its torch reference kernels") == 1
+    assert ".py" not in printed  # no line of code
+
+
+def test_the_wish_for_native_kernels_without_the_library_is_an_error_in_one_line(tmp_path):
+    code, printed = without_library(["run", *QUICK], tmp_path, "native")
+    assert code == 2
+    assert "error: GRADWIRE_KERNELS is 'native' but the C library was not built" in printed
+    assert "Traceback" not in printed
+
+
+def test_other_warnings_are_printed_as_python_does(capsys, monkeypatch):
+    import warnings
+
+    from gradwire.cli.console import WarningPrinter
+
+    others: list[str] = []
+    printer = WarningPrinter(lambda message, *where, **more: others.append(str(message)))
+    monkeypatch.setattr(warnings, "showwarning", printer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = printer
+        warnings.warn("of another library", UserWarning, stacklevel=1)
+        for _ in range(2):
+            warnings.warn("one of ours", GradwireWarning, stacklevel=1)
+    assert others == ["of another library"]
+    assert capsys.readouterr().err == "warning: one of ours\n"
+
+
+def test_the_constructions_that_rd_offers_are_those_that_exist():
+    assert set(get_args(Construction)) == set(CONSTRUCTIONS)
