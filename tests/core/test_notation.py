@@ -1,5 +1,6 @@
 from dataclasses import dataclass, make_dataclass
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gradwire.compression.quantization.qsgd import QSGD
 from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
+from gradwire.core import notation
 from gradwire.core.errors import NotationError
 from gradwire.core.notation import Expression, Registry, Table, notation_name
 from gradwire.core.spec import Spec
@@ -508,3 +510,38 @@ def test_what_is_no_expression_gets_the_names_that_are() -> None:
 def test_an_argument_of_a_kind_that_does_not_change_with_time_has_no_ramp() -> None:
     message = refusal(DRAWINGS, "sketch(polygon(ramp(3, 5, steps=4)))")
     assert "a shape does not change with time" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " >> ".join(["topk(0.9)"] * 33),
+        " >> ".join(["topk(0.9)"] * 700),
+        "ef(" * 32 + "sign" + ")" * 32,
+        "ef(" * 150 + "sign" + ")" * 150,
+        "topk(" + "-" * 40 + "1)",
+        "ef(codec=" * 40 + "sign" + ")" * 40,
+    ],
+)
+def test_deep_expressions_are_refused_before_anything_is_built(text) -> None:
+    built = []
+    with (
+        patch.object(notation._Reader, "build", lambda *args: built.append(args)),
+        pytest.raises(NotationError, match=r"is nested \d+ deep, at most 32; each >> counts"),
+    ):
+        COMPRESSION.parse(text)
+    assert not built
+
+
+def test_expressions_that_are_not_too_deep() -> None:
+    assert repr(COMPRESSION.parse(" >> ".join(["topk(0.9)"] * 31))).count(">>") == 30
+    rules = ", ".join(f'"layer{i}.weight": ef(topk(0.01) >> qsgd(bits=4))' for i in range(160))
+    assert repr(COMPRESSION.parse(f"partition({{{rules}}})")).count("layer") == 160
+
+
+def test_long_expressions_are_refused_before_they_are_parsed() -> None:
+    with (
+        patch.object(notation.ast, "parse", side_effect=AssertionError("it was parsed")),
+        pytest.raises(NotationError, match="10001 characters, at most 10000"),
+    ):
+        COMPRESSION.parse("x" * 10_001)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ import torch
 import gradwire
 from experiment.process_cases import CASES, SIZE, SLOW_S, TINY, rows
 from experiment.process_cases import run as run_cases
+from gradwire.experiment.config import Config
+from gradwire.experiment.differences import differences, told_together
+from gradwire.experiment.node_state import NodeState
+from gradwire.experiment.setup import prepare
 from runtime.process.launching import launch
 
 SAME = ("step", "epoch", "train_loss", "test_loss", "test_accuracy", "bytes_sent", "distance")
@@ -105,7 +110,6 @@ def test_a_run_whose_evaluation_fails_loses_no_steps(ranks):
     ("name", "words"),
     [
         ("simulated", ("bandwidth, faults", "simulator")),
-        ("different", ("rank 2 has seed = 7 where rank 0 has seed = 0",)),
         ("only one", ("unknown data set 'nowhere'",)),
         ("there", ("already holds a run", "--resume")),
         ("servers", ("parameter_server(2) makes 6 ranks, but there are 3",)),
@@ -116,6 +120,44 @@ def test_all_ranks_hear_why_a_run_cannot_begin(ranks, name, words):
     texts = {result["refused"][name] for result in ranks[1]}
     (text,) = texts
     assert all(word in text for word in words)
+
+
+def test_every_rank_hears_in_which_settings_it_differs(ranks):
+    first, second, third = (result["refused"]["different"] for result in ranks[1])
+    size = TINY["batch_size"]
+    assert second == (
+        f"rank 1 has batch_size = 5 where rank 0 has batch_size = {size}, "
+        "seed = 3 where rank 0 has seed = 0"
+    )
+    assert third == "rank 2 has seed = 7 where rank 0 has seed = 0"
+    assert first == f"{second}; {third}"
+
+
+def test_differences_are_told_of_some_of_many_ranks():
+    toml = Config(seed=0).to_toml()
+    configs = [toml, *(Config(seed=seed).to_toml() for seed in (0, 1, 2, 3, 4, 5))]
+    found = differences(configs, 0, lambda rank: f"rank {rank}")
+    assert sorted(found) == ["2", "3", "4", "5", "6"]
+    text = told_together(found)
+    assert text.startswith("rank 2 has seed = 1 where rank 0 has seed = 0; rank 3 has")
+    assert text.endswith("; and 2 more differ")
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "architecture", "words"),
+    [
+        ("asp", "gossip(ring, adpsgd)", "there is no checkpoint; begin again"),
+        ("diloco(4, delay=1)", "allreduce", "there is no checkpoint; begin again"),
+        ("asp", "parameter_server", "Go on with what the servers have"),
+    ],
+)
+def test_how_to_go_on_after_an_end_follows_from_what_is_kept(synchronization, architecture, words):
+    settings = {"synchronization": synchronization, "architecture": architecture}
+    plan = prepare(Config(**{**TINY, **settings, "engine": "process"})).plan
+    node = SimpleNamespace(folder=Path("runs/a"), plan=plan, _is_by_hand=False)
+    text = NodeState._how_to_go_on(node)
+    assert words in text
+    assert text.endswith(": gradwire run --resume runs/a")
 
 
 def test_run_needs_a_process_group():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -75,6 +76,18 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     assert len(resumed) == 4
     assert 0 < resumed[0] < resumed[1] < resumed[2] < resumed[3] < steps
     assert is_saved(folder, simulated(workers=2, steps=steps))
+
+
+def test_under_torchrun_every_rank_names_the_setting_that_differs(tmp_path):
+    run = f"{sys.executable} -m gradwire run --engine process {shlex.join(FLAGS)}"
+    line = f"exec {run} --out {tmp_path / 'run'} --seed $((RANK % 2 * 5))"
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "2")
+    job = ("--no-python", "bash", "-c", line)
+    with Command(*TORCHRUN, *where, *job, env={"GLOO_SOCKET_IFNAME": "lo"}) as command:
+        code, said = command.end()
+    assert code != 0
+    text = "error: rank 1 has seed = 5 where rank 0 has seed = 0"
+    assert said.count(text) == 2, said
 
 
 def test_no_rank_outlives_its_launcher(tmp_path):

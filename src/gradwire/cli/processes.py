@@ -14,7 +14,7 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.cli.console import Meter
 from gradwire.cli.defaults import world_size
 from gradwire.cli.ending import end_with, say
-from gradwire.core.errors import LostError, RefusedError
+from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
 from gradwire.experiment.children import is_launched
 from gradwire.experiment.config import Config
 from gradwire.experiment.launcher import launch
@@ -124,6 +124,8 @@ def _be_rank(job: Job, show: Show) -> NoReturn:
     def shows(error: BaseException) -> bool:
         if isinstance(error, LostError):
             return rank == (1 if error.rank == 0 else 0)
+        if isinstance(error, DifferentSettingsError):  # each rank names its own
+            return True
         return rank == 0 or not isinstance(error, Interrupted | RefusedError)
 
     end_with(lambda signals: _train(job, show, rank, signals), shows)
@@ -136,9 +138,11 @@ def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
 
     size = processes.num_nodes(job.config)
     if world_size() != size:
-        raise RefusedError(
+        # Other ranks may have been given another number, and wait for this one.
+        raise DifferentSettingsError(
             f"--workers {job.config.workers} on {job.config.architecture} makes {size} ranks, "
-            f"but WORLD_SIZE is {world_size()}. Leave out --workers, or start {size} ranks."
+            f"but WORLD_SIZE of rank {rank} is {world_size()}. Leave out --workers, or start "
+            f"{size} ranks."
         )
     has_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0
     if has_restarts and not job.is_named and not is_launched():

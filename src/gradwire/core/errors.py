@@ -53,6 +53,10 @@ class RefusedError(ValueError):
     """What all ranks of a run hear when one of them cannot do what was asked."""
 
 
+class DifferentSettingsError(RefusedError):
+    """Ranks were given settings that do not fit together; each rank says which of its own."""
+
+
 class WhatIfError(ValueError):
     """A run that is another one on another network, asked for its time there."""
 

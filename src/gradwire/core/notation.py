@@ -20,13 +20,14 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gradwire.core.errors import NotationError
 
 _MAX_REPAIRED = 200  # characters of a wrong expression for which the right one is looked for
 _MAX_LENGTH = 10_000  # characters; a longer expression is a mistake
+_MAX_DEPTH = 32  # expressions in expressions; a chain of n stages counts n
 
 
 def notation_name(cls: type) -> str:
@@ -209,10 +210,12 @@ class Registry(Generic[E]):
                 f"{self.what} {text!r} is not an expression ({why}); "
                 f"write it like {self.names()[0]}, name(argument) or a >> b"
             ) from None
-        try:
-            value = _Reader(self, text).read_whole(tree.body)
-        except RecursionError:
-            raise NotationError(f"{self.what} {text!r} is nested too deeply") from None
+        if (depth := _depth(tree.body)) > _MAX_DEPTH:
+            raise NotationError(
+                f"{self.what} {text[:60]!r}... is nested {depth} deep, at most {_MAX_DEPTH}; each "
+                ">> counts"
+            )
+        value = _Reader(self, text).read_whole(tree.body)
         if not isinstance(value, self.kind):
             raise NotationError(
                 f"{text!r} is not a {self.what}; try one of {', '.join(self.names())}"
@@ -245,6 +248,20 @@ def nearest(name: str, valid: list[str]) -> str | None:
 def _plain(name: str) -> str:
     """A name without what people write differently: case, hyphens, underscores."""
     return re.sub(r"[\W_]", "", name).lower()
+
+
+def _depth(node: ast.expr) -> int:
+    """How deep the expressions in a syntax tree are nested, without recursion."""
+    deepest, stack = 0, [(node, 1)]
+    while stack:
+        inner, depth = stack.pop()
+        deepest = max(deepest, depth)
+        for child in ast.iter_child_nodes(inner):
+            if isinstance(child, ast.expr):
+                stack.append((child, depth + 1))
+            elif isinstance(child, ast.keyword):
+                stack.append((child.value, depth + 1))
+    return deepest
 
 
 def _modules(where: str) -> Iterator[types.ModuleType]:
@@ -324,7 +341,7 @@ class _Reader:
                 self.fail(f"{name} got {keyword.arg} twice: {signature}")
             written[keyword.arg] = keyword.value
         given = {key: self.argument(cls, key, node) for key, node in written.items()}
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         for key, field in known.items():
             if key not in given:
                 if field.default is MISSING and field.default_factory is MISSING:
@@ -363,6 +380,11 @@ def _ramps() -> types.ModuleType:
     from gradwire.core import ramp
 
     return ramp
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _signature(cls: type[Expression]) -> Iterator[str]:

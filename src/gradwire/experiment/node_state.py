@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from gradwire.core.errors import LostError, RefusedError
+from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
 from gradwire.experiment.agreement import Agreement
 from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.conductor import Conductor, Reports
 from gradwire.experiment.config import common_settings
+from gradwire.experiment.differences import differences, told_together
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.outcome import Progress
 from gradwire.experiment.parts import ServerPart, part_of
@@ -154,6 +155,9 @@ class NodeState:
         decision = self.agreement.agree(report, self._admit)
         if "lost" in decision:
             raise LostError(decision["failure"], decision["lost"])
+        if "differs" in decision:
+            text = decision["differs"].get(str(self.rank), decision["failure"])
+            raise DifferentSettingsError(text)
         if decision["failure"]:
             raise RefusedError(decision["failure"])
         self._prepare(decision["folder"])
@@ -187,12 +191,9 @@ class NodeState:
                 return {"failure": text, "lost": rank}
             if report["failure"]:
                 return {"failure": report["failure"]}
-            lines = zip(common_settings(report["config"]), common_settings(own["config"]))
-            different = next((pair for pair in lines if pair[0] != pair[1]), None)
-            if different is not None:
-                other, here = different
-                names = self._name(rank), self._name(self.hub)
-                return {"failure": f"{names[0]} has {other} where {names[1]} has {here}"}
+        configs = [report["config"] for report in reports if report is not None]
+        if differs := differences(configs, self.hub, self._name):
+            return {"failure": told_together(differs), "differs": differs}
         folder, config = self.where.folder, self.experiment.config
         goes_on = self.where.resumes or (self.where.is_restart and own["holds"] == _THIS)
         is_over = goes_on and folder is not None and Record(folder).is_finished
@@ -395,7 +396,9 @@ class NodeState:
         if self._is_by_hand:
             command = f"start all nodes again, scheduler and servers with --resume {self.folder}"
         if not self.plan.pauses:
-            return f"Go on with what the servers have: {command}"
+            if self.plan.ability == "push_pull":
+                return f"Go on with what the servers have: {command}"
+            return f"It does not pause, so there is no checkpoint; begin again: {command}"
         if self.checkpoints is None or not self.saved_step:
             return f"There is no checkpoint; begin again: {command}"
         return f"Go on from step {self.saved_step}: {command}"

@@ -189,6 +189,10 @@ SMALL = Headers(Positive, Nested, Spec, Sparse, parse={Codec: COMPRESSION.parse}
         (b"\x03\xff\xff\x7f", "the limit is"),
         (b"\x03\x06((((((", "is not an expression"),
         (b"\x03\x0atopk( 0.5)", "another way"),
+        (
+            b"\x03\xa9\x03" + b" >> ".join([b"topk(0.5)"] * 33),
+            "is nested 34 deep",
+        ),
     ],
 )
 def test_what_is_refused(data: bytes, why: str) -> None:
