@@ -24,6 +24,7 @@ from gradwire.core.errors import DataError, StoppedError
 from gradwire.experiment.config import Config
 from gradwire.experiment.setup import DIMENSIONS
 from gradwire.experiment.signals import Interrupted
+from gradwire.runtime.storage.files import explain
 
 
 def _split_config(argv: list[str]) -> tuple[Path | None, list[str]]:
@@ -88,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(141)
     except (ValueError, DataError, StoppedError, OSError) as error:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        errors.print(f"error: {error}{notes}", style="red", markup=False, soft_wrap=True)
+        text = f"error: {explain(error)}{notes}"
+        errors.print(text, style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

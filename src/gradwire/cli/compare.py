@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gradwire.cli.console import Folder, Meter, errors, new_folder, out
+from gradwire.cli.console import Folder, Meter, new_folder, out
+from gradwire.cli.ending import stopping
 from gradwire.experiment.compare import Outcome, combinations, compare, rows
 from gradwire.experiment.config import Config
 from gradwire.experiment.demo import demo_configs
 from gradwire.experiment.report import comparison_figure, comparison_table, format_seconds, notes
 from gradwire.experiment.setup import DIMENSIONS
 from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed
+from gradwire.runtime.storage.files import make_folder, naming, write_atomically
 
 _SETTINGS = [field.name for field in fields(Config)]
 
@@ -65,17 +67,14 @@ class DemoCommand:
 
 
 def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) -> None:
-    try:
-        with Meter() as meter:
-            outcomes = compare(configs, folder, meter.follow)
-    except KeyboardInterrupt:
-        errors.print(f"interrupted; what is finished lies in {folder}", soft_wrap=True)
-        raise
+    with stopping(lambda: f"interrupted; what is finished lies in {folder}"), Meter() as meter:
+        outcomes = compare(configs, folder, meter.follow)
     table = rows(outcomes)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n")
+    make_folder(folder)
+    write_atomically(folder / "table.json", (json.dumps(table, indent=1) + "\n").encode())
     figure = folder / "comparison.png"
-    comparison_figure(outcomes, figure)
+    with naming(figure):
+        comparison_figure(outcomes, figure)
     if as_json:
         print(json.dumps(table))
         return

@@ -16,9 +16,9 @@ from gradwire.cli.processes import GRADWIRE, world_size
 from gradwire.experiment.config import Config
 from gradwire.experiment.launcher import launch
 from gradwire.experiment.probe import num_skipped
-from gradwire.experiment.record import write_atomically
 from gradwire.experiment.report import format_seconds
 from gradwire.experiment.signals import Signals
+from gradwire.runtime.storage.files import write_atomically
 
 _STEPS = 100
 
