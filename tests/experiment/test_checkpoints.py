@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.experiment import record
 from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.record import save_atomically, write_atomically
+from gradwire.runtime.storage import files as storage
+from gradwire.runtime.storage import sealed
+from gradwire.runtime.storage.files import write_atomically
+from gradwire.runtime.storage.sealed import Seal
 
 STATE: dict[str, Any] = {"params": torch.arange(1 << 20), "rows": [{"step": 1}]}
 
@@ -31,7 +33,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, nam
     path = tmp_path / "file"
     write_atomically(path, b"before")
     with monkeypatch.context() as patch:
-        patch.setattr(record.os, name, full)
+        patch.setattr(storage.os, name, full)
         with pytest.raises(OSError, match="No space left"):
             write_atomically(path, b"after")
     assert files(tmp_path) == ["file"]
@@ -53,7 +55,7 @@ def test_a_full_disk_is_called_one(tmp_path, monkeypatch):
 
 def test_what_is_wrong_with_a_state_is_said(tmp_path):
     with pytest.raises(Exception, match="pickle"):
-        save_atomically(tmp_path / "file", {"function": lambda: None})
+        sealed.save(tmp_path / "file", Seal("test"), {"function": lambda: None})
     assert files(tmp_path) == []
 
 
@@ -71,7 +73,7 @@ def test_a_checkpoint_is_written_with_no_copy_of_it_all(tmp_path, monkeypatch):
     Checkpoints(tmp_path, 0).write(4, {str(i): part + i for i in range(8)})
     assert largest <= part.nbytes
     monkeypatch.undo()
-    assert Checkpoints(tmp_path, 0).load()[4]["3"].eq(3).all()
+    assert Checkpoints(tmp_path, 0).load().states[4]["3"].eq(3).all()
 
 
 @pytest.mark.parametrize("how", ["load", "forget_old"])
@@ -93,4 +95,4 @@ def test_what_killed_processes_left_is_removed(tmp_path, how):
     getattr(mine, how)()
     assert [path.exists() for path in left + kept] == [False, False, True, True]
     assert sorted(path.name for path in folder.iterdir()) == ["step-000004", "step-000008"]
-    assert sorted(mine.load()) == sorted(other.load()) == [4, 8]
+    assert sorted(mine.load().states) == sorted(other.load().states) == [4, 8]

@@ -80,7 +80,7 @@ def test_interrupted_twice_and_damaged_it_ends_in_the_same_bits(ranks):
         )
         assert a == b
     kept = sorted(path.name for path in (folder / "interrupted" / "checkpoints").iterdir())
-    assert kept == ["step-000016", "step-000020"]
+    assert kept == ["complete", "step-000016", "step-000020"]
     assert not list(folder.rglob("*.tmp"))
 
 

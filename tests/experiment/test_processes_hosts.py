@@ -69,7 +69,7 @@ def test_two_hosts_end_in_the_simulators_bits(hosts, tmp_path, monkeypatch):
     params = simulated(workers=2, steps=60)
     first, second = (tmp_path / host / "run" for host in hosts)
     assert is_saved(first, params)
-    records = ["config.toml", "metrics.jsonl", "model.pt", "rank-0.pt", "summary.json"]
+    records = ["complete", "config.toml", "metrics.jsonl", "model.pt", "rank-0.pt", "summary.json"]
     assert _files(first) == records
     assert _files(second) == ["config.toml", "rank-1.pt"]
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,23 @@ from experiment.replay_ranks import SIZE
 from gradwire.cli import main
 from gradwire.core.errors import GradwireWarning
 from gradwire.experiment.config import Config
+from gradwire.experiment.record import read_config, write_config
 from gradwire.experiment.replay import digest_of, order_path, recorder, replay
 from gradwire.experiment.setup import prepare
 from gradwire.runtime.order import OrderError, load
+from gradwire.runtime.storage.text import LineSeal, open_json, seal_json
 from runtime.process.launching import launch
 
 NAMES = ["gossip", "delayed", "resumed"]
+
+
+def sealed(*lines: str) -> str:
+    seal = LineSeal()
+    return "".join(map(seal.seal, lines))
+
+
+def opened(line: str) -> str:
+    return line.rpartition("\t")[0]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +72,8 @@ def test_the_command(
     shutil.copytree(ran[0] / "gossip", other)
     path = order_path(other, 1)
     *lines, result = path.read_text().splitlines()
-    path.write_text("\n".join([*lines, '["result","something else"]\n']))
     assert "result" in result
+    path.write_text(sealed(*map(opened, lines), '["result","something else"]'))
     with pytest.raises(SystemExit) as left:
         main(["run", "--replay", str(other)])
     assert left.value.code == 1
@@ -77,7 +88,7 @@ def copied(ran: tuple[Path, list[Any]], tmp_path: Path) -> Path:
 def test_what_cannot_be_replayed(copied: Path) -> None:
     config = copied / "config.toml"
     text = config.read_text()
-    config.write_text(text.replace("seed = 0", "seed = 1"))
+    write_config(config, replace(read_config(config), seed=1))
     with pytest.raises(OrderError, match="another configuration: seed = 0 there, seed = 1 here"):
         replay(copied)
     config.write_text(text)
@@ -86,6 +97,9 @@ def test_what_cannot_be_replayed(copied: Path) -> None:
     path.write_text("".join(lines[:-2]))
     with pytest.raises(OrderError, match="ends in the middle of a run"):
         replay(copied)
+    path.write_text("".join(lines[:3] + lines[4:]))
+    with pytest.raises(OrderError, match=r"order-2\.jsonl, line 4: .* is damaged"):
+        replay(copied)
     path.unlink()
     with pytest.raises(OrderError, match="cannot be read"):
         replay(copied)
@@ -93,6 +107,9 @@ def test_what_cannot_be_replayed(copied: Path) -> None:
     with pytest.raises(ValueError, match="holds no recorded order"):
         replay(copied)
     (copied / "summary.json").write_text('{"stopped": "somebody left"}')
+    with pytest.raises(ValueError, match=r"summary\.json has no checksum"):
+        replay(copied)
+    (copied / "summary.json").write_text(seal_json({"stopped": "somebody left"}))
     with pytest.raises(ValueError, match=r"stopped before its end.*: somebody left"):
         replay(copied)
     (copied / "summary.json").unlink()
@@ -119,7 +136,7 @@ def test_a_server_that_begins_with_a_state_has_no_order(copied: Path) -> None:
 
 def test_a_run_that_goes_on_from_what_servers_had_is_not_replayed(copied: Path) -> None:
     path = copied / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "is_rest": True}))
+    path.write_text(seal_json({**open_json(path), "is_rest": True}))
     with pytest.raises(ValueError, match="what the servers of another job had left"):
         replay(copied)
 

@@ -12,6 +12,7 @@ from gradwire.core.errors import NonFiniteError
 from gradwire.core.key import Key
 from gradwire.data.partition import Iid
 from gradwire.data.sampler import Sampler
+from gradwire.experiment.record import write_config
 from gradwire.experiment.setup import MODELS
 from gradwire.models.base import build_seeded
 
@@ -178,6 +179,11 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path):
     gradwire.simulate(**QUICK, out=tmp_path)
     config = tmp_path / "config.toml"
     config.write_text(config.read_text().replace("workers = 4", "workers = 3"))
+    with pytest.raises(ValueError, match=r"config\.toml was changed or damaged.*start a new run"):
+        gradwire.resume(tmp_path)
+    # The same settings with a checksum that fits, as from another run.
+    changed = gradwire.Config.from_toml(config)
+    write_config(config, changed)
     with pytest.raises(ValueError, match="not the configuration this run was started with"):
         gradwire.resume(tmp_path)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiment.served_at_work import Play, Stage, are_gone, flags, nbytes_of
+from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.recovery import BEGAN, open_store
+from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, began_with, open_store
 from gradwire.runtime.process import journal
 from gradwire.training.wire import PushHeader
 
@@ -48,7 +48,7 @@ def num_pushes(folder: Path) -> dict[int, int]:
         if store.state is not None:
             began = store.state["state"]
         elif (path / BEGAN).exists():
-            began = torch.load(path / BEGAN, weights_only=True)
+            began = began_with(path, None)
         arrivals = [journal.decode(body, HEADERS) for body in store.bodies]
         headers = [getattr(arrival.message, "header", None) for arrival in arrivals]
         num_since = sum(isinstance(header, PushHeader) for header in headers)
@@ -76,7 +76,8 @@ def num_states(folder: Path) -> int:
 
 def num_recovered(folder: Path) -> dict[int, int]:
     place = folder / "checkpoints" / "step-000000"
-    saved = {rank: torch.load(place / f"rank-{rank}.pt", weights_only=True) for rank in SERVERS}
+    assert place.is_dir()
+    saved = {rank: Checkpoints(folder, rank).load().states[SERVERS_STATE] for rank in SERVERS}
     return {rank: one["part"]["memory"]["updates"] for rank, one in saved.items()}
 
 

@@ -12,6 +12,7 @@ import torch
 
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
 from gradwire.experiment.replay import order_path, replay
+from gradwire.runtime.storage.text import open_json, seal_json
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -38,7 +39,7 @@ def test_a_worker_was_killed(stage, tmp_path, at):
         os.kill(play.nodes()["worker 1"], signal.SIGKILL)
         code, said = play.end()
     assert code == 0, said
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = open_json(folder / "summary.json")
     assert [row["rank"] for row in summary["lost"]] == [1]
     replayed = replay(folder)
     assert replayed.is_equal, replayed.differs
@@ -53,7 +54,7 @@ def test_a_worker_was_killed(stage, tmp_path, at):
     # Of who was lost nobody knows how many bytes it sent, of the others all are compared.
     for rank, differs in [(1, ()), (0, ("bytes that rank 0 sent",))]:
         summary["bytes_by_link"][rank][3] += 1
-        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "summary.json").write_text(seal_json(summary))
         assert replay(folder).differs == differs
 
 

@@ -18,9 +18,23 @@ from gradwire.core.node import (
     Sleep,
 )
 from gradwire.runtime.order import Entry, OrderError, Recorder, load, short_hash
+from gradwire.runtime.storage.text import LineSeal
 
 TAG = ("x", 1)
-HEAD = '{"format":"gradwire order","version":1,"rank":0,"nodes":3,"workers":2,"about":""}'
+HEAD = '{"format":"gradwire order","version":2,"rank":0,"nodes":3,"workers":2,"about":""}'
+
+
+def sealed(*lines: str) -> str:
+    """As they are written."""
+    seal = LineSeal()
+    return "".join(map(seal.seal, lines))
+
+
+def after(path: Path, line: str) -> str:
+    """As it would be written at the end of this file."""
+    seal = LineSeal()
+    assert all(seal.open(before) for before in path.read_text().splitlines())
+    return seal.seal(line)
 
 
 def recorded(path: Path) -> Path:
@@ -77,7 +91,8 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
     log = Recorder(path, 0, 1, 1)
     log.begins()
     log.goes_on(0, None, None)
-    assert path.read_text().splitlines()[1:] == ['["run",0,0]', '[0,"start"]']
+    lines = [line.partition("\t")[0] for line in path.read_text().splitlines()]
+    assert lines[1:] == ['["run",0,0]', '[0,"start"]']
     log.close()
 
 
@@ -89,7 +104,7 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
         (["[1]"], "is no recorded order"),
         ([HEAD.replace("workers", "worker")], "is no recorded order"),
         ([HEAD.replace('"rank":0', '"rank":true')], "is no recorded order"),
-        ([HEAD.replace('"version":1', '"version":2')], "version 2, this program reads 1"),
+        ([HEAD.replace('"version":2', '"version":3')], "version 3, this program reads 2"),
         ([HEAD.replace('"rank":0', '"rank":3')], "rank 3 of 3 nodes"),
         ([HEAD.replace('"workers":2', '"workers":4')], "of which 4 are workers"),
         ([HEAD, '["run",0,0]'], "ends in the middle of a run, after line 2"),
@@ -121,7 +136,7 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
 )
 def test_what_is_no_order_is_refused(lines: list[str], why: str, tmp_path: Path) -> None:
     path = tmp_path / "order"
-    path.write_text("\n".join(lines))
+    path.write_text(sealed(*lines))
     with pytest.raises(OrderError, match=why):
         load(path)
 
@@ -148,7 +163,7 @@ def test_a_run_that_is_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "order"
     segments(path, (0, 5), (5, 7), (7, 9))
     with path.open("a") as file:
-        file.write('["run",9,12]\n[0,"st')  # there it was killed
+        file.write(after(path, '["run",9,12]') + '[0,"st')  # there it was killed
     assert [run.steps for run in load(path, was_killed=True).runs][3] == (9, 12)
     segments(path, (7, 12), first=7)
     assert [run.steps for run in load(path).runs] == [(0, 5), (5, 7), (7, 12)]

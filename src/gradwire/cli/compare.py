@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradwire.cli.console import Folder, Meter, errors, new_folder, out
+from gradwire.cli.console import Folder, Meter, new_folder, out
+from gradwire.cli.ending import stopping
 from gradwire.core.errors import UnfedWarning
 from gradwire.experiment.config import DIMENSION_NAMES, Config
 from gradwire.experiment.demo import demo_configs
@@ -21,6 +22,7 @@ from gradwire.experiment.report import (
     notes,
     task_line,
 )
+from gradwire.runtime.storage.files import make_folder, naming, write_atomically
 
 if TYPE_CHECKING:
     from gradwire.experiment.compare import Outcome
@@ -92,17 +94,14 @@ def _compare_and_show(
 ) -> None:
     from gradwire.experiment.compare import compare, rows
 
-    try:
-        with Meter() as meter:
-            outcomes = compare(configs, folder, meter.follow)
-    except KeyboardInterrupt:
-        errors.print(f"interrupted; what is finished lies in {folder}", soft_wrap=True)
-        raise
+    with stopping(lambda: f"interrupted; what is finished lies in {folder}"), Meter() as meter:
+        outcomes = compare(configs, folder, meter.follow)
     table = rows(outcomes)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.json").write_text(json.dumps(table, indent=1) + "\n")
+    make_folder(folder)
+    write_atomically(folder / "table.json", (json.dumps(table, indent=1) + "\n").encode())
     figure = folder / f"comparison.{figure_format}"
-    comparison_figure(outcomes, figure)
+    with naming(figure):
+        comparison_figure(outcomes, figure)
     if as_json:
         print(json.dumps(table))
         return

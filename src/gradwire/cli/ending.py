@@ -8,15 +8,17 @@ import faulthandler
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from gradwire.cli.console import errors
 from gradwire.core.errors import DataError, LostError, StoppedError
 from gradwire.experiment.children import LOST, WRONG, die_with_parent, is_launched, report
 from gradwire.experiment.signals import Interrupted, Signals
+from gradwire.runtime.storage.files import explain
 
+FINISHED = "this run had finished; nothing was computed"
 _END_S = 30.0  # how long a process may take to end once it was told to end at once
 
 
@@ -42,6 +44,18 @@ def end_with(
         os._exit(code)
 
 
+@contextmanager
+def stopping(advice: Callable[[], str]) -> Iterator[Signals]:
+    """What runs in this process alone: SIGTERM and Ctrl-C end it, and `advice` is printed."""
+    try:
+        with Signals().caught() as signals:
+            yield signals
+    except (KeyboardInterrupt, Interrupted):
+        if text := advice():
+            errors.print(text, markup=False, highlight=False, soft_wrap=True)
+        raise
+
+
 def _end_soon() -> None:
     """Whatever it waits for then: it ends, and says where it was."""
     faulthandler.dump_traceback_later(_END_S, exit=True)
@@ -61,7 +75,7 @@ def _code(
         return _fail("lost", f"the ranks did not meet: {error}", LOST, shows(error))
     except (ValueError, DataError, StoppedError, OSError) as error:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        return _fail("error", f"{error}{notes}", WRONG, shows(error))
+        return _fail("error", f"{explain(error)}{notes}", WRONG, shows(error))
     except Exception:
         return _fail("error", traceback.format_exc(), 1, True)
 

@@ -22,6 +22,7 @@ from gradwire.core.errors import DataError, StoppedError
 from gradwire.core.notation import unknown_name
 from gradwire.experiment.config import DIMENSION_NAMES, Config
 from gradwire.experiment.signals import Interrupted
+from gradwire.runtime.storage.files import explain
 
 _DESCRIPTION = (
     "Communication-efficient data-parallel training: simulate, measure, compare.\n\n"
@@ -41,7 +42,7 @@ def run(arguments: list[str]) -> None:
         sys.exit(141)
     except (ValueError, DataError, StoppedError, OSError) as error:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        errors.print(f"error: {error}{notes}", style="red", markup=False, soft_wrap=True)
+        errors.print(f"error: {explain(error)}{notes}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stop:
         sys.exit(128 + stop.number)

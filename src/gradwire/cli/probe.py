@@ -16,6 +16,7 @@ from gradwire.cli.defaults import world_size
 from gradwire.experiment.config import Config
 from gradwire.experiment.report import format_seconds
 from gradwire.experiment.scratch import scratch_folder
+from gradwire.runtime.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from gradwire.experiment.signals import Signals
@@ -78,7 +79,6 @@ class ProbeCommand:
         from gradwire.experiment.machine import backend_of
         from gradwire.experiment.meeting import meet
         from gradwire.experiment.prediction import probe
-        from gradwire.experiment.record import write_atomically
 
         meet(60.0, backend=backend_of(self.config))
 

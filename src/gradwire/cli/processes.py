@@ -13,7 +13,7 @@ from typing import NoReturn
 from gradwire.architecture import ARCHITECTURE
 from gradwire.cli.console import Meter
 from gradwire.cli.defaults import world_size
-from gradwire.cli.ending import end_with, say
+from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
 from gradwire.experiment.children import is_launched
 from gradwire.experiment.config import Config
@@ -25,6 +25,7 @@ from gradwire.experiment.scratch import scratch_folder
 from gradwire.experiment.setup import check_real
 from gradwire.experiment.signals import Interrupted, Signals
 from gradwire.runtime.network import parse_duration
+from gradwire.runtime.storage.files import write_atomically
 from gradwire.synchronization import SYNCHRONIZATION
 
 GRADWIRE = (sys.executable, "-m", "gradwire")
@@ -46,6 +47,7 @@ class Job:
     durable: bool = False
     silence: str = "5s"
     join_wait: str = "60s"
+    restart: bool = False
 
     def check(self) -> None:
         for name in ("checkpoint_every", "timeout", "silence", "join_wait"):
@@ -70,17 +72,14 @@ def _launch(job: Job) -> None:
 
     size = num_nodes(job.config)
     check_real(job.config)
-    if job.resumes:
-        record = Record.open(job.folder)
-        if record.is_finished and not SYNCHRONIZATION.parse(job.config.synchronization).pauses:
-            raise ValueError(f"{job.folder} holds a run that is finished; begin a new one")
-    elif Record(job.folder).exists:
-        Record.create(job.folder, job.config)  # says that there is a run already
+    if not job.resumes:
+        Record(job.folder).check_empty()
     with scratch_folder() as place:
         path = place / "config.toml"
-        path.write_text(job.config.to_toml())
+        write_atomically(path, job.config.to_toml().encode())
         limits = ["--checkpoint-every", job.checkpoint_every, "--timeout", job.timeout]
         as_json = ["--json"] if job.json else []
+        restart = ["--restart"] if job.restart else []
 
         def which(is_again: bool) -> list[str]:
             goes_on = job.resumes or (is_again and Record(job.folder).exists)
@@ -89,11 +88,11 @@ def _launch(job: Job) -> None:
             return ["--config", str(path), "--out", str(job.folder)]
 
         def rank(attempt: int) -> list[str]:
-            return [*GRADWIRE, "run", *which(attempt > 0), *limits, *as_json]
+            return [*GRADWIRE, "run", *which(attempt > 0), *limits, *as_json, *restart]
 
         def node(role: str, number: int, scheduler: str, goes_on: bool) -> list[str]:
             own = {
-                "scheduler": ["--silence", job.silence, *as_json],
+                "scheduler": ["--silence", job.silence, *as_json, *restart],
                 "server": ["--durable"] if job.durable else [],
                 "worker": [],
             }
@@ -154,6 +153,7 @@ def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
     backend = backend_of(job.config)
     folder = Path(meet(parse_duration(job.timeout), str(job.folder), backend))
     is_hub = rank == (size - 1 if size > job.config.workers else 0)
+    was_finished = is_hub and job.resumes and Record.open(folder).is_finished
     with Meter() as meter:
         result = processes.run(
             None if job.resumes else job.config,
@@ -163,7 +163,11 @@ def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
             checkpoint_every=job.checkpoint_every,
             timeout=job.timeout,
             is_restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0,
+            restart=job.restart,
+            say=say,
             signals=signals,
         )
     if is_hub:
         show(result, folder)
+    if was_finished:
+        say(FINISHED)

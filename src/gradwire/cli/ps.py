@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
+from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.cli.run import show_run
 from gradwire.experiment.config import OWN_SETTINGS, Config
 
 if TYPE_CHECKING:
-    from gradwire.experiment.node_state import Where
+    from gradwire.experiment.node_types import Where
     from gradwire.experiment.served import Place
     from gradwire.experiment.signals import Signals
 
@@ -66,6 +67,8 @@ class PsCommand:
     """Folder for the records, and for what servers need to go on after a crash."""
     resume: Folder = None
     """Go on with the interrupted run in this folder."""
+    restart: bool = False
+    """Scheduler, with --resume: begin again if what servers or ranks left cannot be used."""
     durable: bool = False
     """Server: acknowledge updates only when they are on disk."""
     silence: str = "5s"
@@ -91,8 +94,7 @@ class PsCommand:
             return
         if self.file is not None:
             raise ValueError(f"{self.file}: a file goes with `gradwire ps keys FILE` only")
-        from gradwire.cli.ending import end_with
-        from gradwire.experiment.node_state import Where
+        from gradwire.experiment.node_types import Where
         from gradwire.experiment.served import Place
 
         node = from_environment(self, os.environ)
@@ -114,11 +116,10 @@ class PsCommand:
             node.server_wait,
             node.join_wait,
         )
-        where = Where(folder, node.resume is not None)
+        where = Where(folder, node.resume is not None, may_restart=node.restart)
         end_with(lambda signals: node._take_part(place, where, signals))
 
     def _take_part(self, place: Place, where: Where, signals: Signals) -> None:
-        from gradwire.cli.ending import say
         from gradwire.experiment.record import Record
         from gradwire.experiment.served import take_part
 
@@ -129,6 +130,7 @@ class PsCommand:
             own = {name: getattr(config, name) for name in OWN_SETTINGS}
             given = {name: value for name, value in own.items() if value != getattr(usual, name)}
             config = replace(found, engine="process", **given)
+        was_finished = is_hub and where.resumes and _is_finished(where.folder)
         name = "" if where.folder is None else where.folder.name
         with Meter() as meter:
             result = take_part(
@@ -145,6 +147,8 @@ class PsCommand:
         if is_hub:
             assert where.folder is not None
             show_run(result, where.folder, self.json)
+        if was_finished:
+            say(FINISHED)
 
     def _make_keys(self) -> None:
         from gradwire.runtime.process.zeromq.keys import make_keys
@@ -157,6 +161,12 @@ class PsCommand:
             f"read it; each takes it with --keys {self.file}",
             soft_wrap=True,
         )
+
+
+def _is_finished(folder: Path | None) -> bool:
+    from gradwire.experiment.record import Record
+
+    return folder is not None and Record(folder).is_finished
 
 
 def _tell(text: str) -> None:

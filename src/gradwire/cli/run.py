@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from gradwire.cli.console import Folder, Meter, errors, new_folder, out
+from gradwire.cli.console import Folder, Meter, new_folder, out
 from gradwire.cli.defaults import usual_config, world_size
+from gradwire.cli.ending import FINISHED, say, stopping
 from gradwire.experiment.config import Config
 from gradwire.experiment.report import format_bytes, format_seconds, format_spread, network_names
+from gradwire.experiment.signals import Interrupted
 
 if TYPE_CHECKING:
     from gradwire.experiment.outcome import Run
-    from gradwire.experiment.record import Row
+    from gradwire.experiment.record import Record, Row
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class RunCommand:
     """Folder for the records; by default a new one under runs/."""
     resume: Folder = None
     """Go on with the interrupted run in this folder; its own settings hold."""
+    restart: bool = False
+    """With --resume: begin again from step 0 if the checkpoints are damaged or missing."""
     replay: Folder = None
     """Compute the run in this folder again from the order that its processes recorded."""
     json: bool = False
@@ -58,9 +62,13 @@ class RunCommand:
             return
         if self.resume is not None and (self.config != usual_config(None) or self.out is not None):
             raise ValueError("--resume goes on with the run's own settings; give no others")
+        if self.restart and self.resume is None:
+            raise ValueError("--restart goes with --resume FOLDER: it lets that run begin again")
         folder = self.resume or self.out or new_folder("run")
         config = self.config if self.resume is None else Record.open(folder).config
-        if config.engine == "process":
+        if self.resume is not None and world_size() is None and Record(folder).is_finished:
+            self._show_finished(Record(folder))
+        elif config.engine == "process":
             job = Job(
                 config,
                 folder,
@@ -73,6 +81,7 @@ class RunCommand:
                 self.durable,
                 self.silence,
                 self.join_wait,
+                self.restart,
             )
             run_processes(job, lambda run, where: show_run(run, where, self.json))
         elif world_size() is not None:
@@ -96,27 +105,43 @@ class RunCommand:
         if not replayed.is_equal:
             sys.exit(1)
 
+    def _show_finished(self, record: Record) -> None:
+        """The result of a run that has nothing left to do."""
+        _show(record.config, record.summary, record.folder, self.json)
+        if changed := record.finished_metrics():
+            say(changed)
+        say(FINISHED)
+
     def _simulate(self, folder: Path) -> Run:
+        from gradwire.experiment.record import Record
         from gradwire.experiment.runner import resume, simulate
 
-        try:
-            with Meter() as meter:
-                progress = meter.follow(folder.name)
-                if self.resume is not None:
-                    return resume(self.resume, progress)
-                return simulate(self.config, out=folder, progress=progress)
-        except KeyboardInterrupt:
-            if (folder / "config.toml").exists():
-                errors.print(f"interrupted; go on: gradwire run --resume {folder}", soft_wrap=True)
-            raise
+        def advice() -> str:
+            return f"interrupted; go on: gradwire run --resume {folder}" * Record(folder).exists
+
+        with stopping(advice) as signals, Meter() as meter:
+            shown = meter.follow(folder.name)
+
+            def progress(row: Row, steps: int) -> None:
+                shown(row, steps)
+                if signals.wanted:  # and the exception was lost on its way
+                    raise Interrupted(signals.wanted)
+
+            if self.resume is not None:
+                return resume(self.resume, progress, restart=self.restart, say=say)
+            return simulate(self.config, out=folder, progress=progress)
 
 
 def show_run(run: Run, folder: Path, as_json: bool) -> None:
     """What came out, on standard output."""
+    _show(run.config, run.summary, folder, as_json)
+
+
+def _show(config: Config, summary: Row, folder: Path, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(run.summary))
+        print(json.dumps(summary))
         return
-    out.print(_run_table(run))
+    out.print(_run_table(config, summary))
     out.print(f"Records: {folder}", soft_wrap=True)
 
 
@@ -132,8 +157,7 @@ def _momentum(config: Config) -> str:
     return ", momentum before compression" if config.momentum_at == "before" else ""
 
 
-def _run_table(run: Run) -> Table:
-    config, summary = run.config, run.summary
+def _run_table(config: Config, summary: Row) -> Table:
     times = _simulated(config, summary) if config.engine == "simulator" else _real(summary)
     table = Table(show_header=False, box=None)
     lines = {
@@ -142,8 +166,9 @@ def _run_table(run: Run) -> Table:
         f"{config.scheduling}",
         "optimizer": f"{config.optimizer}{_momentum(config)}",
         "workers": f"{config.workers} x batch {config.batch_size}, {summary['steps']} steps",
-        "test accuracy": f"{100 * run.accuracy:.2f}%{_spread(summary)}",
-        "bytes sent": f"{format_bytes(run.bytes_sent)} in {summary['messages_sent']:,} messages, "
+        "test accuracy": f"{100 * summary['test_accuracy']:.2f}%{_spread(summary)}",
+        "bytes sent": f"{format_bytes(summary['bytes_sent'])} in {summary['messages_sent']:,} "
+        "messages, "
         f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step{_nominal(summary)}",
         **times,
         **_observed(config, summary),

@@ -1,23 +1,32 @@
 """The checkpoints of a run on real processes: `checkpoints/step-000120/rank-3.pt` in its folder.
 
-Every rank writes its own file, atomically, so a file is whole if it is there. A checkpoint counts
-if every rank has its file of it; ranks agree on the newest such one when they start. So the folder
-need not be shared between machines, as long as each rank finds the files it wrote itself.
+Every rank writes its own file, atomically and with a checksum, so a file is what was written or is
+not used. A checkpoint counts if every rank has its file of it; ranks agree on the newest such one
+when they start. So the folder need not be shared between machines, as long as each rank finds the
+files it wrote itself.
+
+`checkpoints/complete` says, where the record is, that there was a checkpoint of which all ranks had
+their file. If none can be used later, files are damaged or missing (resumption.py).
 """
 
 import contextlib
 import re
-import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.record import remove_leftovers, save_atomically
-from gradwire.runtime.process.checkpoint import make_folder
+from gradwire.runtime.storage import sealed
+from gradwire.runtime.storage.files import make_folder, remove_leftovers, write_atomically
+from gradwire.runtime.storage.sealed import Seal
 
 _KEPT = 2  # the newest ones
+_COMPLETE = "complete"
+
+
+class Loaded(NamedTuple):
+    """What one rank finds."""
+
+    states: dict[int, dict[str, Any]]  # by step
+    skipped: list[str]  # files that cannot be used, and why
 
 
 class Checkpoints:
@@ -25,29 +34,40 @@ class Checkpoints:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder / "checkpoints"
+        self._rank = rank
         self._name = f"rank-{rank}.pt"
 
     def write(self, step: int, state: dict[str, Any]) -> None:
         path = self._path(step)
         make_folder(path.parent)
-        save_atomically(path, state)
+        sealed.save(path, self._seal(step), state)
 
-    def load(self) -> dict[int, dict[str, Any]]:
-        """By step; damaged ones are left out, with a warning."""
+    def load(self) -> Loaded:
         self._remove_leftovers()
-        found = {}
+        found = Loaded({}, [])
         for step in self._steps():
-            path = self._path(step)
             try:
-                found[step] = torch.load(path, weights_only=True)
-            except Exception as error:  # torch raises many kinds for bytes it cannot read
-                text = f"{path} is damaged ({error}), so it is not used"
-                warnings.warn(text, GradwireWarning, stacklevel=2)
+                found.states[step] = sealed.load(self._path(step), self._seal(step))
+            except (ValueError, OSError) as error:
+                found.skipped.append(str(error))
         return found
 
-    def forget_after(self, step: int) -> None:
-        """Those of a run that came further but cannot be gone on from."""
-        self._remove([other for other in self._steps() if other > step])
+    @property
+    def had_complete(self) -> bool:
+        """Whether there was a checkpoint that all ranks had."""
+        return (self._folder / _COMPLETE).exists()
+
+    def note_complete(self) -> None:
+        """All ranks have their file of a checkpoint."""
+        if not self.had_complete:
+            text = b"All ranks have written a checkpoint here.\n"
+            write_atomically(self._folder / _COMPLETE, text)
+
+    def forget_after(self, step: int | None) -> None:
+        """Those of a run that came further but cannot be gone on from; None: it begins again."""
+        if step is None:
+            (self._folder / _COMPLETE).unlink(missing_ok=True)
+        self._remove([other for other in self._steps() if step is None or other > step])
 
     def forget_old(self) -> None:
         """All but the newest, once that is known to be complete."""
@@ -63,6 +83,9 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}" / self._name
+
+    def _seal(self, step: int) -> Seal:
+        return Seal("rank", step, f"rank {self._rank}")
 
     def _remove(self, steps: list[int]) -> None:
         for step in steps:

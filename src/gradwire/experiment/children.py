@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradwire.experiment.record import write_atomically
 from gradwire.experiment.signals import Interrupted, held
+from gradwire.runtime.storage.files import write_atomically
 
 _REPORT, _PARENT = "GRADWIRE_REPORT", "GRADWIRE_PARENT"
 _TAIL = 20  # lines shown of a rank that died without a report

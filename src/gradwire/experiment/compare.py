@@ -16,7 +16,7 @@ from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.config import Config
 from gradwire.experiment.outcome import SPREAD, Progress, Run, use_threads
-from gradwire.experiment.record import Row
+from gradwire.experiment.record import Record, Row
 from gradwire.experiment.runner import simulate
 from gradwire.experiment.setup import DIMENSIONS, prepare
 from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed, Measured
@@ -99,6 +99,8 @@ def compare(
             "a comparison runs on the simulator; real processes run one experiment at a time: "
             "gradwire run --engine process"
         )
+    if out is not None:
+        Record(out).check_empty()
     given = [_canonical(config) for config in configs]
     with use_threads(given[0].threads):
         labels = with_baselines(given)

@@ -26,7 +26,8 @@ from gradwire.core.protocols import Replica
 from gradwire.core.wire import ANSWER, Failed
 from gradwire.experiment.conductor import Reports
 from gradwire.experiment.machine import why_lost
-from gradwire.experiment.node_state import Glimpse, NodeState
+from gradwire.experiment.node_state import NodeState
+from gradwire.experiment.node_types import Glimpse
 from gradwire.experiment.outcome import Run
 from gradwire.experiment.parts import Part, Segment, ServerPart, WorkerPart, part_of
 from gradwire.experiment.record import Row
@@ -63,7 +64,12 @@ class NodeRun(NodeState):
                 self.part.server.on_push = self._pushed
             if self.config.record_order and self.folder is not None:
                 self.log = recorder(
-                    self.folder, self.experiment, self.rank, self.step, is_inside=self.is_inside
+                    self.folder,
+                    self.experiment,
+                    self.rank,
+                    self.step,
+                    is_inside=self.is_inside,
+                    say=self.notices.append,
                 )
             if self.rank < self.config.workers:
                 warm_up(self.plan, self.rank)
@@ -104,6 +110,8 @@ class NodeRun(NodeState):
         self._save()
         self.agreement.agree({}, lambda reports: {})  # all have it
         assert self.checkpoints is not None
+        if self.is_hub:
+            self.checkpoints.note_complete()
         self.checkpoints.forget_old()
         if self._conductor is not None:
             self._conductor.saved(time.monotonic() - began_s)
@@ -113,7 +121,7 @@ class NodeRun(NodeState):
             self.engine.on_wait = self._glance
             try:
                 if not self.is_inside:
-                    self.agreement.agree({}, lambda reports: {})  # all begin together
+                    self.agreement.agree(self._noticed(), self._tell)  # all begin together
                 self.agreement.absent.clear()
                 self._segment(self.plan.num_steps)
                 self._is_over = True
@@ -257,6 +265,18 @@ class NodeRun(NodeState):
             self.lost.append({"rank": rank, "time_s": now, "why": why})
             self._say(f"worker {rank} was lost after {now:.1f} s: {why}")
 
+    # What the user is to know, whoever noticed it.
+
+    def _noticed(self) -> Row:
+        notices, self.notices = self.notices, []
+        return {"notices": notices}
+
+    def _tell(self, reports: Reports) -> Row:
+        for rank, report in enumerate(reports):
+            for text in [] if report is None else report["notices"]:
+                self._say(f"{self._name(rank)}: {text}")
+        return {}
+
     # What comes next.
 
     def _agree(self) -> Row:
@@ -267,6 +287,7 @@ class NodeRun(NodeState):
             "training_s": self.spent["training_s"],
             "segment_steps": self.segment_steps,
             "step_s": self.step_s,
+            **self._noticed(),
             **self.part.report(digests=is_last or self.step % self.config.eval_every == 0),
         }
         if not self.plan.pauses:
@@ -274,6 +295,7 @@ class NodeRun(NodeState):
 
         def decide(reports: Reports) -> Row:
             assert self._conductor is not None
+            self._tell(reports)
             return self._conductor.decide(self.step, reports)
 
         return self.agreement.agree(report, decide)

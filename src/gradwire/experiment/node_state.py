@@ -5,15 +5,12 @@ where it was; it leaves checkpoints; and it can tell how to go on after an end t
 What it does in between is in `node_run.py`.
 """
 
-import io
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import torch
+from typing import Any
 
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
 from gradwire.experiment.agreement import Agreement
@@ -22,44 +19,29 @@ from gradwire.experiment.conductor import Conductor, Reports
 from gradwire.experiment.config import common_settings
 from gradwire.experiment.differences import differences, told_together
 from gradwire.experiment.machine import name_of
+from gradwire.experiment.node_types import Counting, Glimpse, Where
 from gradwire.experiment.outcome import Progress
 from gradwire.experiment.parts import ServerPart, part_of
-from gradwire.experiment.record import Record, Row, write_atomically
-from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, heard, recover, remove_others
+from gradwire.experiment.record import Record, Row
+from gradwire.experiment.recovery import (
+    SERVERS_STATE,
+    Recovered,
+    began_with,
+    heard,
+    is_evidence,
+    recover,
+    remove_others,
+)
+from gradwire.experiment.resumption import checkpointed, choose
 from gradwire.experiment.setup import Experiment
 from gradwire.experiment.shelf import Shelf
 from gradwire.experiment.signals import Signals
 from gradwire.runtime.order import Recorder
 from gradwire.runtime.process.engine import ProcessEngine
-from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.requests import no_evaluator
 
 _THIS, _ANOTHER = "this run", "another run"  # what a folder holds
 _RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
-
-
-class Counting(Transport, Protocol):
-    """A transport that counts what it sends."""
-
-    @property
-    def num_bytes_sent(self) -> int: ...
-
-
-class Where(NamedTuple):
-    """The folder of a run."""
-
-    folder: Path | None
-    resumes: bool = False
-    is_restart: bool = False
-
-
-class Glimpse(NamedTuple):
-    """What a rank keeps of a step that it passes."""
-
-    time_s: float
-    num_bytes: int  # that it sent
-    loss: float | None
-    num_dropped: int
 
 
 class NodeState:
@@ -122,6 +104,7 @@ class NodeState:
         self.resumed: list[int] = []  # steps from which the run went on
         self.started_s = time.perf_counter()
         self.log: Recorder | None = None  # of the order in which things happen
+        self.notices: list[str] = []  # that the hub is to show to the user
         self._every_s = checkpoint_every_s
         self._progress, self._say = progress, say
         self._life = life
@@ -132,6 +115,7 @@ class NodeState:
         self._comes_back = False  # whether workers begin with what the servers have
         self._conductor: Conductor | None = None  # on the hub
         self._record: Record | None = None
+        self._goes_on = False  # on the hub: whether this is a run that had begun before
 
     @property
     def handed_in_all(self) -> float:
@@ -147,10 +131,11 @@ class NodeState:
 
     def _begin(self) -> None:
         """All have the same configuration, and know the folder."""
+        holds = self._holds()
         report = {
             "failure": self.failure,
             "config": "" if self.failure else self.experiment.config.to_toml(),
-            "holds": self._holds(),
+            "holds": holds,
         }
         decision = self.agreement.agree(report, self._admit)
         if "lost" in decision:
@@ -176,9 +161,17 @@ class NodeState:
 
     def _holds(self) -> str:
         """What is in the folder, here: on another machine it may be another one."""
-        if self.failure or self.where.folder is None or not Record(self.where.folder).exists:
+        if self.failure or self.where.folder is None:
             return ""
-        there, own = Record(self.where.folder).config.to_toml(), self.experiment.config.to_toml()
+        record = Record(self.where.folder)
+        if not record.exists:
+            return _ANOTHER if record.remains else ""
+        try:
+            there = record.config.to_toml()
+        except (ValueError, OSError) as error:
+            self.failure = f"{self._name(self.rank)}: {error}"
+            return ""
+        own = self.experiment.config.to_toml()
         return _THIS if common_settings(there) == common_settings(own) else _ANOTHER
 
     def _admit(self, reports: Reports) -> Row:
@@ -196,7 +189,10 @@ class NodeState:
             return {"failure": told_together(differs), "differs": differs}
         folder, config = self.where.folder, self.experiment.config
         goes_on = self.where.resumes or (self.where.is_restart and own["holds"] == _THIS)
-        is_over = goes_on and folder is not None and Record(folder).is_finished
+        try:
+            is_over = goes_on and folder is not None and Record(folder).is_finished
+        except (ValueError, OSError) as error:
+            return {"failure": str(error)}
         if is_over and not self.experiment.plan.pauses:
             return {"failure": f"{folder} holds a run that is finished; begin a new one"}
         for rank, report in enumerate(reports):
@@ -210,6 +206,7 @@ class NodeState:
             if folder is not None:
                 self._record = Record.open(folder) if goes_on else Record.create(folder, config)
                 self._record.reopen()
+                self._goes_on = goes_on
         except (ValueError, OSError) as error:
             return {"failure": str(error)}
         return {"failure": "", "folder": None if folder is None else str(folder)}
@@ -219,20 +216,28 @@ class NodeState:
 
         Where workers do not pause, from what all servers have.
         """
-        self._recover()
-        found = {} if self.checkpoints is None else self.checkpoints.load()
+        recovered = self._recover()
+        found, skipped = ({}, []) if self.checkpoints is None else self.checkpoints.load()
         if not self.plan.pauses:
             found = found if isinstance(self.part, ServerPart) else {}
-        first, end = self.config.workers, self.config.workers + self.plan.architecture.num_servers
-
-        def choose(reports: Reports) -> Row:
-            some = reports if self.plan.pauses else reports[first:end]
-            sets = [set(report["steps"]) for report in some if report is not None]
-            common = set.intersection(*sets) if sets else set()
-            return {"step": max(common) if common else None}
-
-        step = self.agreement.agree({"steps": sorted(found)}, choose)["step"]
-        saved = None if step is None else self._kept(found.get(step))
+        report = {
+            "steps": sorted(found),
+            "skipped": recovered.skipped + skipped,
+            "lost": recovered.lost,
+            "is_evidence": is_evidence(found.get(SERVERS_STATE)),
+        }
+        decision = self.agreement.agree(report, self._choose)
+        for text in decision["notices"] if self.is_hub else ():
+            self._say(text)
+        if decision["failure"]:
+            raise RefusedError(decision["failure"])
+        if self._keep is not None:
+            remove_others(self._keep)
+        step = decision["step"]
+        saved = None if step is None else found.get(step)
+        if self._keep is not None and step is not None:
+            # It may be told again what happened since, when the checkpoint is not there any more.
+            saved = began_with(self._keep, saved)
         if saved is not None:
             if common_settings(saved["config"]) != common_settings(self.config.to_toml()):
                 raise ValueError(
@@ -247,39 +252,41 @@ class NodeState:
                 self.metrics = saved["metrics"]
                 self.resumed = [*saved["resumed"], saved["step"]]
         self._comes_back = step is not None and not self.plan.pauses
+        if self.checkpoints is not None and not self._comes_back and not self._is_told_again:
+            self.checkpoints.forget_after(step)
         if self._comes_back:
             if isinstance(self.part, ServerPart):
                 self.part.server.forget_workers()
                 self.part.server.forget_figures()
             step = 0
-        if self.checkpoints is not None and self.plan.pauses and not self._is_told_again:
-            self.checkpoints.forget_after(step or 0)
         if self._conductor is not None:
+            if self._record is not None and (changed := self._record.changed_metrics(self.metrics)):
+                self._say(changed)
             self._conductor.begin(step or 0, self.metrics)
         self.step = self.at = self.saved_step = step or 0
 
-    def _recover(self) -> None:
-        """A server finds what it had in a job that ended without a checkpoint."""
-        if self._keep is None or self.checkpoints is None or self._is_told_again:
-            return
-        if not self.plan.pauses and isinstance(self.part, ServerPart):
-            recover(self.experiment, self._keep, self.checkpoints)
-        remove_others(self._keep)
+    def _choose(self, reports: Reports) -> Row:
+        """On the hub: from where the run goes on."""
+        return choose(
+            reports,
+            checkpointed(self.plan, self.engine.size),
+            self._name,
+            folder=self.folder,
+            is_resumed=self._goes_on,
+            had_complete=self.checkpoints is not None and self.checkpoints.had_complete,
+            may_restart=self.where.may_restart,
+        )
 
-    def _kept(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-        """What a server began with, should it be told again what happened since: the checkpoint
-        may not be there any more."""
-        if self._keep is None:
-            return saved
-        path = self._keep / BEGAN
-        if path.exists():
-            found: dict[str, Any] = torch.load(path, weights_only=True)
-            return found
-        if saved is not None:
-            content = io.BytesIO()
-            torch.save(saved, content)
-            write_atomically(path, content.getbuffer())
-        return saved
+    def _recover(self) -> Recovered:
+        """A server finds what it had in a job that ended without a checkpoint.
+
+        Its stores stay until all know from where they go on.
+        """
+        if self._keep is None or self.checkpoints is None or self._is_told_again:
+            return Recovered([], [])
+        if self.plan.pauses or not isinstance(self.part, ServerPart):
+            return Recovered([], [])
+        return recover(self.experiment, self._keep, self.checkpoints)
 
     @property
     def _is_told_again(self) -> bool:
@@ -365,7 +372,8 @@ class NodeState:
         """A signal ends a run that does not pause: what servers have is what is left of it."""
         if self.checkpoints is not None and isinstance(self.part, ServerPart):
             self.part.server.forget_workers()
-            own = heard(self._keep, getattr(self.transport, "num_handed", 0))
+            num_handed = getattr(self.transport, "num_handed", 0)
+            own = heard(self._keep, num_handed, is_rest=self._comes_back)
             self.checkpoints.write(SERVERS_STATE, {**self._saved(), **own})
 
     def _count_wall(self) -> None:

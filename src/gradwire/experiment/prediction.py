@@ -24,7 +24,7 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, own_device
 from gradwire.experiment.node_run import NodeRun
-from gradwire.experiment.node_state import Where
+from gradwire.experiment.node_types import Where
 from gradwire.experiment.outcome import Run, use_threads
 from gradwire.experiment.probe import (
     Machine,

@@ -18,9 +18,9 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, own_device
 from gradwire.experiment.node_run import NodeRun
-from gradwire.experiment.node_state import Where
+from gradwire.experiment.node_types import Where
 from gradwire.experiment.outcome import Progress, Run, config_of, use_threads
-from gradwire.experiment.record import Record
+from gradwire.experiment.record import Record, Say, warn
 from gradwire.experiment.setup import Experiment, prepare
 from gradwire.experiment.signals import Signals
 from gradwire.runtime.network import parse_duration
@@ -39,6 +39,8 @@ def run(
     checkpoint_every: str = "30s",
     timeout: str = "300s",
     is_restart: bool = False,
+    restart: bool = False,
+    say: Say = warn,
     signals: Signals | None = None,
     **settings: Any,
 ) -> Run:
@@ -50,7 +52,10 @@ def run(
     `settings` are the fields of `Config`. With `out` the run leaves its records there, and every
     rank its checkpoints: at evaluations and so often besides. `resume` goes on with the run in that
     folder, to the same bits as if it had not been interrupted; so does `out` if `is_restart` and
-    the folder holds this very run. `timeout` is how long nothing may happen before a rank gives up.
+    the folder holds this very run. `restart` allows a run that is resumed to begin again from step
+    0 if its checkpoints are damaged or missing. `say` is told, on rank 0, if it begins again, and
+    which files any rank did not use; by default that is a warning. `timeout` is how long nothing
+    may happen before a rank gives up.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -64,7 +69,8 @@ def run(
     else:
         chosen = config_of(config, {**settings, "engine": "process"}, "run")
     folder = out if resume is None else resume
-    where = Where(None if folder is None else Path(folder), resume is not None, is_restart)
+    place = None if folder is None else Path(folder)
+    where = Where(place, resume is not None, is_restart, restart)
     if chosen.record_order and chosen.native:
         raise ValueError("native means are not the simulator's: leave out native, or record_order")
     if chosen.record_order and where.folder is None:
@@ -78,7 +84,7 @@ def run(
     every_s, timeout_s = parse_duration(checkpoint_every), parse_duration(timeout)
     if not timeout_s > 0:
         raise ValueError(f"timeout must be above 0, got {timeout!r}")
-    told = {"signals": signals or Signals(), "progress": progress}
+    told = {"signals": signals or Signals(), "progress": progress, "say": say}
     with (
         use_threads(chosen.threads or default_threads(size)),
         rank_of(NodeRun, chosen, where, every_s, timeout_s, **told) as node,

@@ -16,9 +16,7 @@ import contextlib
 import shutil
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from gradwire.core.errors import PeerLost
 from gradwire.core.wire import REQUEST
@@ -32,8 +30,10 @@ from gradwire.runtime.process import journal
 from gradwire.runtime.process.checkpoint import Store
 from gradwire.runtime.process.durable import DurableTransport, Links, num_heard
 from gradwire.runtime.process.engine import ProcessEngine
-from gradwire.runtime.process.journal import DamagedError
 from gradwire.runtime.process.transport import Arrival
+from gradwire.runtime.storage import sealed, text
+from gradwire.runtime.storage.files import DamagedError
+from gradwire.runtime.storage.sealed import Seal
 from gradwire.training.server import TrainingServer
 
 SERVERS_STATE = 0  # the step under which servers of a run that does not pause leave their state
@@ -41,6 +41,7 @@ BEGAN = "began.pt"  # in a store: the checkpoint that its job began with
 CONFIG = "config.toml"  # in a store: what it is of
 _WAIT_S = 15.0  # for a process of the job before that has not ended yet
 _POLL_S = 0.05
+_BEGAN_SEAL = Seal("began")
 Saved = dict[str, Any]
 
 
@@ -77,32 +78,58 @@ def remove_others(own: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def recover(experiment: Experiment, own: Path, checkpoints: Checkpoints) -> None:
+class Recovered(NamedTuple):
+    """What was damaged, in words."""
+
+    skipped: list[str]  # and could be made again
+    lost: list[str]  # and cannot
+
+
+def recover(experiment: Experiment, own: Path, checkpoints: Checkpoints) -> Recovered:
     """Makes a checkpoint of what this server had in jobs before that of its store `own`, if that is
     more than the checkpoint has that is there."""
-    others = _others(own)
-    if not others:
-        return
-    before = saved = checkpoints.load().get(SERVERS_STATE)
-    for folder in others:
-        _check_config(folder, experiment)
+    damaged = Recovered([], [])
+    before = saved = checkpoints.load().states.get(SERVERS_STATE) if _others(own) else None
+    for folder in _others(own):
         try:
+            _check_config(folder, experiment)
             store = open_store(folder, _WAIT_S)
             try:
+                damaged.skipped.extend([store.skipped] if store.skipped else [])
                 if not _has_all(saved, store):
                     # At most one job came to train since the checkpoint was written.
                     saved = _told_again(experiment, store, saved) or saved
             finally:
                 store.close()
         except DamagedError as error:
-            raise ValueError(str(error)) from error
+            damaged.lost.append(str(error))
     if saved is not None and saved is not before:
         checkpoints.write(SERVERS_STATE, saved)
+    return damaged
 
 
-def heard(store: Path | None, num: int) -> Saved:
-    """To be in a checkpoint: of which store it is, and how many arrivals it has of it."""
-    return {"store": "" if store is None else store.name, "num_heard": num}
+def heard(store: Path | None, num: int, *, is_rest: bool) -> Saved:
+    """To be in a checkpoint: of which store it is, how many arrivals it has of it, and whether its
+    job went on from another one."""
+    return {"store": "" if store is None else store.name, "num_heard": num, "is_rest": is_rest}
+
+
+def is_evidence(saved: Saved | None) -> bool:
+    """Whether the state of a server shows that all servers have one: workers had pushed to them."""
+    if saved is None or "store" not in saved:
+        return False
+    return bool(saved["is_rest"] or saved["part"]["pushes"])
+
+
+def began_with(store: Path, saved: Saved | None) -> Saved | None:
+    """The checkpoint that the job of a store began with; it is `saved` if the job begins now."""
+    path = store / BEGAN
+    if path.exists():
+        found: Saved = sealed.load(path, _BEGAN_SEAL)
+        return found
+    if saved is not None:
+        sealed.save(path, _BEGAN_SEAL, saved)
+    return saved
 
 
 def _rank(folder: Path) -> int:
@@ -115,7 +142,8 @@ def _others(own: Path) -> list[Path]:
 
 def _check_config(folder: Path, experiment: Experiment) -> None:
     path = folder / CONFIG
-    there, here = path.read_text() if path.exists() else "", experiment.config.to_toml()
+    there = text.open_toml(path) if path.exists() else ""
+    here = experiment.config.to_toml()
     if there and common_settings(there) != common_settings(here):
         raise ValueError(
             f"{folder} is of a run with another configuration; put config.toml back as it was, or "
@@ -192,14 +220,15 @@ def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) 
         server.restore(state["state"]["part"], is_told=True)
         engine.num_runs = state["state"]["num_runs"] - 1  # it enters that run again
     else:
-        path = store.folder / BEGAN
-        began = torch.load(path, weights_only=True) if path.exists() else checkpoint
+        has_began = (store.folder / BEGAN).exists()
+        began = began_with(store.folder, None) if has_began else checkpoint
         if not _begins(server, engine, began):
             return None
     with engine.unread.only((REQUEST,)), contextlib.suppress(_AllTold, PeerLost):
         engine.run(lambda node: transport.recorded(server.run(node)))
     server.forget_workers()
-    own = heard(store.folder, num_all)
+    is_rest = checkpoint is not None or (store.folder / BEGAN).exists()
+    own = heard(store.folder, num_all, is_rest=is_rest)
     return {"config": config.to_toml(), "part": server.snapshot(), **own}
 
 
@@ -213,6 +242,8 @@ def _begins(server: TrainingServer, engine: ProcessEngine, began: Saved | None) 
     try:
         decisions = [agreement.agree({}, lambda reports: {}) for _ in range(2)]
     except (_AllTold, PeerLost):
+        return False
+    if decisions[1]["failure"]:
         return False
     if decisions[1]["step"] is not None:
         assert began is not None, "a server begins with the checkpoint that it said it has"

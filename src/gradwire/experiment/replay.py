@@ -9,7 +9,6 @@ then is done again, as far as it had written it down.
 
 import json
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.core.errors import GradwireWarning
 from gradwire.core.protocols import Replica
 from gradwire.experiment.figures import counted, distance_of, noted, number
 from gradwire.experiment.outcome import Model, Run, metrics_row, summary_of, use_threads
@@ -33,11 +31,13 @@ from gradwire.experiment.parts import (
     holders,
     part_of,
 )
-from gradwire.experiment.record import Record, Row
+from gradwire.experiment.record import Record, Row, Say, warn
 from gradwire.experiment.setup import Experiment, prepare
 from gradwire.runtime.order import Order, OrderError, Recorder, RunOrder, load
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay import ReplayEngine
+from gradwire.runtime.storage.files import write_atomically
+from gradwire.runtime.storage.text import LineSeal
 from gradwire.training.worker import TrainingWorker
 
 _NOT_RECORDED = "not recorded"  # in the place of an order: why
@@ -48,12 +48,18 @@ def order_path(folder: Path, rank: int) -> Path:
 
 
 def recorder(
-    folder: Path, experiment: Experiment, rank: int, step: int, *, is_inside: bool = False
+    folder: Path,
+    experiment: Experiment,
+    rank: int,
+    step: int,
+    *,
+    is_inside: bool = False,
+    say: Say = warn,
 ) -> Recorder | None:
     """Where a rank of a run writes its order, from this step on.
 
     `is_inside`: it is a server that goes on from a state of its own. What it heard before that it
-    is not told again, so its order cannot be complete, and there is none.
+    is not told again, so its order cannot be complete, and there is none. `say` is told so.
     """
     path, workers = order_path(folder, rank), experiment.plan.num_workers
     num_nodes = workers + experiment.plan.architecture.num_others
@@ -68,12 +74,9 @@ def recorder(
             raise OrderError(_why_none(path))
         return Recorder(path, rank, num_nodes, workers, about, step)
     except OrderError as error:
-        warnings.warn(
-            f"the order of this run is not complete and no longer recorded: {error}",
-            GradwireWarning,
-            stacklevel=2,
-        )
-        path.write_text(json.dumps({_NOT_RECORDED: str(error)}) + "\n")
+        say(f"the order of this run is not complete and no longer recorded: {error}")
+        line = json.dumps({_NOT_RECORDED: str(error)})
+        write_atomically(path, LineSeal().seal(line).encode())
         return None
 
 
@@ -81,7 +84,8 @@ def _why_none(path: Path) -> str:
     """Why it is not an order that is in this file; "": it is one, or something else."""
     try:
         with path.open(encoding="utf-8") as file:
-            head = json.loads(file.readline())
+            line = LineSeal().open(file.readline().removesuffix("\n"))
+        head = None if line is None else json.loads(line)
     except (OSError, ValueError):
         return ""
     return str(head.get(_NOT_RECORDED, "")) if isinstance(head, dict) else ""
@@ -189,10 +193,9 @@ def _compared(lost: frozenset[int]) -> str:
 
 
 def _summary(record: Record) -> Row:
-    path = record.folder / "summary.json"
-    if not path.exists():
+    if not record.has_summary:
         raise ValueError(f"{record.folder}: the run has not come to its end, or not been recorded")
-    summary: Row = json.loads(path.read_text())
+    summary = record.summary
     if "stopped" in summary:
         raise ValueError(
             f"{record.folder}: the run stopped before its end, so it cannot be replayed: "

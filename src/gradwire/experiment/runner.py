@@ -34,7 +34,7 @@ from gradwire.experiment.outcome import (
     to_dict,
     use_threads,
 )
-from gradwire.experiment.record import Record, Row
+from gradwire.experiment.record import Record, Row, Say, warn
 from gradwire.experiment.setup import Experiment, prepare
 from gradwire.runtime.faults import Arrive, Crash, Loss
 from gradwire.runtime.virtual import Program, VirtualEngine
@@ -69,8 +69,18 @@ def simulate(
         return _Simulation(experiment, record).run(progress)
 
 
-def resume(folder: str | Path, progress: Progress | None = None) -> Run:
-    """Goes on with an interrupted run; it ends in the same bits as one that was not."""
+def resume(
+    folder: str | Path,
+    progress: Progress | None = None,
+    *,
+    restart: bool = False,
+    say: Say = warn,
+) -> Run:
+    """Goes on with an interrupted run; it ends in the same bits as one that was not.
+
+    `restart` allows it to begin again from step 0 if its checkpoint is damaged or missing. `say` is
+    told if it begins again, and what is damaged; by default that is a warning.
+    """
     record = Record.open(Path(folder))
     if record.config.engine != "simulator":
         raise ValueError(
@@ -78,7 +88,9 @@ def resume(folder: str | Path, progress: Progress | None = None) -> Run:
             "or on each rank with gradwire.run(resume=...)"
         )
     with use_threads(record.config.threads):
-        return _Simulation(prepare(record.config), record).run(progress)
+        simulation = _Simulation(prepare(record.config), record)
+        simulation.restore(may_restart=restart, say=say)
+        return simulation.run(progress)
 
 
 class _Simulation:
@@ -140,8 +152,6 @@ class _Simulation:
 
     def run(self, progress: Progress | None) -> Run:
         self.wall_start = time.perf_counter()
-        if self.record is not None:
-            self._restore()
         try:
             if self._pauses:
                 while self.step < self.plan.num_steps:
@@ -338,9 +348,10 @@ class _Simulation:
             "config": self.config.to_toml(),
         }
 
-    def _restore(self) -> None:
+    def restore(self, *, may_restart: bool, say: Say) -> None:
+        """Goes on from the checkpoint of the record, if there is one."""
         assert self.record is not None
-        saved = self.record.resume()
+        saved = self.record.resume(has_checkpoints=self._pauses, may_restart=may_restart, say=say)
         if saved is None:
             return
         if saved["config"] != self.config.to_toml():

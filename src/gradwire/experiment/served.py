@@ -18,10 +18,10 @@ from gradwire.experiment.config import Config, common_settings
 from gradwire.experiment.headers import HEADERS
 from gradwire.experiment.machine import default_threads, name_of, own_device
 from gradwire.experiment.node_run import NodeRun
-from gradwire.experiment.node_state import Where
+from gradwire.experiment.node_types import Where
 from gradwire.experiment.outcome import Progress, Run, use_threads
 from gradwire.experiment.processes import num_nodes, prepared
-from gradwire.experiment.record import write_atomically
+from gradwire.experiment.record import write_config
 from gradwire.experiment.recovery import CONFIG, open_store, remove_store, store_folder
 from gradwire.experiment.setup import Experiment
 from gradwire.experiment.signals import Interrupted, Signals
@@ -186,7 +186,7 @@ class _Served:
         """What this server was before, in this job."""
         assert self.where.folder is not None
         self.store = open_store(store_folder(self.where.folder, rank, job))
-        write_atomically(self.store.folder / CONFIG, self.experiment.config.to_toml().encode())
+        write_config(self.store.folder / CONFIG, self.experiment.config)
         return links_of(self.store)
 
     def _begun(self, program: Any) -> Any:
@@ -228,6 +228,8 @@ class _Served:
                 is_by_hand=not is_launched(),
                 **told,
             )
+            if self.store is not None and self.store.skipped:
+                node.notices.append(self.store.skipped)
             run = node.run(state)
             lost = None
             if self.place.role != "scheduler":

@@ -6,8 +6,9 @@ others are, on clocks and on who is there: for each of them there is an entry, i
 the programs of the node went on. Messages are not kept: the next one of that sender and tag is what
 the sender's programs make again (`runtime/replay.py`).
 
-A file is text, with one JSON value in a line. It is written line by line, so that a process that is
-killed leaves what it did until then. The first line says what the file is. Then there are, for each
+A file is text, with one JSON value in a line, and behind a tab the checksum of all lines so far
+(`storage/text.py`). It is written line by line, so that a process that is killed leaves what it did
+until then. The first line says what the file is. Then there are, for each
 run of the engine, ["run", first, last] with the numbers of steps, its entries and ["end", time].
 The last line of a node that came to its end is ["result", digest], of what it had then. An entry
 is [task, what, ...], with tasks numbered from 0 as they were spawned:
@@ -47,13 +48,15 @@ from gradwire.core.node import (
     Tag,
 )
 from gradwire.runtime.process.frames import tag_hash
+from gradwire.runtime.storage.files import FileError, naming
+from gradwire.runtime.storage.text import LineSeal
 
 START, RECEIVED, RECEIVED_ANY, NOTHING = "start", "received", "received any", "nothing"
 TOLD, LOST = "told", "lost"
 COMPUTED, SLEPT, JOINED, NOW, MEMBERS = "computed", "slept", "joined", "now", "members"
 RUN, END, RESULT = "run", "end", "result"
 
-_FORMAT, _VERSION = "gradwire order", 1
+_FORMAT, _VERSION = "gradwire order", 2
 _PLAIN = {Compute: COMPUTED, Sleep: SLEPT, Join: JOINED}
 
 # What follows the name of an entry: a rank, a hash, a bit, a time. "ranks": as many as there are.
@@ -129,12 +132,18 @@ class Recorder:
         self.rank = rank
         self.steps = (0, 0)  # of the next run
         self._waiting: dict[int, Any] = {}  # the effects that tasks wait for
+        self._path = path
+        self._seal = LineSeal()
         if step:
             kept = _until(path, (rank, num_nodes, num_workers, about), step)
-            os.truncate(path, len(kept.encode()))  # at no moment is less there
-            self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+            for line in kept.splitlines():
+                self._seal.open(line)
+            with naming(path):
+                os.truncate(path, len(kept.encode()))  # at no moment is less there
+                self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
             return
-        self._file = path.open("w", encoding="utf-8", buffering=1)
+        with naming(path):
+            self._file = path.open("w", encoding="utf-8", buffering=1)
         first = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -196,7 +205,11 @@ class Recorder:
             self._write([task, kind, src, short_hash(tag)])
 
     def _write(self, value: Any) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        line = self._seal.seal(json.dumps(value, separators=(",", ":")))
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise FileError("write", self._path, error) from error
 
 
 def load(path: Path, *, was_killed: bool = False) -> Order:
@@ -208,9 +221,7 @@ def load(path: Path, *, was_killed: bool = False) -> Order:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OrderError(f"{path} cannot be read: {error}") from error
-    lines = text.splitlines()
-    if was_killed and not text.endswith("\n"):
-        del lines[-1:]
+    lines = _opened(path, text, was_killed)
     head = _parsed(path, 1, lines[0]) if lines else None
     names = {"format": str, "version": int, "rank": int, "nodes": int, "workers": int, "about": str}
     if (
@@ -259,6 +270,24 @@ def load(path: Path, *, was_killed: bool = False) -> Order:
             )
         runs.append(RunOrder(tuple(entries), None, steps, first))
     return Order(rank, num_nodes, num_workers, head["about"], tuple(runs), result, str(path))
+
+
+def _opened(path: Path, text: str, was_killed: bool) -> list[str]:
+    """The lines of a file without their checksums, which were right."""
+    if text.startswith('{"format":"gradwire order","version":1,'):
+        raise OrderError(f"{path} was written by an older gradwire, without checksums")
+    *whole, rest = text.split("\n")
+    if rest and not was_killed:
+        raise OrderError(f"{path}, line {len(whole) + 1}: {rest[:80]!r} is cut short")
+    seal, lines = LineSeal(), []
+    for number, line in enumerate(whole, 1):
+        opened = seal.open(line)
+        if opened is None:
+            raise OrderError(
+                f"{path}, line {number}: {line[:80]!r} is damaged: its checksum does not fit"
+            )
+        lines.append(opened)
+    return lines
 
 
 def _until(path: Path, whose: tuple[int, int, int, str], step: int) -> str:

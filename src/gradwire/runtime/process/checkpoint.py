@@ -9,28 +9,22 @@ every moment the newest state with a valid checksum and its journal (an empty on
 are all that is needed. A state that was damaged later can be had again from the one before and both
 journals, if these hold the messages.
 
-A state file is a header of 64 bytes (magic "GWST", version u32, generation u64, length u64, BLAKE2b
-of 16 bytes, fingerprint of the job, zeros) and what `torch.save` writes. It is read by
-`torch.load(weights_only=True)`.
+A state file is sealed (`storage/sealed.py`) with its generation and a fingerprint of the job.
 """
 
 import contextlib
 import fcntl
-import io
 import os
 import re
-import struct
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-import torch
+from typing import Any
 
 from gradwire.runtime.process import journal
-from gradwire.runtime.process.journal import DamagedError, Found, Journal
+from gradwire.runtime.process.journal import Found, Journal
+from gradwire.runtime.storage import sealed
+from gradwire.runtime.storage.files import DamagedError, make_folder, naming
+from gradwire.runtime.storage.sealed import Seal
 
-_MAGIC, _VERSION = b"GWST", 1
-_HEAD = struct.Struct("<4sIQQ16s16s8x")
 _NAME = re.compile(r"(?:state-(?=\d+\.pt)|journal-(?=\d+\.log))(\d+)\.\w+")
 _LOCK = "lock"
 
@@ -45,8 +39,11 @@ class Store:
     def __init__(self, folder: Path, job: str) -> None:
         make_folder(folder)
         self.folder = folder
-        self._fingerprint = blake2b(job.encode(), digest_size=16).digest()
-        self._lock = (folder / _LOCK).open("wb")
+        self.skipped = ""  # the state that was damaged, in words, if it could be made again
+        self._job = job
+        self._fingerprint = Seal("state", owner=job).fingerprint
+        with naming(folder / _LOCK):
+            self._lock = (folder / _LOCK).open("wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,11 +72,12 @@ class Store:
         generation = self.generation + 1
         path = self._state_path(generation)
         part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            self._write(file, generation, state)
-            file.flush()
-            journal.sync(file.fileno())
-        rename(part, path)
+        with naming(path):
+            with part.open("wb") as file:
+                sealed.write(file, self._seal(generation), state)
+                file.flush()
+                journal.sync(file.fileno())
+            rename(part, path)
         journal.sync_folder(self.folder)
         self.journal.close()
         self.generation = generation
@@ -139,6 +137,7 @@ class Store:
             return self._read(newest), bodies, newest, found
         except DamagedError as error:
             state, before = self._one_before(newest, error)
+            self.skipped = f"{error}; the state is made again from the one before"
             return state, before + bodies, newest, found
 
     def _one_before(self, newest: int, error: DamagedError) -> tuple[Any, list[memoryview]]:
@@ -158,54 +157,10 @@ class Store:
         return journal.read(path, self._fingerprint, generation) if path.exists() else None
 
     def _read(self, generation: int) -> Any:
-        path = self._state_path(generation)
-        raw = memoryview(path.read_bytes())
-        if len(raw) < _HEAD.size:
-            raise DamagedError(f"{path} is too short")
-        magic, version, its_generation, length, digest, fingerprint = _HEAD.unpack_from(raw)
-        body = raw[_HEAD.size :]
-        known = (_MAGIC, _VERSION, generation)
-        is_whole = length == len(body) and blake2b(body, digest_size=16).digest() == digest
-        if (magic, version, its_generation) != known or not is_whole:
-            raise DamagedError(f"{path} is damaged: it is not what was written")
-        if fingerprint != self._fingerprint:
-            raise ValueError(f"{path} is of another job. Choose another folder, or empty this one.")
-        return torch.load(io.BytesIO(body), weights_only=True)
+        return sealed.load(self._state_path(generation), self._seal(generation))
 
-    def _write(self, file: BinaryIO, generation: int, state: Any) -> None:
-        file.write(bytes(_HEAD.size))
-        hashing = _Hashing(file)
-        torch.save(state, cast(BinaryIO, hashing))
-        file.seek(0)
-        head = (_MAGIC, _VERSION, generation, hashing.nbytes, hashing.hash.digest())
-        file.write(_HEAD.pack(*head, self._fingerprint))
-
-
-class _Hashing(io.RawIOBase):
-    """Hashes what it hands on."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.hash = blake2b(digest_size=16)
-        self.nbytes = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.hash.update(view)
-        self.nbytes += len(view)
-        self.file.write(view)
-        return len(view)
-
-
-def make_folder(folder: Path) -> None:
-    """Once it returns the folder and those above it are there, also after a loss of power."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        journal.sync_folder(folder.parent)
+    def _seal(self, generation: int) -> Seal:
+        return Seal("state", generation, self._job)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -34,6 +34,7 @@ import torch
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import ARRIVED, DONE, GOODBYE, JOINED, LOST, Arrival
+from gradwire.runtime.storage.files import DamagedError, naming, sync_folder
 
 # What else is in a journal: a wait of the program that timed out, and how far links are.
 TIMED_OUT, LINKS = "timed out", "links"
@@ -52,10 +53,6 @@ _MAX_BLOCK_NBYTES = 1 << 30  # it has been checked when it came from the network
 _log = logging.getLogger(__name__)
 _MAX_PIECES = 512  # in one call
 Buffer = bytes | memoryview
-
-
-class DamagedError(RuntimeError):
-    """A file that was complete once and is not now: what is acknowledged cannot be had again."""
 
 
 class _NotKept:
@@ -82,15 +79,6 @@ def write(handle: int, pieces: list[Buffer]) -> None:
             done -= len(left.popleft())
         if done:
             left[0] = left[0][done:]
-
-
-def sync_folder(folder: Path) -> None:
-    """Returns when it is on disk which files there are."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # Records.
@@ -159,15 +147,18 @@ class Journal:
         self, path: Path, fingerprint: bytes, generation: int, end: int | None = None
     ) -> None:
         self._seed = _seed(fingerprint, generation)
-        self._file = path.open("wb" if end is None else "r+b", buffering=0)
+        self._path = path
+        with naming(path):
+            self._file = path.open("wb" if end is None else "r+b", buffering=0)
         self._pieces: list[Buffer] = []  # not written yet
         if end is None:
             head = _HEAD.pack(_MAGIC, _VERSION, generation, fingerprint, 0)
             self._pieces = [head, struct.pack("<I", zlib.crc32(head))]
             end = _HEAD_NBYTES
         else:
-            self._file.truncate(end)
-            self._file.seek(end)
+            with naming(path):
+                self._file.truncate(end)
+                self._file.seek(end)
         self._end = end
         self._committed = 0
         # What is found after a crash may be in memory only, and is about to be acted upon.
@@ -192,14 +183,16 @@ class Journal:
     def write(self) -> None:
         """Hands all to the operating system: it survives the process, if not the machine."""
         if self._pieces:
-            write(self._file.fileno(), self._pieces)
+            with naming(self._path):
+                write(self._file.fileno(), self._pieces)
             self._pieces = []
 
     def commit(self) -> None:
         """Returns when all is on disk."""
         if self._committed < self._end:
             self.write()
-            sync(self._file.fileno())
+            with naming(self._path):
+                sync(self._file.fileno())
             self._committed = self._end
 
     def close(self) -> None:
@@ -215,10 +208,10 @@ class Found(NamedTuple):
 
 def read(path: Path, fingerprint: bytes, generation: int) -> Found | None:
     """The records of a journal; None if it had just been made, and its header is not there."""
-    size = path.stat().st_size
-    if size == 0:
-        return None
-    with path.open("rb") as file:
+    with naming(path, "read"), path.open("rb") as file:
+        size = path.stat().st_size
+        if size == 0:
+            return None
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if not _is_head(view, path, fingerprint, generation):
         if size > _HEAD_NBYTES:
