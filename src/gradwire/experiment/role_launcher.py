@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from gradwire.experiment.children import LOST, Children, Failure, deaths, failure_of
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.signals import Interrupted, Signals
+from gradwire.runtime.process.zeromq.keys import descriptor_path, throwaway_keys
 
 _LEAVE_S = 20.0  # how long nodes may take to end once the scheduler has
 _LOST_S = 2.0  # and if it was killed
@@ -26,8 +27,10 @@ _POLL_S = 0.02
 
 
 class Command(Protocol):
-    def __call__(self, role: str, number: int, scheduler: str, goes_on: bool) -> Sequence[str]:
-        """What to start. `goes_on`: the job is started again."""
+    def __call__(
+        self, role: str, number: int, scheduler: str, keys: str, goes_on: bool
+    ) -> Sequence[str]:
+        """What to start. `keys`: the file of the job's keys. `goes_on`: it is started again."""
         ...
 
 
@@ -96,7 +99,11 @@ class _Job:
         self.scheduler = f"tcp://127.0.0.1:{_free_port()}"
 
     def run(self, goes_on: bool) -> Failure | None:
-        with tempfile.TemporaryDirectory(prefix="gradwire-") as place:
+        """With keys of its own: another user of this machine cannot join."""
+        with (
+            tempfile.TemporaryDirectory(prefix="gradwire-") as place,
+            throwaway_keys() as self.keys,
+        ):
             self.children = Children(
                 Path(place), self.cast.size, self.cast.scheduler, self.cast.name
             )
@@ -108,9 +115,10 @@ class _Job:
                 self.children.kill()
 
     def _start(self, rank: int, goes_on: bool) -> None:
-        command = self.command(*self.cast.role(rank), self.scheduler, goes_on)
+        keys = descriptor_path(self.keys)
+        command = self.command(*self.cast.role(rank), self.scheduler, keys, goes_on)
         own = {"LOCAL_RANK": str(rank)}
-        self.children.start(rank, command, self.environment | own)
+        self.children.start(rank, command, self.environment | own, [self.keys])
 
     def _watch(self) -> Failure | None:
         """Until the scheduler has ended, and the others after it."""

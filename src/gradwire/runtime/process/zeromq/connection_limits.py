@@ -88,10 +88,11 @@ class ConnectionLimits:
         if number not in self._open:
             self.read_events()
         one = self._open.get(number)
-        if one is not None and not one.is_member:
-            if one.identity is None:
-                one.identity = identity
-                self._on_change(identities.node_of(identity), True)
+        if one is None:
+            return
+        if one.identity != identity:
+            self._identify(number, one, identity)
+        if not one.is_member:
             # As ZMTP frames: flags, and a length of one or eight bytes.
             one.delivered_nbytes += sum(len(f) + (2 if len(f) < 256 else 9) for f in frames)
 
@@ -117,10 +118,23 @@ class ConnectionLimits:
     def _closed(self, number: int) -> None:
         one = self._open.pop(number, None)
         self._others.pop(number, None)
-        if one is None or one.identity is None:
-            return
-        node = identities.node_of(one.identity)
-        rest = (other.identity for other in self._open.values() if other.identity is not None)
+        if one is not None and one.identity is not None:
+            self._forget(one.identity)
+
+    def _identify(self, number: int, one: _Connection, identity: bytes) -> None:
+        """A connection has one identity. If there was another one, that was of a message of an
+        earlier connection with the same number, which was read too late."""
+        before, one.identity = one.identity, identity
+        if before is not None:
+            one.is_member = False
+            self._others[number] = one
+            self._forget(before)
+        self._on_change(identities.node_of(identity), True)
+
+    def _forget(self, identity: bytes) -> None:
+        """This node may have closed its last connection."""
+        node = identities.node_of(identity)
+        rest = (one.identity for one in self._open.values() if one.identity is not None)
         if node not in map(identities.node_of, rest):
             self._on_change(node, False)
 
