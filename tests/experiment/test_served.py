@@ -224,6 +224,35 @@ def test_bsp_stops_and_says_why(stage, tmp_path, architecture):
     assert "stopped" in summary(folder)
 
 
+def listening_port(pid: int) -> int:
+    """Of the only TCP socket on which this process listens."""
+    own = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    (row,) = (row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own)
+    return int(row[1].split(":")[1], 16)
+
+
+def test_others_on_this_machine_cannot_join_a_run(stage, tmp_path):
+    """The nodes have keys that nobody else has."""
+    folder = tmp_path / "run"
+    settings = {"synchronization": "asp", "steps": 200, "eval_every": 200}
+    with stage.run(*arguments(folder, "--silence", "60s", **settings)) as play:
+        play.until(is_training(folder), "training")
+        slow = play.nodes()["worker 1"]
+        os.kill(slow, signal.SIGSTOP)  # so that the run is not over before
+        scheduler = f"tcp://127.0.0.1:{listening_port(play.nodes()['scheduler'])}"
+        command = ("ps", "worker", "--config", str(folder / "config.toml"))
+        where = ("--scheduler", scheduler, "--number", "1", "--join-wait", "1s")
+        with stage.start(tmp_path / "stranger", *command, *where) as stranger:
+            code, said = stranger.end()
+        os.kill(slow, signal.SIGCONT)
+        assert code == 3, said
+        assert "Do all nodes have the same keys?" in said
+        code, said = play.end()
+    assert code == 0, said
+    assert summary(folder)["lost"] == []
+
+
 # Servers, and everything together.
 
 

@@ -90,13 +90,13 @@ def _launch(job: Job) -> None:
         def rank(attempt: int) -> list[str]:
             return [*GRADWIRE, "run", *which(attempt > 0), *limits, *as_json, *restart]
 
-        def node(role: str, number: int, scheduler: str, goes_on: bool) -> list[str]:
+        def node(role: str, number: int, scheduler: str, keys: str, goes_on: bool) -> list[str]:
             own = {
                 "scheduler": ["--silence", job.silence, *as_json, *restart],
                 "server": ["--durable"] if job.durable else [],
                 "worker": [],
             }
-            where = ["--scheduler", scheduler, "--join-wait", job.join_wait]
+            where = ["--scheduler", scheduler, "--keys", keys, "--join-wait", job.join_wait]
             if role != "scheduler":
                 where += ["--number", str(number)]
             return [*GRADWIRE, "ps", role, *where, *which(goes_on), *limits, *own[role]]

@@ -50,8 +50,14 @@ class Children:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self.size = size
 
-    def start(self, rank: int, command: Sequence[str], environment: dict[str, str]) -> None:
-        """In the place of one that has ended, if there was one."""
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: dict[str, str],
+        files: Sequence[int] = (),
+    ) -> None:
+        """In the place of one that has ended, if there was one. It inherits these descriptors."""
         own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
         self._report(rank).unlink(missing_ok=True)
         _joined(self._report(rank)).unlink(missing_ok=True)
@@ -63,6 +69,7 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=None if is_shown else output,
                 stderr=None if is_shown else output,
+                pass_fds=files,
                 start_new_session=True,  # what a terminal sends comes from here, once
             )
 

@@ -24,6 +24,7 @@ from gradwire.experiment.children import (
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.scratch import scratch_folder
 from gradwire.experiment.signals import Interrupted, Signals
+from gradwire.runtime.process.zeromq.keys import descriptor_path, throwaway_keys
 
 _LEAVE_S = 20.0  # how long nodes may take to end once the scheduler has
 _LOST_S = 2.0  # and if it was killed
@@ -32,8 +33,10 @@ _POLL_S = 0.02
 
 
 class Command(Protocol):
-    def __call__(self, role: str, number: int, scheduler: str, goes_on: bool) -> Sequence[str]:
-        """What to start. `goes_on`: the job is started again."""
+    def __call__(
+        self, role: str, number: int, scheduler: str, keys: str, goes_on: bool
+    ) -> Sequence[str]:
+        """What to start. `keys`: the file of the job's keys. `goes_on`: it is started again."""
         ...
 
 
@@ -102,7 +105,8 @@ class _Job:
         self.scheduler = f"tcp://127.0.0.1:{_free_port()}"
 
     def run(self, goes_on: bool) -> Failure | None:
-        with scratch_folder() as place:
+        """With keys of its own: another user of this machine cannot join."""
+        with scratch_folder() as place, throwaway_keys() as self.keys:
             self.children = Children(place, self.cast.size, self.cast.scheduler, self.cast.name)
             try:
                 for rank in reversed(range(self.cast.size)):
@@ -112,9 +116,10 @@ class _Job:
                 self.children.kill()
 
     def _start(self, rank: int, goes_on: bool) -> None:
-        command = self.command(*self.cast.role(rank), self.scheduler, goes_on)
+        keys = descriptor_path(self.keys)
+        command = self.command(*self.cast.role(rank), self.scheduler, keys, goes_on)
         own = {"LOCAL_RANK": str(rank)}
-        self.children.start(rank, command, self.environment | own)
+        self.children.start(rank, command, self.environment | own, [self.keys])
 
     def _watch(self) -> Failure | None:
         """Until the scheduler has ended, and the others after it; or until one dies for good before

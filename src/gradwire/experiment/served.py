@@ -31,7 +31,12 @@ from gradwire.runtime.process.durable import DurableTransport, Links, links_of
 from gradwire.runtime.process.zeromq import ZmqTransport
 from gradwire.runtime.process.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
 from gradwire.runtime.process.zeromq.keys import load_keys
-from gradwire.runtime.process.zeromq.sockets import check_allowed, check_target, host_of
+from gradwire.runtime.process.zeromq.sockets import (
+    check_allowed,
+    check_target,
+    host_of,
+    is_loopback,
+)
 
 Role = Literal["scheduler", "server", "worker"]
 
@@ -84,6 +89,15 @@ def take_part(
             progress=progress,
             say=say,
         )
+
+
+def _who_may(address: str) -> str:
+    """What anybody can do who reaches this address of a job without keys."""
+    where = "every user of this machine" if is_loopback(address) else "everybody on the network"
+    return (
+        f"{where} can join, and read and change the model. `gradwire ps keys FILE` makes keys; "
+        "give all nodes --keys FILE"
+    )
 
 
 def _some(count: int, what: str) -> str:
@@ -157,7 +171,8 @@ class _Served:
             flags += f" --keys {place.keys}"
         elif place.insecure:
             flags += " --insecure"
-        return f"scheduler: waiting for {needed}. Start them with {flags}{hint}"
+        warning = "" if place.keys is not None else f"\nwarning: without keys {_who_may(address)}"
+        return f"scheduler: waiting for {needed}. Start them with {flags}{hint}{warning}"
 
     @property
     def _keeps_a_store(self) -> bool:

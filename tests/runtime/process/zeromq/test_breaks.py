@@ -55,7 +55,7 @@ def test_a_new_connection_that_carries_nothing_is_given_up() -> None:
 def say(proxy: Proxy, is_over: Event) -> None:
     """Messages of three parts to all nodes, as fast as they go."""
     sockets = Sockets(identity_of(NUM_NODES), None, 1 << 20, 5.0)
-    router, bound = sockets.bind("tcp://127.0.0.1:0")
+    router, _, bound = sockets.bind("tcp://127.0.0.1:0")
     proxy.to(bound)
     while not is_over.is_set():
         for node in range(NUM_NODES):

@@ -1,6 +1,9 @@
 """Who has the keys of a job, and who has not."""
 
+import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +17,7 @@ import zmq
 from gradwire.runtime.process.transport import ARRIVED
 from gradwire.runtime.process.zeromq import JoinError, load_keys, make_keys
 from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.keys import JobKeys
+from gradwire.runtime.process.zeromq.keys import JobKeys, descriptor_path, throwaway_keys
 from runtime.process.zeromq.jobs import Job, job, next_of
 
 
@@ -48,6 +51,57 @@ def test_files_that_are_damaged(tmp_path: Path, change: Callable[[str], str], me
     path.write_text(change(path.read_text()))
     with pytest.raises(ValueError, match=message):
         load_keys(path)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+@needs_root
+def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    make_keys(path)
+    os.chown(path, 12345, -1)
+    with pytest.raises(PermissionError, match=f"belong to user 12345.* chown {os.geteuid()} "):
+        load_keys(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no file"):
+        load_keys(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ValueError, match="is no file"):  # and it is not waited for
+        load_keys(tmp_path / "pipe")
+
+
+def read_in_a_child(descriptor: int) -> str:
+    text = (
+        "from gradwire.runtime.process.zeromq.keys import load_keys\n"
+        f"print(load_keys({descriptor_path(descriptor)!r}).binding_secret.decode())"
+    )
+    command = [sys.executable, "-c", text]
+    return subprocess.run(
+        command, pass_fds=[descriptor], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_throwaway_keys_are_read_by_children_and_are_in_no_folder() -> None:
+    with throwaway_keys() as descriptor:
+        status = os.fstat(descriptor)
+        assert (stat.S_IMODE(status.st_mode), status.st_nlink) == (0o600, 0)
+        own = load_keys(descriptor_path(descriptor)).binding_secret.decode()
+        assert [read_in_a_child(descriptor).strip() for _ in range(2)] == [own, own]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+@needs_root
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_throwaway_keys_cannot_be_read_by_another_user() -> None:
+    with throwaway_keys() as descriptor:
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        text = f"import os; os.setgroups([]); os.setgid(12345); os.setuid(12345); open({path!r})"
+        ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+        assert "PermissionError" in ended.stderr
 
 
 def test_a_job_with_keys(tmp_path: Path) -> None:

@@ -100,14 +100,81 @@ def test_a_candidate_that_is_silent_is_forgotten() -> None:
     assert made.missing() == "0 of 1 servers are there, 0 of 2 workers are there"
 
 
-def test_a_newer_process_replaces_an_older_one() -> None:
+def test_a_rank_whose_holder_is_alive_is_refused() -> None:
+    """The one that asks waits first: it may be the holder, killed and started again."""
+    made = complete()
+    ask = hello("c", wanted=1)
+    for second in range(1, 7):
+        made.heard(1, float(second))
+        assert made.hello(ask, float(second), "10.0.0.9") is None
+        assert "is process " in made.waits_for(b"c")
+    made.heard(1, 6.5)
+    problem = made.hello(ask, 7.0, "10.0.0.9") or ""
+    for text in (b"b".hex()[2:10], b"c".hex()[2:10], "worker 1", "10.0.0.9", "incarnation 0"):
+        assert text in problem
+    assert "another --number" in problem
+    assert taken(made) == []
+    assert made.rank(b"b") == 1
+
+
+def test_a_rank_whose_holder_is_silent_is_taken() -> None:
+    made = complete()
+    for second in range(1, 5):
+        made.heard(0, float(second))
+        made.check(float(second))
+        assert made.hello(hello("c", wanted=1), float(second)) is None
+    assert taken(made) == []
+    made.heard(0, 5.1)
+    made.check(5.1)
+    assert taken(made) == [(IS_LOST, 1), (HAS_JOINED, 1)]
+    assert made.rank(b"c") == 1
+
+
+@pytest.mark.parametrize(("name", "role", "rank"), [("b", WORKER, 1), ("s", SERVER, 2)])
+def test_a_rank_whose_holder_has_closed_its_connections_is_taken(
+    name: str, role: int, rank: int
+) -> None:
+    made = complete()
+    made.connection(name.encode(), is_open=False)
+    made.connection(name.encode(), is_open=True)  # it was the network
+    assert made.hello(hello("c", role, rank), 1.0) is None
+    assert made.rank(b"c") is None
+    made.connection(name.encode(), is_open=False)
+    assert made.hello(hello("c", role, rank), 2.0) is None
+    assert made.rank(b"c") == rank
+    lost = [(IS_LOST, rank)] if role == WORKER else []
+    assert taken(made) == [*lost, (HAS_JOINED, rank)]
+    assert made.is_expelled(name.encode())
+
+
+def test_a_rank_that_another_one_waits_for() -> None:
     made = registry()
     made.hello(hello("a", wanted=0), 0.0)
-    made.hello(hello("c", wanted=0), 1.0)
-    assert "taken its place" in (made.hello(hello("a", wanted=0), 2.0) or "")
+    for second in range(1, 6):
+        made.hello(hello("a", wanted=0), float(second))
+        assert made.hello(hello("c", wanted=0), float(second)) is None
+    made.hello(hello("a", wanted=0), 6.5)
+    assert "asks for the same rank" in (made.hello(hello("c", wanted=0), 7.0) or "")
+    # One that was killed while it waited.
+    assert made.hello(hello("d", wanted=0), 7.0) is None
+    made.connection(b"a", is_open=False)
+    made.hello(hello("s", SERVER), 7.0)
+    made.hello(hello("b"), 7.0)
+    assert made.rank(b"d") == 0
+
+
+def test_a_scheduler_that_slept_refuses_nobody() -> None:
     made = complete()
-    assert made.hello(hello("c", wanted=1), 3.0) is None
-    assert taken(made) == [(IS_LOST, 1), (HAS_JOINED, 1)]
+    made.check(1.0)
+    assert made.hello(hello("c", wanted=1), 1.0) is None
+    made.check(30.0)
+    made.heard(0, 30.0)
+    assert made.hello(hello("c", wanted=1), 30.1) is None
+    for tenth in range(301, 400):
+        made.check(tenth / 10)
+        made.heard(0, tenth / 10)
+        assert made.hello(hello("c", wanted=1), tenth / 10) is None
+    assert made.rank(b"c") == 1
 
 
 def test_a_server_is_waited_for() -> None:

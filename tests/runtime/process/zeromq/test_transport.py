@@ -121,19 +121,21 @@ def test_a_rank_can_be_asked_for_and_only_once() -> None:
 def test_who_is_missing_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    made = Job(2, 1, join_s=0.8)
+    made = Job(2, 1)
     made.reached_at = address
     with pytest.raises(JoinError, match=r"could not join at the scheduler: it does not answer"):
         made.start("worker", join_s=0.2)
     texts: list[str] = []
 
-    def start(role: str) -> None:
+    def start(role: str, join_s: float) -> None:
         try:
-            made.start(role)
+            made.start(role, join_s=join_s)
         except JoinError as error:
             texts.append(str(error))
 
-    threads = [threading.Thread(target=start, args=(role,)) for role in ("scheduler", "worker")]
+    # A worker that has given up does not count any more.
+    limits = (("scheduler", 1.5), ("worker", 2.5))
+    threads = [threading.Thread(target=start, args=limit) for limit in limits]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -252,10 +254,43 @@ def test_a_lost_worker_and_who_takes_its_place() -> None:
         assert (arrival.src, arrival.number) == (0, 1)  # its numbers begin anew
 
 
-def test_a_worker_that_asks_for_the_rank_of_another_replaces_it() -> None:
+def test_a_worker_that_asks_for_the_rank_of_a_healthy_one_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both are named, on both sides. Nobody else notices."""
+    with job(2, heartbeat_s=1.0) as made:
+        holder, waits = made.nodes[1], []
+        named = rf"worker 1 is process {holder._place.identity.hex()[2:10]} at 127.0.0.1 .* process"
+        with pytest.raises(JoinError, match=named + r" [0-9a-f]{8} at 127.0.0.1 asks") as refused:
+            made.start("worker", rank=1, on_wait=waits.append)
+        assert any("waits until that one has been silent for 1 s" in text for text in waits)
+        said = str(refused.value).partition(": ")[2]
+        assert any(said in record.getMessage() for record in caplog.records)
+        holder.send(SERVER, 0, 0, number(3))
+        assert received(made.nodes[SERVER], 1) == [3]
+        assert all(node.next(0.0) is None for node in made.nodes.values())
+
+
+def test_a_worker_that_was_killed_and_is_started_again_at_once() -> None:
+    """Its connections are closed, so the new one need not wait (it may, for as long as silence
+    lasts, where the last message of the old one was read too late)."""
     with job(2) as made:
         old = made.nodes[1]
+        crash(old)
+        made.all.remove(old)
         new = made.start("worker", rank=1)
+        for node in (made.nodes[0], made.nodes[SERVER], made.nodes[SCHEDULER]):
+            lost, joined = next_of(node), next_of(node)
+            assert (lost[:2], joined[:2]) == ((LOST, 1), (JOINED, 1))
+            assert 0 < lost.time_s < joined.time_s == new.life
+
+
+def test_a_worker_in_the_place_of_one_that_hangs() -> None:
+    """Its connections stay open, so the new one waits for as long as silence lasts."""
+    with job(2, heartbeat_s=1.5) as made:
+        old = made.nodes[1]
+        with old._turns:  # nobody serves its sockets meanwhile
+            new = made.start("worker", rank=1)
         for node in (made.nodes[0], made.nodes[SERVER], made.nodes[SCHEDULER]):
             lost, joined = next_of(node), next_of(node)
             assert (lost[:2], joined[:2]) == ((LOST, 1), (JOINED, 1))

@@ -28,3 +28,9 @@ def whose_beats(identity: bytes) -> bytes | None:
     """The node whose beats come with this one; None: it is not for beats."""
     is_for_beats = identity[:1] == _BEATS and len(identity) == IDENTITY_NBYTES
     return _NODE + identity[1:] if is_for_beats else None
+
+
+def node_of(identity: bytes) -> bytes:
+    """The node whose connection this is, for beats or for all else."""
+    node = whose_beats(identity)
+    return identity if node is None else node

@@ -7,6 +7,10 @@ the handshake, before anything of the job is sent to it.
 
 import os
 import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +18,7 @@ import zmq
 
 _NAMES = ("binding_public", "binding_secret", "connecting_public", "connecting_secret")
 _KEY = re.compile(r"[!-~]{40}")  # Z85
+_MAX_NBYTES = 4096
 _TITLE = "# The keys of a gradwire job. Who has this file can join; keep it secret."
 
 
@@ -32,8 +37,7 @@ class JobKeys:
 
 def make_keys(path: str | Path) -> JobKeys:
     """Makes the keys of a job and writes them to a new file that only its owner can read."""
-    keys = JobKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
-    lines = [_TITLE, *(f"{name} = {getattr(keys, name).decode()}" for name in _NAMES)]
+    keys = _new_keys()
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -41,22 +45,68 @@ def make_keys(path: str | Path) -> JobKeys:
             f"{path} exists; a job that runs may need it. Give another name, or delete it first."
         ) from None
     with os.fdopen(file, "w") as stream:
-        stream.write("\n".join(lines) + "\n")
+        stream.write(_format(keys))
     return keys
 
 
+@contextmanager
+def throwaway_keys() -> Iterator[int]:
+    """Makes the keys of a job whose nodes are started here, in a file without a name: it is gone
+    with the last process that has it open, however that ends. Nodes that inherit its descriptor
+    find it at `descriptor_path`."""
+    with tempfile.TemporaryFile("w+", prefix="gradwire-") as stream:
+        stream.write(_format(_new_keys()))
+        stream.flush()
+        stream.seek(0)
+        yield stream.fileno()
+
+
+def descriptor_path(descriptor: int) -> str:
+    return f"/dev/fd/{descriptor}"
+
+
+def _new_keys() -> JobKeys:
+    return JobKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
+
+
+def _format(keys: JobKeys) -> str:
+    lines = [_TITLE, *(f"{name} = {getattr(keys, name).decode()}" for name in _NAMES)]
+    return "\n".join(lines) + "\n"
+
+
 def load_keys(path: str | Path) -> JobKeys:
-    """Reads what `make_keys` wrote."""
-    path = Path(path)
-    if not path.exists():
+    """Reads what `make_keys` wrote. The file must be this user's, and for nobody else to read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
         raise FileNotFoundError(
             f"there are no keys in {path}. Make them once, with `gradwire ps keys FILE`, and copy "
             "the file to all nodes of the job."
+        ) from None
+    try:
+        _check_owner(path, os.fstat(file))  # of what is read then
+        text = os.pread(file, _MAX_NBYTES, 0).decode(errors="replace")
+    finally:
+        os.close(file)
+    return _parse(path, text)
+
+
+def _check_owner(path: str | Path, status: os.stat_result) -> None:
+    own = os.geteuid()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is no file; make one by: gradwire ps keys FILE")
+    if status.st_uid != own:
+        raise PermissionError(
+            f"the keys in {path} belong to user {status.st_uid}, who could use or change them; "
+            f"this node runs as user {own}. If you trust them, run: chown {own} {path}"
         )
-    if path.stat().st_mode & 0o077:
+    if status.st_mode & 0o077:
         raise PermissionError(f"others may read the keys in {path}; run: chmod 600 {path}")
+
+
+def _parse(path: str | Path, text: str) -> JobKeys:
     found = {}
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         if line and not line.startswith("#"):
             name, _, key = line.partition(" = ")
             if name not in _NAMES or name in found or not _KEY.fullmatch(key):

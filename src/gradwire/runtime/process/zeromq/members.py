@@ -107,7 +107,8 @@ class Desk(Members):
             self._wire.put(identity, peer, self._place.header(msg.BEATEN, peer))
         return kind == msg.BEAT
 
-    def take_hello(self, identity: bytes, hello: msg.Hello) -> None:
+    def take_hello(self, identity: bytes, hello: msg.Hello, origin: str) -> None:
+        """From this host."""
         registry = self.registry
         if hello.identity != identity:
             raise Refusal("source", "a node says that it is another one", msg.CANNOT_JOIN)
@@ -118,14 +119,12 @@ class Desk(Members):
                 check_target(hello.address)
             except ValueError as error:  # workers would fail over it
                 raise Refusal("hello", str(error), msg.CANNOT_JOIN) from None
-        problem = registry.hello(hello, self.now())
+        problem = registry.hello(hello, self.now(), origin)
         if problem is not None:
             raise Refusal("hello", problem, msg.CANNOT_JOIN)
         self._settle()
         if registry.rank(identity) is None:
-            text = registry.missing()
-            if registry.is_complete:
-                text = "all ranks are taken; it waits until one is lost"
+            text = registry.waits_for(identity)
             head = self._place.header(msg.WAIT)
             self._wire.put(identity, msg.NOBODY, head, msg.pack_text(text))
 

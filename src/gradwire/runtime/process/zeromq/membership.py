@@ -5,6 +5,10 @@ arrival unless they name one; who was there then has a life of 0. Who comes late
 that it names or else the lowest of a lost one, and its life is the time of that, in seconds since
 the scheduler began. All times of changes increase strictly.
 
+A node that names a rank which another one holds waits until that one has been silent for
+`heartbeat_s` or has closed its connections: it may be the same worker, killed and started again.
+It is refused if the holder is alive, that is, was heard so long after it asked.
+
 A worker is lost when nothing was heard of it for `heartbeat_s`, a server when it has not come back
 for `server_s`: what others have for it waits that long. Who leaves tells all others itself; so long
 after that it is lost to those whom this has not reached.
@@ -37,7 +41,9 @@ class _Member:
     life: float
     time_s: float  # of the last change
     heard_s: float
+    origin: str = ""  # the host from which it connected
     is_there: bool = True
+    is_closed: bool = False  # whether it has closed its connections
     has_left: bool = False
     is_told: bool = False  # whether all have been told that it has left
 
@@ -45,11 +51,19 @@ class _Member:
 @dataclass
 class _Candidate:
     hello: Hello
+    since_s: float  # when it asked first
     heard_s: float
+    origin: str
+
+    life = 0.0
+
+    @property
+    def identity(self) -> bytes:
+        return self.hello.identity
 
 
 class Registry:
-    """Call `hello`, `heard`, `left` and `check`; then take `events` and `welcomes`."""
+    """Call `hello`, `heard`, `left`, `connection` and `check`; take `events` and `welcomes`."""
 
     def __init__(
         self,
@@ -115,8 +129,29 @@ class Registry:
                 texts.append(f"{there} of {wanted} {ROLES[role]}s are there")
         return ", ".join(texts) or "nobody is missing"
 
-    def hello(self, hello: Hello, now_s: float) -> str | None:
-        """A node wants to join. A text if it cannot."""
+    def connection(self, identity: bytes, is_open: bool) -> None:
+        """A node has closed its connections, or has a new one."""
+        rank = self._by_identity.get(identity)
+        if rank is not None:
+            self._members[rank].is_closed = not is_open
+        elif not is_open:
+            self._candidates.pop(identity, None)
+
+    def waits_for(self, identity: bytes) -> str:
+        """For what a node waits that is no member yet."""
+        candidate = self._candidates.get(identity)
+        holder = None if candidate is None else self._holder(candidate)
+        if candidate is not None and holder is not None:
+            return (
+                f"{self._held(holder, candidate)} and waits until that one has been silent for "
+                f"{self._heartbeat_s:g} s or has closed its connection"
+            )
+        if self.is_complete:
+            return "all ranks are taken; it waits until one is lost"
+        return self.missing()
+
+    def hello(self, hello: Hello, now_s: float, origin: str = "") -> str | None:
+        """A node on this host wants to join. A text if it cannot."""
         identity = hello.identity
         rank = self._by_identity.get(identity)
         if rank is not None:
@@ -136,16 +171,19 @@ class Registry:
                 f"a {ROLES[hello.role]} asks for rank {hello.wanted}; their ranks are "
                 f"{ranks.start} .. {ranks.stop - 1}"
             )
-        if hello.wanted != NOBODY:  # who asked for the same before is older
-            for other, one in list(self._candidates.items()):
-                if one.hello.wanted == hello.wanted and other != identity:
-                    self._expel(other)
         if identity not in self._candidates and len(self._candidates) > 4 * self.size:
             return "too many others wait to join"
-        candidate = self._candidates.setdefault(identity, _Candidate(hello, now_s))
+        candidate = self._candidates.setdefault(identity, _Candidate(hello, now_s, now_s, origin))
         candidate.heard_s = now_s
         self._admit(now_s)
-        return None
+        holder = self._holder(candidate) if identity in self._candidates else None
+        if holder is None or holder.heard_s - candidate.since_s <= self._heartbeat_s:
+            return None
+        del self._candidates[identity]
+        return (
+            f"{self._held(holder, candidate)}. The first one is alive: stop it, or give this one "
+            "another --number, or none"
+        )
 
     def left(self, rank: int, now_s: float) -> None:
         """It said goodbye."""
@@ -165,6 +203,8 @@ class Registry:
         if slept > self._heartbeat_s / 2:
             for member in self._members.values():
                 member.heard_s += slept
+            for one in self._candidates.values():
+                one.since_s, one.heard_s = one.since_s + slept, one.heard_s + slept
         for identity, one in list(self._candidates.items()):
             if now_s - one.heard_s > self._heartbeat_s:
                 del self._candidates[identity]
@@ -182,6 +222,26 @@ class Registry:
 
     def _ranks(self, role: int) -> range:
         return range(self.num_workers) if role == WORKER else range(self.num_workers, self.size - 1)
+
+    def _holder(self, candidate: _Candidate) -> "_Member | _Candidate | None":
+        """Who has the rank that this one names, or named it before."""
+        wanted = candidate.hello.wanted
+        if wanted == NOBODY:
+            return None
+        member = self._members.get(wanted)
+        if member is not None and member.is_there:
+            return member
+        first = next(one for one in self._candidates.values() if one.hello.wanted == wanted)
+        return None if first is candidate else first
+
+    def _held(self, holder: "_Member | _Candidate", candidate: _Candidate) -> str:
+        hello = candidate.hello
+        name = f"{ROLES[hello.role]} {hello.wanted - self._ranks(hello.role).start}"
+        return (
+            f"{name} is process {holder.identity.hex()[2:10]} at {holder.origin or 'this host'} "
+            f"(incarnation {holder.life:g}); process {candidate.identity.hex()[2:10]} at "
+            f"{candidate.origin or 'this host'} asks for the same rank"
+        )
 
     def _tick(self, now_s: float) -> float:
         self._time_s = max(now_s, self._time_s + 1e-6)
@@ -206,12 +266,13 @@ class Registry:
     def _admit(self, now_s: float) -> None:
         if self.is_complete:
             for candidate in list(self._candidates.values()):
-                self._admit_late(candidate.hello, now_s)
+                self._admit_late(candidate, now_s)
             return
         chosen: dict[int, Hello] = {}
         for role in (SERVER, WORKER):
             hellos = [one.hello for one in self._candidates.values() if one.hello.role == role]
-            named = {hello.wanted: hello for hello in hellos if hello.wanted != NOBODY}
+            # Who asked for a rank first gets it.
+            named = {hello.wanted: hello for hello in reversed(hellos) if hello.wanted != NOBODY}
             others = iter([hello for hello in hellos if hello.wanted == NOBODY])
             for rank in self._ranks(role):
                 hello = named.get(rank) or next(others, None)
@@ -219,11 +280,14 @@ class Registry:
                     return
                 chosen[rank] = hello
         for rank, hello in sorted(chosen.items()):
-            self._enter(rank, hello, 0.0, 0.0, now_s)
+            self._enter(rank, self._candidates[hello.identity], 0.0, 0.0, now_s)
 
-    def _admit_late(self, hello: Hello, now_s: float) -> None:
+    def _admit_late(self, candidate: _Candidate, now_s: float) -> None:
+        hello = candidate.hello
         if hello.wanted != NOBODY:
-            rank = hello.wanted
+            rank, member = hello.wanted, self._members[hello.wanted]
+            if member.is_there and not (member.is_closed or self._is_silent(rank, now_s)):
+                return
         else:
             free = [
                 rank
@@ -235,14 +299,14 @@ class Registry:
             rank = free[0]
         if self._members[rank].is_there:
             if rank < self.num_workers:
-                self._lose(rank, now_s, "another process has taken its place")
+                self._lose(rank, now_s, "it is gone, and another process has taken its place")
             else:
                 # The others keep what they have for it: it is the same server, begun again.
                 identity = self._members[rank].identity
                 self._remove(rank)
                 self._expel(identity)
         life = self._tick(now_s)
-        self._enter(rank, hello, life, life, now_s)
+        self._enter(rank, candidate, life, life, now_s)
         self.events.append(Event(HAS_JOINED, rank, life, hello.identity, hello.address))
 
     def _is_silent(self, rank: int, now_s: float) -> bool:
@@ -250,8 +314,13 @@ class Registry:
         silent = now_s - self._members[rank].heard_s > self._heartbeat_s
         return rank >= self.num_workers and silent
 
-    def _enter(self, rank: int, hello: Hello, life: float, time_s: float, now_s: float) -> None:
+    def _enter(
+        self, rank: int, candidate: _Candidate, life: float, time_s: float, now_s: float
+    ) -> None:
+        hello = candidate.hello
         del self._candidates[hello.identity]
-        self._members[rank] = _Member(hello.identity, hello.address, life, time_s, now_s)
+        self._members[rank] = _Member(
+            hello.identity, hello.address, life, time_s, now_s, candidate.origin
+        )
         self._by_identity[hello.identity] = rank
         self.welcomes.append(rank)

@@ -87,6 +87,8 @@ class Reception:
         self._wire.put(identity, peer, head, msg.pack_text(str(error)))
 
     def _take(self, identity: bytes | None, peer: int, parts: list[Any]) -> None:
+        if not parts:
+            raise Refusal("oversized", "a part of a message is too long, or has no end")
         if not 2 <= len(parts) <= 3:
             raise Refusal("malformed", f"a message of {len(parts)} parts")
         header = msg.unpack_header(parts[0].bytes)
@@ -109,7 +111,8 @@ class Reception:
         if kind == msg.HELLO:
             if self._desk is None or identity is None:
                 raise Refusal("state", "only the scheduler lets others in", msg.CANNOT_JOIN)
-            self._desk.take_hello(identity, msg.unpack_hello(parts[1].bytes))
+            origin = parts[0].get("Peer-Address")
+            self._desk.take_hello(identity, msg.unpack_hello(parts[1].bytes), origin)
             return
         if identity is not None:
             node = self._node(identity)
@@ -118,6 +121,7 @@ class Reception:
                     self._answer_departed(identity, header.src)
                 return
             peer = self._peer(node, header)
+            self._wire.is_member(identity, parts[0])
             if node != identity and kind != msg.BEAT:
                 raise Refusal("state", f"kind {kind} over a connection for beats")
         self._check_ends(peer, header)

@@ -12,6 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from gradwire.runtime.process.zeromq import identities
 from gradwire.runtime.process.zeromq.keys import JobKeys
+from gradwire.runtime.process.zeromq.splitting import FRAME_NBYTES
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+_ACCEPTING = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 CONNECTED, DISCONNECTED, TURNED_AWAY = range(3)
 _DOMAIN = "gradwire"
 
@@ -123,14 +125,20 @@ class Sockets:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._identity = identity
         self._keys = keys
-        self._max_part_nbytes = max_part_nbytes
+        self.max_part_nbytes = max_part_nbytes
         self._heartbeat_s = heartbeat_s
         self._authenticator: ThreadAuthenticator | None = None
         self._binding: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
         self._connections: list[Connection] = []
 
-    def bind(self, address: str) -> tuple[zmq.Socket[bytes], str]:
-        """A socket for who connects, and where it is."""
+    @property
+    def splits(self) -> bool:
+        """Whether parts take several frames: there are peers that are not authenticated yet."""
+        return self._keys is not None
+
+    def bind(self, address: str) -> tuple[zmq.Socket[bytes], Any, str]:
+        """A socket for who connects, a monitor of its connections, and where it is."""
         made = self._make(zmq.ROUTER, address)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -147,12 +155,13 @@ class Sockets:
             made.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.binding_public)
             made.setsockopt(zmq.CURVE_SECRETKEY, self._keys.binding_secret)
         self._binding = made
+        monitor = self._monitor = made.get_monitor_socket(_ACCEPTING)  # nobody connects before
         port = address.rpartition(":")[2]
         try:
             made.bind(f"tcp://{_numeric(host_of(address))}:{'*' if port == '0' else port}")
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot bind {address}: {error.strerror}") from error
-        return made, made.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        return made, monitor, made.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
 
     def connect(self, address: str, *, is_for_beats: bool = False) -> Connection:
         made = self._make(zmq.DEALER, address)
@@ -178,6 +187,9 @@ class Sockets:
     def close(self, linger_ms: int) -> None:
         for connection in self._connections:
             connection.close(linger_ms)
+        if self._monitor is not None and self._binding is not None:
+            self._binding.disable_monitor()
+            self._monitor.close(0)
         if self._binding is not None:
             self._binding.close(linger_ms)
         if self._authenticator is not None:
@@ -189,7 +201,8 @@ class Sockets:
         made = self._context.socket(kind)
         made.setsockopt(zmq.SNDHWM, _MAX_QUEUED)
         made.setsockopt(zmq.RCVHWM, _MAX_QUEUED)
-        made.setsockopt(zmq.MAXMSGSIZE, self._max_part_nbytes + _CURVE_NBYTES)
+        max_frame_nbytes = FRAME_NBYTES if self.splits else self.max_part_nbytes
+        made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes + _CURVE_NBYTES)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.IPV6, ":" in host_of(address))
         # A machine that vanished is noticed although nothing is sent to it.

@@ -51,6 +51,9 @@ from gradwire.runtime.process.zeromq.wire import Wire
 _log = logging.getLogger(__name__)
 _LINGER_MS = 200
 _NO_HEADERS = Headers()
+# Connections of nodes that are not members: those that will be, in their old and new processes,
+# and as many more.
+_MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS = 8, 64
 
 Role = Literal["scheduler", "server", "worker"]
 Links = Mapping[int, tuple[float, int, int]]  # by peer: its life, received, sent
@@ -125,9 +128,9 @@ class ZmqTransport:
         try:
             self.address = ""  # where others reach this node, if they do
             if place.is_scheduler:
-                self.address = self._wire.bind(scheduler)
+                self.address = self._bind(scheduler)
             elif place.is_server:
-                self.address = reachable(self._wire.bind(bind), scheduler)
+                self.address = reachable(self._bind(bind), scheduler)
             if on_bound is not None and self.address:
                 on_bound(self.address)
             if advertise is not None and place.is_server:
@@ -332,6 +335,14 @@ class ZmqTransport:
         )
 
     # Members.
+
+    def _bind(self, address: str) -> str:
+        def on_connection(identity: bytes, is_open: bool) -> None:
+            if self._desk is not None:
+                self._desk.registry.connection(identity, is_open)
+
+        max_others = _MAX_OTHERS + _MAX_CONNECTIONS_PER_NODE * self.size
+        return self._wire.bind(address, max_others, on_connection)
 
     def _join(self, scheduler: str, join_s: float, on_wait: Callable[[str], None]) -> None:
         """Until this node has a rank; the scheduler, until all have."""

@@ -6,9 +6,15 @@ from typing import Any
 
 import zmq
 
+from gradwire.runtime.process.zeromq.connection_limits import (
+    CHECK_S,
+    ConnectionLimits,
+    OnChange,
+)
 from gradwire.runtime.process.zeromq.link import Part
 from gradwire.runtime.process.zeromq.messages import NOBODY
 from gradwire.runtime.process.zeromq.sockets import CONNECTED, DISCONNECTED, Connection, Sockets
+from gradwire.runtime.process.zeromq.splitting import join, split
 
 SENT, FULL, GONE = range(3)
 _MAX_AT_ONCE = 32  # messages from one socket before the others have their turn
@@ -32,10 +38,19 @@ class Wire:
         self._for_beats: dict[int, Connection] = {}  # and nothing else
         self._connected_for_beats: set[int] = set()
         self._router: Any = None
+        self._limits: ConnectionLimits | None = None
 
-    def bind(self, address: str) -> str:
-        """Where it is. Nothing is read before `serve`."""
-        self._router, bound = self._sockets.bind(address)
+    def bind(self, address: str, max_others: int, on_change: OnChange) -> str:
+        """Where it is. Nothing is read before `serve`. See `ConnectionLimits` for the others."""
+        self._router, monitor, bound = self._sockets.bind(address)
+        self._limits = limits = ConnectionLimits(
+            monitor,
+            int(bound.rpartition(":")[2]),
+            max_others=max_others,
+            bounds_memory=not self._sockets.splits,
+            on_change=on_change,
+        )
+        self.listen(monitor, limits.read_events)
         return bound
 
     def serve(self, take: Take) -> None:
@@ -73,6 +88,10 @@ class Wire:
 
     def poll(self, timeout_s: float) -> None:
         """Waits for something to read, and has it read."""
+        if self._limits is not None:
+            self._limits.check()
+            if self._limits.has_to_check:
+                timeout_s = min(timeout_s, CHECK_S)
         for source, _ in self._poller.poll(ceil(max(0.0, timeout_s) * 1000)):
             reader = self._readers.get(source)
             if reader is not None:  # it may have gone in between
@@ -101,6 +120,11 @@ class Wire:
         is_sent = is_there and self._send(self._for_beats[peer].socket, None, head) == SENT
         if not is_sent or not is_answered:
             self.put(None, peer, head)
+
+    def is_member(self, identity: bytes, part: Any) -> None:
+        """The node that sent this part is a member."""
+        if self._limits is not None:
+            self._limits.is_member(identity, part)
 
     def close(self, linger_ms: int) -> None:
         self._sockets.close(linger_ms)
@@ -138,11 +162,9 @@ class Wire:
                 socket.send(identity, _MORE)
                 nbytes += len(identity)
             socket.send(head, _MORE)
-            if payload is None:
-                socket.send(body, zmq.NOBLOCK)
-            else:
-                socket.send(body, _MORE)
-                socket.send(payload, zmq.NOBLOCK, copy=False)
+            self._send_part(socket, body, is_last=payload is None)
+            if payload is not None:
+                self._send_part(socket, payload, is_last=True, copy=False)
                 nbytes += len(payload)
         except zmq.Again:
             return FULL
@@ -153,12 +175,27 @@ class Wire:
         self.num_bytes_sent += nbytes
         return SENT
 
+    def _send_part(self, socket: Any, part: Part, *, is_last: bool, copy: bool = True) -> None:
+        last = zmq.NOBLOCK if is_last else _MORE
+        if not self._sockets.splits:
+            socket.send(part, last, copy=copy)
+            return
+        frames = list(split(part))
+        for frame in frames[:-1]:
+            socket.send(frame, _MORE, copy=copy)
+        socket.send(frames[-1], last, copy=copy)
+
     def _read(self, socket: Any, peer: int, take: Take) -> None:
         for _ in range(_MAX_AT_ONCE):
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            take(parts.pop(0).bytes if peer == NOBODY else None, peer, parts)
+            identity = parts.pop(0).bytes if peer == NOBODY else None
+            if identity is not None and self._limits is not None:
+                self._limits.delivered(identity, parts)
+            if self._sockets.splits:
+                parts = join(parts, self._sockets.max_part_nbytes)
+            take(identity, peer, parts)
             if socket.closed or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
