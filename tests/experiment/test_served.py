@@ -21,6 +21,8 @@ from torch import Tensor
 import gradwire
 from experiment.processes_at_work import newest_checkpoint
 from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nbytes_of
+from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.recovery import SERVERS_STATE
 from gradwire.experiment.replay import replay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -398,10 +400,7 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
     assert code == 128 + number, said
     text = f"Go on with what the servers have: gradwire run --resume {folder}"
     assert said.splitlines()[-1] == f"stopped by {number.name}. {text}"
-    saved = [
-        torch.load(folder / "checkpoints" / "step-000000" / f"rank-{rank}.pt", weights_only=True)
-        for rank in (2, 3)
-    ]
+    saved = [Checkpoints(folder, rank).load().states[SERVERS_STATE] for rank in (2, 3)]
     memories = [one["part"]["memory"] for one in saved]
     if synchronization == "asp":  # all workers came to the end of their steps
         assert memories[0]["updates"] == memories[1]["updates"] > 100

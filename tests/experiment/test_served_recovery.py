@@ -18,7 +18,9 @@ import pytest
 from experiment.served_at_work import Play, Stage, are_gone, flags, nbytes_of
 from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, began_with, open_store
+from gradwire.experiment.record import Record
+from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, began_with, open_store, recover
+from gradwire.experiment.setup import prepare
 from gradwire.runtime.process import journal
 from gradwire.training.wire import PushHeader
 
@@ -131,6 +133,65 @@ def test_no_acknowledged_update_is_lost_with_the_scheduler(stage, tmp_path):
     pushed, recovered = num_pushes(copy), num_recovered(folder)  # more may have come since
     assert min(pushed.values()) > 10
     assert all(recovered[rank] >= pushed[rank] for rank in SERVERS)
+
+
+def damage(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def test_what_a_server_cannot_read_any_more_is_said(stage, tmp_path):
+    """Of one server the journal of a job, then its checkpoint: nothing begins anew in silence."""
+    folder, copy = tmp_path / "run", tmp_path / "copy"
+    with start(stage, folder, "--checkpoint-every", "60s", synchronization="asp") as play:
+        play.until(lambda: journal_nbytes(folder) > 200_000, "training")
+        kill_all(play)
+    shutil.copytree(folder, copy)
+    (log,) = folder.glob("servers/3-*/journal-*.log")
+    damage(log)
+    with stage.run("--resume", str(folder), "--durable") as play:
+        code, said = play.end()
+    assert code == 2, said
+    assert f"server 1: {log}: the record at byte" in said
+    assert f"gradwire run --resume {folder} --restart" in said
+    assert log.exists()
+    # Both have a checkpoint; one is damaged.
+    before = set(copy.glob("servers/*-*"))
+    with stage.run("--resume", str(copy), "--durable", "--checkpoint-every", "60s") as play:
+        play.until(lambda: not any(map(Path.exists, before)), "the next job")
+        play.until(lambda: journal_nbytes(copy) > 50_000, "training")
+        os.kill(play.pid, signal.SIGTERM)
+        code, said = play.end()
+    assert code == 128 + signal.SIGTERM, said
+    path = copy / "checkpoints" / "step-000000" / "rank-3.pt"
+    damage(path)
+    with stage.run("--resume", str(without_store(copy)), "--durable") as play:
+        code, said = play.end()
+    assert code == 2, said
+    assert f"server 1: {path} is damaged: its checksum does not fit" in said
+    with stage.run("--resume", str(copy), "--durable", "--restart") as play:
+        code, said = play.end()
+    assert code == 0, said
+    assert f"server 1: {path} is damaged: its checksum does not fit" in said
+    assert "the run begins again from step 0" in said
+    assert not json.loads((copy / "summary.json").read_text())["is_rest"]
+
+
+def without_store(folder: Path) -> Path:
+    """The run, when one of its servers has nothing but its checkpoint. With its store that could be
+    made again."""
+    (store,) = folder.glob("servers/3-*")
+    checkpoints = Checkpoints(folder, 3)
+    experiment = prepare(Record(folder).config)
+    damaged = (folder / "checkpoints" / "step-000000" / "rank-3.pt").read_bytes()
+    found = recover(experiment, store.with_name("3-next"), checkpoints)
+    assert len(found.skipped) == 1
+    assert not found.lost
+    assert checkpoints.load().states[SERVERS_STATE]["part"]["memory"]["updates"] > 10
+    (folder / "checkpoints" / "step-000000" / "rank-3.pt").write_bytes(damaged)
+    shutil.rmtree(store)
+    return folder
 
 
 @pytest.mark.slow

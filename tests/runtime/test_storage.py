@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.experiment.record import Record
+from gradwire.runtime.order import Recorder
+from gradwire.runtime.process import journal
+from gradwire.runtime.process.journal import Journal
 from gradwire.runtime.storage import sealed, text
 from gradwire.runtime.storage.files import (
     DamagedError,
@@ -187,3 +191,33 @@ def test_errors_of_the_system_are_explained(tmp_path: Path) -> None:
     )
     assert explain(ValueError("as it is")) == "as it is"
     assert explain(OSError("as it is")) == "as it is"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full")
+def test_an_order_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "order-0.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(FileError, match=rf"cannot write {path}: No space left on device"):
+        Recorder(path, 0, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["write", "sync"])
+def test_a_journal_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch, name) -> None:
+    log = Journal(tmp_path / "journal.log", bytes(16), 1)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(journal, name, full)
+    log.append([b"record"])
+    words = rf"cannot write {tmp_path}/journal\.log: No space left on device"
+    with pytest.raises(FileError, match=words):
+        log.commit()
+    log.close()
+
+
+def test_metrics_that_cannot_be_written_are_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    words = rf"cannot write {tmp_path}/metrics\.jsonl: Is a directory"
+    with pytest.raises(FileError, match=words):
+        Record(tmp_path).append({"step": 1}, None)

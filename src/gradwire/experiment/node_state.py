@@ -222,7 +222,7 @@ class NodeState:
             found = found if isinstance(self.part, ServerPart) else {}
         report = {
             "steps": sorted(found),
-            "skipped": recovered.skipped + skipped,
+            "skipped": list(dict.fromkeys(recovered.skipped + skipped)),
             "lost": recovered.lost,
             "is_evidence": is_evidence(found.get(SERVERS_STATE)),
         }

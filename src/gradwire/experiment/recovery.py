@@ -89,7 +89,11 @@ def recover(experiment: Experiment, own: Path, checkpoints: Checkpoints) -> Reco
     """Makes a checkpoint of what this server had in jobs before that of its store `own`, if that is
     more than the checkpoint has that is there."""
     damaged = Recovered([], [])
-    before = saved = checkpoints.load().states.get(SERVERS_STATE) if _others(own) else None
+    if not _others(own):
+        return damaged
+    loaded = checkpoints.load()
+    damaged.skipped.extend(loaded.skipped)
+    before = saved = loaded.states.get(SERVERS_STATE)
     for folder in _others(own):
         try:
             _check_config(folder, experiment)
