@@ -51,17 +51,21 @@ def port_of(made: Job, rank: int) -> int:
 def attack(
     ports: list[int], opening: bytes, body: bytes, num_connections: int, num_mb: int
 ) -> float:
-    """Every connection sends the opening, then so much of the body as it can. By how much the
-    memory of this process has grown at most."""
+    """Every connection sends the opening, then as much of the body as it can, and stays open. By
+    how much the memory of this process has grown at most."""
     before, peak, is_over = resident_mb(), [resident_mb()], threading.Event()
 
     def measure() -> None:
         while not is_over.wait(0.002):
             peak[0] = max(peak[0], resident_mb())
 
+    connections = []
+
     def send(port: int) -> None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as one:
-            one.settimeout(10)
+        with suppress(OSError):
+            one = socket.create_connection(("127.0.0.1", port))
+            connections.append(one)
+            one.settimeout(30)
             one.sendall(opening)
             for _ in range(num_mb * (1 << 20) // len(body)):
                 one.sendall(body)
@@ -76,6 +80,8 @@ def attack(
         thread.join()
     is_over.set()
     measuring.join()
+    for one in connections:
+        one.close()
     return peak[0] - before
 
 
