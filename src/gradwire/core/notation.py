@@ -341,7 +341,7 @@ class _Reader:
                 self.fail(f"{name} got {keyword.arg} twice: {signature}")
             written[keyword.arg] = keyword.value
         given = {key: self.argument(cls, key, node) for key, node in written.items()}
-        hints = _hints(cls)  # type: ignore[arg-type]  # mypy takes a class for its instance
+        hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable
         for key, field in known.items():
             if key not in given:
                 if field.default is MISSING and field.default_factory is MISSING:

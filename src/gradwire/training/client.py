@@ -4,8 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gradwire.core.codec import State
-from gradwire.core.errors import WireError
+from gradwire.core.codec import State, is_finite
+from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import concatenate
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Backward, Bucket, Pulled, Replica
@@ -105,7 +105,13 @@ class ServerClient:
                 for i, unit in enumerate(self._units):
                     if unit.server == server:
                         states[i] = before[i]
-            pieces.append(await self._piece(server, shard, header, message, replica))
+            piece = await self._piece(server, shard, header, message, replica)
+            if not is_finite(piece):
+                raise NonFiniteError(
+                    f"server {server} answered a model with NaN or infinity. Lower the learning "
+                    "rate or set clip_norm."
+                )
+            pieces.append(piece)
         # Workers that keep step get the same objects; others would only fill the memory.
         work = self.node.share if plan.synchronization.pauses else self.node.call
         whole = pieces[0] if len(pieces) == 1 else await work(concatenate, tuple(pieces))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwire.core.codec import Codec, State, is_finite
 from gradwire.core.coded import mean_of_some
-from gradwire.core.errors import NonFiniteError
+from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import concatenate
 from gradwire.core.key import Key
 from gradwire.core.node import Node
@@ -161,11 +161,14 @@ class TrainingWorker:
             states[i] = reduced.state
             means.append(reduced.mean)
             owns.append(await self.node.call(reduced.own))
-        replica = replica.having(exchange=tuple(states))
-        if len(means) == 1:
-            return means[0], owns[0], replica
-        mean = await self.node.share(concatenate, tuple(means))
-        return mean, await self.node.call(concatenate, owns), replica
+        mean = means[0] if len(means) == 1 else await self.node.share(concatenate, tuple(means))
+        if not await self.node.share(is_finite, mean):
+            if plan.nonfinite == "error":
+                raise NonFiniteError(self._not_finite("the mean of changes", step))
+            # As if nobody had spoken.
+            return torch.zeros_like(x), torch.zeros_like(x), dropping(replica)
+        own = owns[0] if len(owns) == 1 else await self.node.call(concatenate, owns)
+        return mean, own, replica.having(exchange=tuple(states))
 
     async def heard(self, x: Tensor, replica: Replica, step: int) -> Tensor:
         plan = self.plan
@@ -178,7 +181,10 @@ class TrainingWorker:
         return pieces[0] if len(pieces) == 1 else await self.node.call(concatenate, pieces)
 
     async def exact_mean(self, x: Tensor, name: str) -> Tensor:
-        return await self.plan.architecture.group(self.node, name).mean(x)
+        mean = await self.plan.architecture.group(self.node, name).mean(x)
+        if not await self.node.share(is_finite, mean):
+            raise NonFiniteError(self._not_finite(f"the mean of {name!r}"))
+        return mean
 
     async def fetch(self, x: Tensor, holders: Mapping[int, int], name: str) -> Tensor:
         for rank, holder in holders.items():
@@ -186,7 +192,12 @@ class TrainingWorker:
                 await self.node.send(rank, ("fetch", name), x, name)
         if self.rank not in holders:
             return x
-        return await self.node.recv(holders[self.rank], ("fetch", name))
+        got = await self.node.recv(holders[self.rank], ("fetch", name))
+        if Spec.of(got) != Spec.of(x):
+            raise WireError(f"rank {holders[self.rank]} sent {Spec.of(got)}, not {Spec.of(x)}")
+        if not await self.node.share(is_finite, got):
+            raise NonFiniteError(f"rank {holders[self.rank]} sent NaN or infinity in {name!r}")
+        return got
 
     async def push_pull(self, x: Tensor, replica: Replica, step: int) -> Pulled:
         backward = _Vector(self, x, step)
@@ -253,6 +264,11 @@ class TrainingWorker:
         pieces = [mean for mean in means if mean is not None]
         assert len(pieces) == len(buckets), f"{plan.scheduling!r} left out a bucket"
         whole = pieces[0] if len(pieces) == 1 else await self.node.share(concatenate, tuple(pieces))
+        # What others sent meets the model here. All have the same mean, so all decide alike.
+        if not await self.node.share(is_finite, whole):
+            if plan.nonfinite == "error":
+                raise NonFiniteError(self._not_finite("the mean", step))
+            return None, replica.exchange
         return whole, tuple(states)
 
     async def checked(
@@ -266,9 +282,17 @@ class TrainingWorker:
         else:
             group = self.plan.architecture.group(self.node, NONFINITE, members)
             bad = await group.mean(torch.tensor([0.0 if finite else 1.0]))
-            if float(bad) > 0:
+            if float(bad) != 0:  # nor is it if a peer says NaN
                 raise _Dropped
         return x
+
+    def _not_finite(self, what: str, step: int | None = None) -> str:
+        when = "" if step is None else f" in step {step}"
+        return (
+            f"NaN or infinity in {what}{when} on rank {self.rank}, which sent finite values: "
+            "another rank sent it, or the sum is too large. Lower the learning rate or set "
+            'clip_norm; nonfinite="skip" drops such steps.'
+        )
 
     def _complaint(self, x: Tensor, what: str, step: int) -> str:
         where = int((~torch.isfinite(x)).nonzero()[0])

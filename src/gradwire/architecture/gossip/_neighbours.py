@@ -24,9 +24,9 @@ from gradwire.architecture.gossip._posts import (
     Post,
     Stranger,
 )
-from gradwire.architecture.gossip._presence import Presence
-from gradwire.core.codec import Codec, State
-from gradwire.core.errors import PeerLost
+from gradwire.architecture.gossip._presence import Presence, not_finite
+from gradwire.core.codec import Codec, State, is_finite
+from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
 from gradwire.core.key import Key
 from gradwire.core.node import Framed, Node
@@ -123,6 +123,7 @@ class Neighbours:
             if message is not None:
                 assert message.data is not None
                 header = message.header
+                self.check(rank, message.data, header.weight)
                 heard.append(Heard(rank, weight, message.data, header.weight, header.version))
         return heard
 
@@ -186,6 +187,7 @@ class Neighbours:
                     return message
                 if header.kind == "introduction":
                     assert message.data is not None
+                    self.check(rank, message.data)
                     self.introduced[rank] = header.version, message.data
             if not presence.has(rank, step):  # it came back meanwhile
                 return None
@@ -218,7 +220,14 @@ class Neighbours:
     async def decode(self, rank: int, buffer: Tensor, replica: Replica, step: int) -> Tensor:
         """What everyone hears who gets this payload, a vector like the parameters."""
         key = self._key_of(rank, step)
-        return await self.node.share(_decode, self.codec(step), _spec(replica), key, buffer)
+        return await self.node.share(_decode, self.codec(step), _spec(replica), key, buffer, rank)
+
+    def check(self, rank: int, x: Tensor, weight: float | None = None) -> None:
+        """Refuses NaN and infinity in what a neighbour said, before it meets the model."""
+        if weight is not None and not (math.isfinite(weight) and weight > 0):
+            raise NonFiniteError(f"rank {rank} sent the weight {weight}, expected one above 0")
+        if x.is_floating_point() and not is_finite(x):
+            raise not_finite(rank)
 
     def _key_of(self, rank: int, step: int) -> Key:
         return self.key.at(step).private(rank).child("gossip")
@@ -242,5 +251,8 @@ def _spec(replica: Replica) -> Spec:
     return replace(Spec.of(replica.params), tensors=state.get("tensors", ()))
 
 
-def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
-    return codec.decode(codec.unpack(buffer, spec), spec, key)
+def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor, rank: int) -> Tensor:
+    decoded = codec.decode(codec.unpack(buffer, spec), spec, key)
+    if not is_finite(decoded):
+        raise not_finite(rank)
+    return decoded

@@ -27,7 +27,8 @@ from gradwire.architecture.gossip._posts import (
     Stranger,
     Welcome,
 )
-from gradwire.core.errors import PeerLost
+from gradwire.core.codec import is_finite
+from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.node import Framed, Node
 
 
@@ -194,4 +195,15 @@ class Presence:
             steps.pop(rank, None)
         else:
             steps[rank] = message.header.step
-        return found if message.data is None else message.data
+        if message.data is None:
+            return found
+        if not is_finite(message.data):
+            raise not_finite(rank)
+        return message.data
+
+
+def not_finite(rank: int) -> NonFiniteError:
+    """What to raise before something that a neighbour sent meets the model."""
+    return NonFiniteError(
+        f"rank {rank} sent NaN or infinity. Lower the learning rate or set clip_norm."
+    )

@@ -110,6 +110,7 @@ class ADPSGD(GossipAlgorithm):
             if both_asked or message.header.life != neighbours.presence.life:
                 await node.send_framed(rank, ANSWER, Framed(header), _NBYTES, LABEL)
                 continue
+            neighbours.check(rank, message.data)
             own = _model(neighbours)
             await node.send_framed(rank, ANSWER, Framed(header, own), _NBYTES, LABEL)
             _move(neighbours, await node.call(_half_way, own, message.data))
@@ -130,6 +131,8 @@ class ADPSGD(GossipAlgorithm):
             else:
                 neighbours.presence.met(partner, message.header.life)
                 if message.header.step == step:
+                    if message.data is not None:
+                        neighbours.check(partner, message.data)
                     return message.data
 
 
