@@ -12,8 +12,8 @@ import torch
 from gradwire.architecture import ARCHITECTURE
 from gradwire.architecture.gossip import GOSSIP
 from gradwire.architecture.graphs import GRAPHS
-from gradwire.cli import _command
-from gradwire.cli.listing import KINDS
+from gradwire.cli.catalogue import KINDS
+from gradwire.cli.front import command
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 from gradwire.synchronization import SYNCHRONIZATION
@@ -49,7 +49,7 @@ def test_commands_parse(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in re.findall(r"--config (\S+)", line):  # settings that a reader has made before
         (tmp_path / name).write_text('architecture = "parameter_server(2)"\n')
-    _command(shlex.split(line)[1:])
+    command(shlex.split(line)[1:])
 
 
 def test_the_example_of_a_new_codec_keeps_its_word():

@@ -266,8 +266,9 @@ def _become(argv: Sequence[str], env: Mapping[str, str], output: int | None) -> 
 
 
 def _serve() -> None:
-    import gradwire.cli  # noqa: F401
-    from gradwire.experiment import children, processes, served  # noqa: F401
+    import gradwire.cli.front  # noqa: F401
+    from gradwire.cli import processes as of_command  # noqa: F401
+    from gradwire.experiment import children, processes, runner, served  # noqa: F401
     from gradwire.experiment.config import Config
     from gradwire.experiment.setup import prepare
 

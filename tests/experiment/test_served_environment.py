@@ -60,7 +60,8 @@ def test_what_cannot_be(command: PsCommand, variables: dict[str, str], message: 
 
 
 def test_a_worker_that_there_is_not(capsys: Any):
-    from gradwire.cli.ps import Place, Where, take_part
+    from gradwire.experiment.node_state import Where
+    from gradwire.experiment.served import Place, take_part
 
     config = Config(engine="process", architecture="parameter_server(1)", workers=2, steps=1)
     place = Place("worker", "tcp://127.0.0.1:1", number=2)
