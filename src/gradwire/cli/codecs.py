@@ -2,9 +2,14 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from gradwire import kernels
 from gradwire.cli.console import out, show_progress
+from gradwire.experiment.calibration import write_costs
 from gradwire.experiment.codecs import NUMEL, codecs_tables, measure
 
 
@@ -18,8 +23,15 @@ class CodecsCommand:
     """Length of the drawn vectors."""
     json: bool = False
     """Print JSON."""
+    costs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Measure instead what coding costs here, for --coding-costs; `only` adds codecs to it."""
 
     def __call__(self) -> None:
+        if self.costs is not None:
+            with show_progress() as progress:
+                write_costs(self.costs, self.only, progress)
+            out.print(f"Costs of coding: {self.costs}", soft_wrap=True)
+            return
         with show_progress() as progress:
             measured = measure(self.only, self.numel, progress)
         if self.json:

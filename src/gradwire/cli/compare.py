@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
+from gradwire.experiment.coding_costs import describe_charge
 from gradwire.experiment.compare import Outcome, combinations, compare, rows
 from gradwire.experiment.config import Config
 from gradwire.experiment.demo import demo_configs
@@ -90,10 +91,11 @@ def _compare_and_show(configs: Sequence[Config], folder: Path, as_json: bool) ->
 def _title(outcomes: Sequence[Outcome]) -> str:
     run = next((outcome.run for outcome in outcomes if outcome.run), None)
     config = run.config if run else outcomes[0].config
+    charge = run.summary["coding"] if run else {"charged": "free"}  # there is no time to show
     compute = COMPUTE_TIME.parse(config.compute)
     seconds = format_seconds(compute.seconds) if isinstance(compute, Fixed) else config.compute
     return (
         f"{config.workers} workers, {config.model} on {config.data}, {config.steps} steps of "
         f"batch {config.batch_size}.\nVirtual time: {seconds} per gradient, latency "
-        f"{config.latency}."
+        f"{config.latency}.\nCoding time: {describe_charge(charge)}."
     )

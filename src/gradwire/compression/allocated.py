@@ -93,6 +93,7 @@ class Allocated(Codec):
 
     leaves = Kind.NOTHING
     layered = True
+    is_composite = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.choices, tuple) or not 2 <= len(self.choices) <= _MAX_CHOICES:
