@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradwire.cli.console import out, show_progress
+from gradwire.experiment.coding_costs import charge_of, describe_charge
 from gradwire.experiment.matrix import BASE, measure, pairs
 from gradwire.experiment.record import Row
 from gradwire.experiment.report import format_bytes, format_seconds
@@ -58,7 +59,8 @@ class MatrixCommand:
         out.print(
             f"{base.workers} workers, mlp on digits, {base.steps} steps of batch "
             f"{base.batch_size}, {base.compression}, {base.bandwidth}, {base.latency}, "
-            f"gradients take {base.compute} s.",
+            f"gradients take {base.compute} s, coding time is "
+            f"{describe_charge(charge_of(base).record)}.",
             soft_wrap=True,
             markup=False,
         )

@@ -111,7 +111,8 @@ class Config:
     evaluation: Evaluation = "auto"
     """Gradients of all workers in one batch, or one after another."""
     threads: int = 0
-    """CPU threads of torch; 0: as many as torch takes. One is fastest for small networks."""
+    """CPU threads of torch; 0: one for networks of up to 200,000 parameters, or else as many as
+    torch takes."""
 
     def __post_init__(self) -> None:
         for name, least in (
