@@ -79,7 +79,7 @@ def test_the_command_writes_what_the_simulator_reads(tmp_path):
     found = json.loads(done.stdout)
     config = Config.from_toml(file)
     assert config.workers == 2
-    assert config.charge_coding
+    assert config.coding == "measured"
     assert config.coding_slowdown == pytest.approx(found["machine"]["slowdown"], abs=1e-3)
     network = Network.parse(2, config.bandwidth, config.latency)
     assert network.bandwidth == pytest.approx(found["network"]["bandwidth"], rel=1e-3)

@@ -278,11 +278,18 @@ def test_slow_workers_hold_up_everyone():
     assert state_bits(slow) == state_bits(quick)
 
 
-def test_coding_time_can_be_charged():
-    free = gradwire.simulate(**QUICK, compression="ef(sign)")
-    charged = gradwire.simulate(**QUICK, compression="ef(sign)", charge_coding=True)
-    assert charged.virtual_time_s > free.virtual_time_s
-    assert state_bits(charged) == state_bits(free)
+@pytest.mark.parametrize("compression", ["identity", "ef(sign)", "powersgd(2)"])
+def test_coding_is_charged_unless_it_is_free(compression):
+    runs = {
+        coding: gradwire.simulate(**QUICK, compression=compression, coding=coding)
+        for coding in ("free", "measured", "model")
+    }
+    default = gradwire.simulate(**QUICK, compression=compression)
+    assert default.virtual_time_s == runs["model"].virtual_time_s
+    assert runs["model"].virtual_time_s > runs["free"].virtual_time_s
+    assert runs["measured"].virtual_time_s > runs["free"].virtual_time_s
+    assert all(state_bits(run) == state_bits(default) for run in runs.values())
+    assert len({run.bytes_sent for run in runs.values()}) == 1
 
 
 def test_threads_do_not_change_draws():

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "schedule": "cosine(warmup=3)",
     "compute": "lognormal(0.001)",
     "latency": "20us",
+    "coding": "free",
     "seed": 11,
 }
 METHODS: tuple[dict[str, Any], ...] = (

@@ -7,6 +7,7 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.key import Key
 from gradwire.core.node import Node
+from gradwire.runtime.coding_time import MeasuredCoding
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
@@ -98,7 +99,7 @@ def test_charged_work_is_part_of_the_trace() -> None:
     async def program(node: Node) -> None:
         await node.call(sum, range(100_000))
 
-    recording = VirtualEngine(NETWORKS[0], charge_calls=True, record=True)
+    recording = VirtualEngine(NETWORKS[0], coding=MeasuredCoding(), record=True)
     recording.run([program] * 4)
     again = VirtualEngine(NETWORKS[0])
     again.run([recording.trace.replay] * 4)

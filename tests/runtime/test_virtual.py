@@ -7,6 +7,7 @@ from torch import Tensor
 from gradwire.core.errors import DeadlockError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
+from gradwire.runtime.coding_time import MeasuredCoding
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
@@ -501,7 +502,7 @@ def test_local_work_takes_virtual_time_only_if_it_is_charged() -> None:
     free = VirtualEngine(network(2))
     assert free.run([program] * 2) == [(0.0, 0.0)] * 2
     assert sum(free.call_s.values()) > 0
-    charged = VirtualEngine(network(2), charge_calls=True)
+    charged = VirtualEngine(network(2), coding=MeasuredCoding())
     times = charged.run([program] * 2)
     assert all(0 < first < second for first, second in times)
     # Work done once passes the same time on every rank that shares it.
@@ -607,9 +608,9 @@ def test_an_exception_in_what_was_asked_for_says_so_too(kind) -> None:
     assert caught.value.__notes__ == ["in the program of rank 1 at virtual time 1.5 s"]
 
 
-@pytest.mark.parametrize("charge_calls", [False, True])
+@pytest.mark.parametrize("coding", [None, MeasuredCoding()], ids=["free", "measured"])
 @pytest.mark.parametrize("kind", ["call", "share"])
-def test_a_program_can_catch_what_its_own_work_raises(kind, charge_calls) -> None:
+def test_a_program_can_catch_what_its_own_work_raises(kind, coding) -> None:
     def fail() -> None:
         raise ValueError("in the work")
 
@@ -621,7 +622,7 @@ def test_a_program_can_catch_what_its_own_work_raises(kind, charge_calls) -> Non
             return f"caught: {error}"
         return "nothing happened"
 
-    engine = VirtualEngine(network(2), charge_calls=charge_calls)
+    engine = VirtualEngine(network(2), coding=coding)
     assert engine.run([careful] * 2) == ["caught: in the work"] * 2
 
 

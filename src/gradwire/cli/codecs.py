@@ -2,6 +2,10 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from gradwire.cli.console import out, show_progress
 from gradwire.experiment.defaults import CODECS_NUMEL
@@ -17,8 +21,17 @@ class CodecsCommand:
     """Length of the drawn vectors."""
     json: bool = False
     """Print JSON."""
+    costs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Measure instead what coding costs here, for --coding-costs; `only` adds codecs to it."""
 
     def __call__(self) -> None:
+        if self.costs is not None:
+            from gradwire.experiment.calibration import write_costs
+
+            with show_progress() as progress:
+                write_costs(self.costs, self.only, progress)
+            out.print(f"Costs of coding: {self.costs}", soft_wrap=True)
+            return
         from gradwire import kernels
         from gradwire.experiment.codecs import codecs_tables, measure
 

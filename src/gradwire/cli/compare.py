@@ -114,12 +114,15 @@ def _compare_and_show(
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
+    from gradwire.experiment.coding_costs import describe_charge
     from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed
 
     run = next((outcome.run for outcome in outcomes if outcome.run), None)
     config = run.config if run else outcomes[0].config
+    charge = run.summary["coding"] if run else {"charged": "free"}  # there is no time to show
     compute = COMPUTE_TIME.parse(config.compute)
     seconds = format_seconds(compute.seconds) if isinstance(compute, Fixed) else config.compute
     return (
-        f"{task_line(outcomes)}.\nVirtual time: {seconds} per gradient, latency {config.latency}."
+        f"{task_line(outcomes)}.\nVirtual time: {seconds} per gradient, latency {config.latency}.\n"
+        f"Coding time: {describe_charge(charge)}."
     )

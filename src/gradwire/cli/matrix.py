@@ -47,6 +47,7 @@ class MatrixCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
+        from gradwire.experiment.coding_costs import charge_of, describe_charge
         from gradwire.experiment.matrix import measure, pairs
 
         base = replace(
@@ -65,7 +66,8 @@ class MatrixCommand:
         out.print(
             f"{base.workers} workers, mlp on digits, {base.steps} steps of batch "
             f"{base.batch_size}, 1 seed, {base.compression}, {base.bandwidth}, {base.latency}, "
-            f"gradients take {base.compute} s.",
+            f"gradients take {base.compute} s, coding time is "
+            f"{describe_charge(charge_of(base).record)}.",
             soft_wrap=True,
             markup=False,
         )

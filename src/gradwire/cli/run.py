@@ -158,7 +158,7 @@ def _momentum(config: Config) -> str:
 
 
 def _run_table(config: Config, summary: Row) -> Table:
-    times = _simulated(config, summary) if config.engine == "simulator" else _real(summary)
+    times = _simulated(config, summary) if config.engine == "simulator" else _real(config, summary)
     table = Table(show_header=False, box=None)
     lines = {
         "task": f"{config.model} on {config.data}, {summary['parameters']:,} parameters",
@@ -188,17 +188,45 @@ def _nominal(summary: Row) -> str:
 
 def _simulated(config: Config, summary: Row) -> dict[str, str]:
     """Virtual time."""
+    from gradwire.experiment.coding_costs import describe_charge
+
     times = {config.bandwidth: summary["virtual_time_s"], **summary["virtual_times_s"]}
     names = network_names(list(times))
     return {
         **{f"virtual time at {name}": format_seconds(s) for name, s in zip(names, times.values())},
-        "compute time": config.compute,
+        "compute time": f"{config.compute} per gradient{_measured(summary)}",
+        "coding time": describe_charge(summary["coding"]),
     }
 
 
-def _real(summary: Row) -> dict[str, str]:
-    """Measured time, and bytes with what the transport adds."""
+def _measured(summary: Row) -> str:
+    """How the time of a gradient was measured, if it was."""
+    found = summary["compute_measured"]
+    if found is None:
+        return ""
+    more = found["median_s"] / found["seconds"] - 1 if found["seconds"] else 0.0
+    threads = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
+    return (
+        f", measured on {threads}: fastest of {found['repeats']}, the middle one took "
+        f"{100 * more:.0f}% longer"
+    )
+
+
+def _rates(config: Config, summary: Row) -> dict[str, str]:
+    """The time of training: per step if all take it together, or else per gradient of a worker."""
     total = summary["training_time_s"]
+    if summary["in_step"]:
+        each = format_seconds(summary["step_time_s"])
+        return {"time of training": f"{format_seconds(total)}, {each} per step of all workers"}
+    count = max(1, summary["gradients"])
+    return {
+        "time of training": f"{format_seconds(total)}, {count / total:.3g} gradients per second of "
+        f"all workers together, one in {format_seconds(total * config.workers / count)} of each"
+    }
+
+
+def _real(config: Config, summary: Row) -> dict[str, str]:
+    """Measured time, and bytes with what the transport adds."""
     parts = {
         "gradients": summary["compute_time_s"],
         "coding and updates": sum(summary["call_time_s"].values()),
@@ -209,12 +237,9 @@ def _real(summary: Row) -> dict[str, str]:
     framed = format_bytes(summary["bytes_handed_over"])
     if summary["native_means"]:
         framed = "not known: means are the transport's own all-reduce"
-    lines = {
-        "bytes with framing": framed,
-        "time of training": f"{format_seconds(total)}, {format_seconds(summary['step_time_s'])} "
-        "per step",
-        "of a step": f"{shares} (mean of the workers)",
-    }
+    lines = {"bytes with framing": framed, **_rates(config, summary)}
+    what = "of a step" if summary["in_step"] else "of a gradient"
+    lines[what] = f"{shares} (mean of the workers)"
     if summary["server_call_time_s"]:
         each = sum(summary["server_call_time_s"].values()) / max(1, summary["gradients"])
         lines["of a push"] = f"coding and updates {format_seconds(each)} on a server"

@@ -94,6 +94,7 @@ class Allocated(Codec):
     leaves = Kind.NOTHING
     layered = True
     biased = True
+    is_composite = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.choices, tuple) or not 2 <= len(self.choices) <= _MAX_CHOICES:

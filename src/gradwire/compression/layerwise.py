@@ -70,6 +70,7 @@ class Layerwise(Codec):
     )
 
     layered = True
+    is_composite = True
 
     def __post_init__(self) -> None:
         check_choice("layerwise", self.inner)

@@ -59,6 +59,8 @@ class Chain(Codec):
 
     stages: tuple[Codec, ...]
 
+    is_composite = True
+
     def __post_init__(self) -> None:
         for first, second in zip(self.stages, self.stages[1:]):
             if first.leaves is Kind.NOTHING:

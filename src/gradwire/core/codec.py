@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import is_half, mean_in_order
 from gradwire.core.key import Key
+from gradwire.core.metering import VECTOR, report, report_methods
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
@@ -86,6 +87,13 @@ class Compression(Expression, ABC):
 
 class Codec(Compression):
     """Turns a tensor into a payload and back."""
+
+    # Made of other codecs: those report what they do, see core/metering.py.
+    is_composite: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        report_methods(cls)
 
     # A codec overrides these with plain class attributes, a chain derives them from its stages.
     @property
@@ -270,6 +278,7 @@ class Codec(Compression):
     def _sum(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
         flat, device = spec.flat(), payloads[0].parts[self.parts[0]].device
         total = kernels.empty(spec.numel, scale_dtype(spec.dtype), device).zero_()
+        report(VECTOR, 3 * total.numel() * total.element_size())  # zeros, and a division later on
         for payload, key in zip(payloads, keys):
             total = self.add_joined(total, self._checked_parts(payload, flat), flat, key)
         return total.reshape(spec.shape)
@@ -328,6 +337,10 @@ class Codec(Compression):
             expect(values, "values", packed_bytes(spec.numel, spec.alphabet), torch.uint8)
             return unpack_symbols(values, spec.numel, spec.alphabet)
         return expect(values, "values", spec.numel, spec.dtype)
+
+
+# What a codec inherits reports as well. A mean is made of other operations, unless it is fused.
+report_methods(Codec, but=("decode_mean",))
 
 
 def check_input(compression: Compression, x: Tensor) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.core.errors import WireError
+from gradwire.core.metering import PACK, UNPACK, report
 
 _MAGIC = 0x57
 _VERSION = 1
@@ -64,6 +65,7 @@ class Payload:
         """What is sent. The checksum is computed when it is first asked for: where values are
         added on their way nobody does, and it takes longer than the rest of some codecs."""
         if not self._has_checksum:
+            report(PACK, self.nbytes)
             crc = _crc(self._buffer, self.context).to_bytes(4, "little")
             self._buffer[4:8] = torch.frombuffer(bytearray(crc), dtype=torch.uint8)
             self._has_checksum = True
@@ -129,6 +131,7 @@ class Payload:
         if total != buffer.numel():
             raise WireError(f"{buffer.numel()} bytes, but the header describes {total}")
         declared = int.from_bytes(bytes(buffer[4:8].tolist()), "little")
+        report(UNPACK, buffer.numel())
         crc = _crc(buffer, context)
         if crc != declared:
             raise WireError(

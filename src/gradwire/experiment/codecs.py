@@ -32,8 +32,8 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.experiment.defaults import CODECS_NUMEL as NUMEL
 from gradwire.experiment.gradients import facts, saved_facts, saved_gradients, worker_gradients
-from gradwire.experiment.outcome import use_threads
 from gradwire.experiment.record import Row
+from gradwire.experiment.threads import use_threads
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
@@ -107,12 +107,13 @@ def measure(
         "inputs": {name: facts(x) for name, x in vectors.items()},
         **rows,
         "kernels": kernels.backend(),
-        "processor": _processor(),
+        "processor": processor(),
         "versions": {"gradwire": gradwire.__version__, "torch": torch.__version__},
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

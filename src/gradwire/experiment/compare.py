@@ -15,7 +15,7 @@ from typing import Any
 from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.config import Config
-from gradwire.experiment.outcome import SPREAD, Progress, Run, use_threads
+from gradwire.experiment.outcome import SPREAD, Progress, Run
 from gradwire.experiment.record import Record, Row
 from gradwire.experiment.runner import simulate
 from gradwire.experiment.setup import DIMENSIONS, prepare
@@ -102,11 +102,10 @@ def compare(
     if out is not None:
         Record(out).check_empty()
     given = [_canonical(config) for config in configs]
-    with use_threads(given[0].threads):
-        labels = with_baselines(given)
-        refusals = _refusals(given)
-        # One measured gradient time serves all: the methods differ in communication, not in this.
-        compute = prepare(next(iter(labels))).config.compute
+    labels = with_baselines(given)
+    refusals = _refusals(given)
+    # One measured gradient time serves all: the methods differ in communication, not in this.
+    compute = prepare(next(iter(labels))).config.compute
     folders = {config: out / folder_name(name) if out else None for config, name in labels.items()}
     for folder in folders.values():
         if folder is not None and folder.is_dir() and any(folder.iterdir()):

@@ -17,11 +17,16 @@ _MAX_THREADS = 1024
 NonFinite = Literal["error", "skip"]
 Evaluation = Literal["auto", "vmap", "sequential"]
 Engine = Literal["simulator", "process"]
+Coding = Literal["model", "measured", "free"]
 MomentumAt = Literal["auto", "before", "after"]
 NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
-MOMENTUM_AT = get_args(MomentumAt)
+MOMENTUM_AT, CODING = get_args(MomentumAt), get_args(Coding)
 ENGINES = get_args(Engine)
 DIMENSION_NAMES = ("compression", "synchronization", "architecture", "scheduling")
+_REPLACED = {
+    "charge_coding": 'write coding = "measured" for true, coding = "free" for false, or leave it '
+    "out to charge coding by the table of costs"
+}
 OWN_SETTINGS = ("device", "threads")  # which every node of a run has for itself
 
 
@@ -88,10 +93,13 @@ class Config:
     """What goes wrong: crash(2, at=1.5, rejoin=4.0), arrive(3, at=2.0), loss(0.01)."""
     heartbeat: str = "500ms"
     """How long it takes until a crash is noticed."""
-    charge_coding: bool = False
-    """Let the measured time of coding, averaging and updating pass in virtual time too."""
+    coding: Coding = "model"
+    """Virtual time of coding, averaging and updating: by a table of costs, the same everywhere; as
+    measured here and now; or free."""
+    coding_costs: str = ""
+    """File of that table, made by gradwire codecs --costs; empty: the one in the package."""
     coding_slowdown: float = 1.0
-    """So many times as long as measured here: ranks that share a machine slow each other down."""
+    """So many times as long as that: ranks that share a machine slow each other down."""
 
     seed: int = 0
     """Of every random draw."""
@@ -104,7 +112,8 @@ class Config:
     evaluation: Evaluation = "auto"
     """Gradients of all workers in one batch, or one after another."""
     threads: int = 0
-    """CPU threads of torch; 0: as many as torch takes. One is fastest for small networks."""
+    """CPU threads of torch; 0: one for networks of up to 200,000 parameters, or else as many as
+    torch takes."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -123,6 +132,11 @@ class Config:
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
         if self.coding_slowdown <= 0:
             raise ValueError(f"coding_slowdown must be above 0, got {self.coding_slowdown}")
+        if self.coding_costs and self.coding != "model":
+            raise ValueError(
+                f'coding_costs = {self.coding_costs!r} is for coding = "model", not '
+                f'"{self.coding}": leave one of them out'
+            )
         if self.clip_norm < 0:
             raise ValueError(f"clip_norm must be at least 0, got {self.clip_norm}")
         if self.threads > _MAX_THREADS:
@@ -137,6 +151,7 @@ class Config:
             ("evaluation", EVALUATION),
             ("momentum_at", MOMENTUM_AT),
             ("engine", ENGINES),
+            ("coding", CODING),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(unknown_name(name, str(getattr(self, name)), list(choices)))
@@ -165,6 +180,10 @@ class Config:
     def from_dict(values: dict[str, Any], source: str = "configuration") -> "Config":
         known = {field.name: field for field in fields(Config)}
         for name, value in values.items():
+            if name in _REPLACED:
+                raise ValueError(
+                    f"{source}: there is no setting {name} any more: {_REPLACED[name]}"
+                )
             if name not in known and isinstance(value, dict):
                 inside = ", ".join(each for each in value if each in known)
                 raise ValueError(

@@ -158,8 +158,8 @@ def _refused(config: Config) -> str:
 
 
 def _initial_loss(config: Config) -> float:
-    with use_threads(config.threads):
-        experiment = prepare(config)
+    experiment = prepare(config)
+    with use_threads(experiment.config.threads):
         first = experiment.plan.initial_replicas()[0]
         test = experiment.plan.task.evaluate(first.params, first.buffers, experiment.test_batches())
     return test.loss

@@ -44,6 +44,7 @@ def summed_up(
         ledger,
         _num_gradients(reports, num_workers, pauses),
         training_time_s=training_s,
+        in_step=pauses,
         step_time_s=training_s / experiment.plan.num_steps,
         compute_time_s=sum(spent("compute_s", workers)) / len(workers),
         wait_time_s=sum(spent("wait_s", workers)) / len(workers),

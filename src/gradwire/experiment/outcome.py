@@ -1,8 +1,7 @@
 """What comes out of a run, whichever engine it ran on: rows of metrics, the summary, the model."""
 
-import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,6 +16,7 @@ from gradwire.experiment.config import Config
 from gradwire.experiment.figures import number
 from gradwire.experiment.record import Row
 from gradwire.experiment.setup import Experiment
+from gradwire.experiment.threads import use_threads as use_threads  # for those who run experiments
 from gradwire.runtime.ledger import Ledger
 from gradwire.training.task import Evaluation
 
@@ -70,17 +70,6 @@ def config_of(config: Config | None, settings: Mapping[str, Any], source: str) -
         )
     written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
     return Config.from_dict({**(asdict(config) if config else {}), **written}, source)
-
-
-@contextlib.contextmanager
-def use_threads(count: int) -> Iterator[None]:
-    """Lets torch use so many CPU threads for a while; 0: as many as it uses now."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def metrics_row(

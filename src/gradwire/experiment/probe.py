@@ -214,7 +214,7 @@ def settings_of(network: Measured, machine: Machine) -> dict[str, Any]:
         # Who waits for all waits for the slowest of each step: that it varies matters.
         "compute": f"lognormal({compute_s:.4g}, sigma={machine.sigma:.3g})",
         "speeds": "1" if len(set(speeds)) == 1 else ",".join(f"{s:.3g}" for s in speeds),
-        "charge_coding": True,
+        "coding": "measured",
         "coding_slowdown": round(machine.slowdown, 3),
     }
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from gradwire.architecture import ARCHITECTURE
@@ -125,12 +126,17 @@ def rank_of(
 
 
 def prepared(config: Config, is_quiet: bool) -> Experiment | str:
-    """The experiment, or why there is none: all ranks must hear that. One has warnings to say."""
+    """The experiment, or why there is none: all ranks must hear that. One has warnings to say.
+
+    From now on torch uses as many threads as the experiment says, until `use_threads` ends.
+    """
     try:
         with warnings.catch_warnings():
             if is_quiet:
                 warnings.simplefilter("ignore")
-            return prepare(config)
+            experiment = prepare(config)
+        torch.set_num_threads(experiment.config.threads or torch.get_num_threads())
+        return experiment
     except (ValueError, DataError, OSError) as error:
         return str(error) or type(error).__name__
 

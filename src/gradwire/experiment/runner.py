@@ -32,10 +32,10 @@ from gradwire.experiment.outcome import (
     metrics_row,
     summary_of,
     to_dict,
-    use_threads,
 )
 from gradwire.experiment.record import Record, Row, Say, warn
 from gradwire.experiment.setup import Experiment, prepare
+from gradwire.experiment.threads import use_threads
 from gradwire.runtime.faults import Arrive, Crash, Loss
 from gradwire.runtime.virtual import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
@@ -63,8 +63,8 @@ def simulate(
         raise ValueError(
             f"simulate runs on the simulator, not on engine={chosen.engine!r}: gradwire.run"
         )
-    with use_threads(chosen.threads):
-        experiment = prepare(chosen)
+    experiment = prepare(chosen)
+    with use_threads(experiment.config.threads):
         record = Record.create(Path(out), experiment.config) if out is not None else None
         return _Simulation(experiment, record).run(progress)
 
@@ -87,8 +87,9 @@ def resume(
             f"{folder} holds a run on real processes: go on with gradwire run --resume {folder}, "
             "or on each rank with gradwire.run(resume=...)"
         )
-    with use_threads(record.config.threads):
-        simulation = _Simulation(prepare(record.config), record)
+    experiment = prepare(record.config)
+    with use_threads(experiment.config.threads):
+        simulation = _Simulation(experiment, record)
         simulation.restore(may_restart=restart, say=say)
         return simulation.run(progress)
 
@@ -99,12 +100,14 @@ class _Simulation:
         self.plan = experiment.plan
         self.config = experiment.config
         self.record = record
+        assert experiment.charge is not None
+        self.coding = experiment.charge.record
         self.engine = VirtualEngine(
             experiment.network,
             self.config.workers,
             evaluate=self.plan.task.gradients,
             seconds=self._seconds,
-            charge_calls=self.config.coding_slowdown if self.config.charge_coding else 0.0,
+            coding=experiment.charge.time,
             record=bool(experiment.what_if),
             faults=experiment.faults,
             heartbeat_s=experiment.heartbeat_s,
@@ -319,7 +322,7 @@ class _Simulation:
         )
 
     def _summary(self) -> Row:
-        last = self.metrics[-1]
+        last, measured = self.metrics[-1], self.experiment.measured
         num_gradients = sum(replica.num_gradients for replica in self.replicas)
         return summary_of(
             self.experiment,
@@ -328,6 +331,9 @@ class _Simulation:
             num_gradients + self.num_gradients,
             virtual_time_s=self.engine.now,
             virtual_times_s=last["virtual_times_s"],
+            coding=self.coding,
+            compute_measured=None if measured is None else asdict(measured),
+            threads=torch.get_num_threads(),
             lost=self.lost,
             noted={**noted(self.servers), **counted(self.replicas)},
             wall_time_s=self.wall_s,
@@ -346,6 +352,7 @@ class _Simulation:
             "wall_s": self.wall_s,
             "call_s": dict(self.engine.call_s),
             "config": self.config.to_toml(),
+            "coding": self.coding,
         }
 
     def restore(self, *, may_restart: bool, say: Say) -> None:
@@ -358,6 +365,12 @@ class _Simulation:
             raise ValueError(
                 f"{self.record.folder}: config.toml is not the configuration this run was started "
                 "with; put it back, or start a new run"
+            )
+        if saved["coding"] != self.coding:
+            raise ValueError(
+                f"{self.record.folder}: this run charged coding by another table of costs "
+                f"({saved['coding']}) than there is now ({self.coding}). Put the file back, or "
+                "start a new run."
             )
         self.metrics = saved["metrics"]
         self.wall_s = saved["wall_s"]

@@ -1,9 +1,9 @@
 """From a configuration to a plan: every name is looked up, every choice checked, before a step."""
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from gradwire.core.spec import Spec
 from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Partition
 from gradwire.data.sampler import Sampler
+from gradwire.experiment.coding_costs import Charge, charge_of
 from gradwire.experiment.config import Config
+from gradwire.experiment.gradient_time import GradientTime, default_threads, measure_gradient
 from gradwire.experiment.momentum import place
 from gradwire.models.base import Model, build_seeded
 from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer, Fixed, Measured
@@ -61,6 +63,8 @@ class Experiment:
     steps_per_epoch: int
     faults: tuple[Fault, ...] = ()
     heartbeat_s: float = 0.0
+    charge: Charge | None = None  # of coding; real processes take the time they take
+    measured: GradientTime | None = None  # if `compute` was measured
 
     def test_batches(self) -> Iterator[Batch]:
         device = self.plan.task.device
@@ -147,8 +151,10 @@ def prepare(config: Config) -> Experiment:
         num_examples=sampler.num_examples_of_workers,
         batch_size=config.batch_size,
     )
-    if isinstance(compute, Measured) and config.engine == "simulator":
-        compute = Fixed(measure_gradient(plan))
+    simulated, measured = config.engine == "simulator", None
+    if isinstance(compute, Measured) and simulated:
+        measured = measure_gradient(warm_up(plan, 0), device, config.threads or 1)
+        compute = Fixed(measured.seconds)
     resolved = replace(
         config,
         model=repr(model),
@@ -166,6 +172,8 @@ def prepare(config: Config) -> Experiment:
         faults=tuple(map(repr, faults)),
         eval_every=config.eval_every or max(1, -(-steps // 10)),
         evaluation=task.mode,
+        threads=config.threads or default_threads(task.initial_params().numel()),
+        coding_costs=str(Path(config.coding_costs).absolute()) if config.coding_costs else "",
     )
     computer = Computer(compute, stragglers, speeds, key.child("computer"))
     return Experiment(
@@ -178,6 +186,8 @@ def prepare(config: Config) -> Experiment:
         sampler.steps_per_epoch,
         faults,
         parse_duration(config.heartbeat),
+        charge_of(resolved) if simulated else None,
+        measured,
     )
 
 
@@ -191,7 +201,8 @@ _SIMULATED = (
     "stragglers",
     "faults",
     "heartbeat",
-    "charge_coding",
+    "coding",
+    "coding_costs",
     "coding_slowdown",
 )
 
@@ -264,15 +275,3 @@ def warm_up(plan: Plan, rank: int) -> Callable[[], None]:
 
     evaluate()
     return evaluate
-
-
-def measure_gradient(plan: Plan, repeats: int = 7) -> float:
-    """Wall-clock seconds of one worker's gradient here: the fastest, least disturbed, of a few."""
-    evaluate = warm_up(plan, 0)
-    seconds = []
-    for repeat in range(repeats + 1):
-        start = time.perf_counter()
-        evaluate()
-        if repeat >= 1:
-            seconds.append(time.perf_counter() - start)
-    return min(seconds)

@@ -37,6 +37,7 @@ from gradwire.core.node import (
 )
 from gradwire.runtime import deadlock
 from gradwire.runtime.calls import Calls
+from gradwire.runtime.coding_time import CodingTime
 from gradwire.runtime.events import (
     COMPUTED,
     FAULT,
@@ -71,8 +72,9 @@ class VirtualEngine:
     """Runs programs on virtual nodes. Clocks, NICs and ledger go on from one run to the next.
 
     Nodes 0 .. num_workers - 1 are workers (all nodes, unless told). `heartbeat_s` is how long it
-    takes until a crash is noticed. `on_crash` and `on_return` are called with rank and time when a
-    worker's programs have been closed, and before a new one is made for it.
+    takes until a crash is noticed. `coding` says how long calls take; None: no time. `on_crash`
+    and `on_return` are called with rank and time when a worker's programs have been closed, and
+    before a new one is made for it.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class VirtualEngine:
         *,
         evaluate: Evaluator = no_evaluator,
         seconds: Seconds = lambda rank, request: 0.0,
-        charge_calls: float = 0.0,
+        coding: CodingTime | None = None,
         record: bool = False,
         faults: Sequence[str | Fault] = (),
         heartbeat_s: float = 0.5,
@@ -107,10 +109,8 @@ class VirtualEngine:
         self._events = Events()
         self._transport = Transport(network, self._events, links, self._outages.gone)
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
-        self._calls = Calls(self.num_workers)
+        self._calls = Calls(self.num_workers, coding)
         self._seconds = seconds
-        # How many seconds of virtual time pass for each of those; 0: they cost nothing.
-        self._charge_calls = charge_calls
         self._record = record
         self.trace: Trace | None = None  # of the last run, if it was recorded
         self._requests = Requests(evaluate)
@@ -307,8 +307,7 @@ class VirtualEngine:
                 except Exception as error:
                     failure = error
                     continue
-                if self._charge_calls:
-                    cost *= self._charge_calls
+                if cost > 0.0:
                     if trace is not None:
                         trace.pause(task, cost)
                     task.waiting_for = effect

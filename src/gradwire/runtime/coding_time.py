@@ -1,0 +1,172 @@
+"""How long coding takes in virtual time: as measured here and now, or by a model of costs.
+
+`call` and `share` are the work of a node besides gradients: encoding and decoding, averaging,
+updating parameters. By the model an operation takes
+
+    seconds = fixed + per_element * elements + per_byte * bytes
+
+with three numbers for each operation of each codec, from a table that was measured once. So the
+same configuration gives the same virtual times on every machine. A call costs what the codecs
+in it report (`core/metering.py`). A call without codecs costs what its function's entry says for
+the bytes of the tensors that it reads and makes; functions without one count as plain arithmetic
+on vectors. A call that only hands on what it got costs nothing.
+
+An engine without either charges nothing.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.metering import (
+    ADD,
+    DECODE,
+    DECODE_MEAN,
+    ENCODE,
+    ENCODE_FEEDBACK,
+    MERGE,
+    VECTOR,
+    Work,
+)
+from gradwire.core.node import Call
+from gradwire.core.notation import notation_name
+
+# What an operation costs for which a codec has no entry of its own.
+_INSTEAD = {ENCODE_FEEDBACK: (ENCODE, DECODE), DECODE_MEAN: (DECODE,), ADD: (DECODE,)}
+
+
+class Cost(NamedTuple):
+    """Of one operation."""
+
+    fixed_s: float
+    per_element_s: float
+    per_byte_s: float
+
+    def seconds(self, elements: int, nbytes: int) -> float:
+        return self.fixed_s + self.per_element_s * elements + self.per_byte_s * nbytes
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """What operations cost on some machine."""
+
+    codecs: Mapping[str, Mapping[str, Cost]]  # by name or as written with arguments, by operation
+    functions: Mapping[str, Cost]  # by module and name
+    others: Mapping[str, Cost]  # vector, pack, unpack
+    default: Mapping[str, Cost]  # of codecs that are not in the table, by operation
+
+
+class CodingTime(ABC):
+    """What a call takes in virtual time."""
+
+    meters: bool  # whether it wants to know what codecs do
+
+    @abstractmethod
+    def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
+        """Given what the call made, what codecs reported and how long it took here."""
+
+
+@dataclass(frozen=True)
+class MeasuredCoding(CodingTime):
+    """As long as it took here, times a factor."""
+
+    slowdown: float = 1.0
+
+    meters = False
+
+    def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
+        return self.slowdown * taken_s
+
+
+@dataclass(frozen=True, eq=False)
+class ModelledCoding(CodingTime):
+    """As long as a table of costs says, times a factor."""
+
+    table: CostTable
+    slowdown: float = 1.0
+    _unknown: set[str] = field(default_factory=set)  # codecs of which was said that they are
+
+    meters = True
+
+    def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
+        seconds = sum(map(self._priced, work))
+        nbytes = own_nbytes(call, result, work)
+        if nbytes is not None:
+            own = self.table.functions.get(function_name(call.function))
+            seconds += (own or self.table.others[VECTOR]).seconds(0, nbytes)
+        return self.slowdown * seconds
+
+    def _priced(self, work: Work) -> float:
+        if work.codec is None:
+            return self.table.others[work.operation].seconds(0, work.nbytes)
+        if work.operation == MERGE:
+            return self.table.others[VECTOR].seconds(0, work.nbytes)
+        costs = self._costs(work.codec)
+        known = work.operation in costs
+        operations = (work.operation,) if known else _INSTEAD[work.operation]
+        return sum(costs[one].seconds(work.elements, work.nbytes) for one in operations)
+
+    def _costs(self, codec: Any) -> Mapping[str, Cost]:
+        name, text = _names(codec)
+        codecs = self.table.codecs
+        found = codecs.get(text) or codecs.get(name)
+        if found is not None:
+            return found
+        if name not in self._unknown:
+            self._unknown.add(name)
+            warnings.warn(
+                f"the table of coding costs has no entry for {name}: it is charged like one of "
+                f'the slower codecs. Measure it: gradwire codecs --costs FILE --only "{text}", '
+                "then --coding-costs FILE",
+                GradwireWarning,
+                stacklevel=2,
+            )
+        return self.table.default
+
+
+@lru_cache(maxsize=1024)
+def _names(codec: Any) -> tuple[str, str]:
+    return notation_name(type(codec)), repr(codec)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """By which a function is in the table."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{module}.{name}".removeprefix("gradwire.")
+
+
+def own_nbytes(call: Call[Any], result: Any, work: Sequence[Work]) -> int | None:
+    """The bytes that a call's own function touches; None if it leaves the work to codecs."""
+    if any(one.codec is not None or one.operation == VECTOR for one in work):
+        return None
+    return touched_nbytes(call.args, result)
+
+
+def touched_nbytes(args: Any, result: Any) -> int | None:
+    """Of the tensors that a call reads and makes; None if it only hands on what it got."""
+    if result is None:
+        return None
+    read = {id(tensor): tensor for tensor in _tensors(args)}
+    results = list(_tensors(result))
+    made = [tensor for tensor in results if id(tensor) not in read]
+    if results and not made:
+        return None
+    return sum(x.numel() * x.element_size() for x in (*read.values(), *made))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)

@@ -1,0 +1,233 @@
+"""The costs of coding: a table that has everything, the same times everywhere, and its making."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+import gradwire
+from gradwire.architecture.allreduce.allreduce import AllReduce
+from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Codec
+from gradwire.core.errors import GradwireWarning
+from gradwire.core.key import Key
+from gradwire.core.metering import Work
+from gradwire.core.node import Call, Node
+from gradwire.core.notation import notation_name
+from gradwire.core.reducer import Reducer
+from gradwire.core.spec import Spec
+from gradwire.experiment import calibration
+from gradwire.experiment.codecs import spec_of
+from gradwire.experiment.coding_costs import FILE, read_costs
+from gradwire.experiment.config import Config
+from gradwire.runtime.coding_time import CodingTime, Cost, function_name, own_nbytes
+from gradwire.runtime.network import Network
+from gradwire.runtime.virtual import VirtualEngine
+
+QUICK: dict[str, Any] = {
+    "steps": 6,
+    "batch_size": 8,
+    "model": "mlp((16,))",
+    "compute": "fixed(0.001)",
+}
+COSTS = read_costs("")
+
+
+@pytest.mark.parametrize("cls", [c for c in COMPRESSION if issubclass(c, Codec)], ids=notation_name)
+def test_every_codec_has_an_entry_or_is_made_of_codecs(cls) -> None:
+    if cls.is_composite:
+        assert notation_name(cls) not in COSTS.table.codecs
+        return
+    costs = COSTS.table.codecs[notation_name(cls)]
+    for operation in ("encode", "decode"):
+        assert costs[operation].seconds(1 << 20, 1 << 20) > 0
+
+
+class Named(CodingTime):
+    """Charges nothing, and keeps the names of functions that do work of their own."""
+
+    meters = True
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
+        if own_nbytes(call, result, work) is not None:
+            self.names.add(function_name(call.function))
+        return 0.0
+
+
+async def average(reducer: Reducer, spec: Spec, node: Node) -> None:
+    state = reducer.init(spec, node.size)
+    for step in range(2):
+        x = Key(4).at(step).private(node.rank).normal(spec.numel)
+        group = AllReduce().group(node, "x")
+        state = (await reducer.mean(x, state, Key(5).at(step).private(node.rank), group)).state
+
+
+@pytest.mark.parametrize(
+    "cls", [c for c in COMPRESSION if not issubclass(c, Codec)], ids=notation_name
+)
+def test_every_function_of_every_reducer_has_an_entry(cls) -> None:
+    seen = Named()
+    for text in cls.examples:
+        engine = VirtualEngine(Network.uniform(2), coding=seen)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GradwireWarning)
+            reducer = COMPRESSION.parse(text)
+            program = partial(average, reducer, spec_of("", Key(4).normal(1024)))
+            engine.run([program] * 2)
+    own = {name for name in seen.names if name.startswith("compression.")}
+    assert own <= set(COSTS.table.functions)
+
+
+def test_virtual_times_are_those_of_no_machine(monkeypatch) -> None:
+    settings = {**QUICK, "compression": "ef(topk(0.05) >> qsgd(bits=4))"}
+    first = gradwire.simulate(**settings)
+    ticks = iter(range(10**9))
+    monkeypatch.setattr("gradwire.runtime.calls.time.perf_counter", lambda: 7.0 * next(ticks))
+    assert gradwire.simulate(**settings).virtual_time_s == first.virtual_time_s
+
+
+def test_the_record_says_how_coding_was_charged(tmp_path) -> None:
+    run = gradwire.simulate(**QUICK, out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert run.summary["coding"] == summary["coding"]
+    assert summary["coding"] == {
+        "charged": "model",
+        "slowdown": 1.0,
+        "hardware": COSTS.hardware,
+        "threads": 1,
+        "costs_digest": COSTS.digest,
+    }
+    free = gradwire.simulate(**QUICK, coding="free")
+    assert free.summary["coding"] == {"charged": "free"}
+
+
+def test_what_coding_costs_is_linear_in_the_slowdown() -> None:
+    free, once, thrice = (
+        gradwire.simulate(**QUICK, **own).virtual_time_s
+        for own in ({"coding": "free"}, {}, {"coding_slowdown": 3.0})
+    )
+    assert thrice - free == pytest.approx(3 * (once - free), rel=0.05)  # some overlaps
+    assert once > free
+
+
+def scaled(factor: float, path) -> str:
+    written = json.loads(FILE.read_text())
+    for name in ("others", "functions", "default"):
+        written[name] = {k: [factor * c for c in v] for k, v in written[name].items()}
+    written["codecs"] = {
+        name: {k: [factor * c for c in v] for k, v in own.items()}
+        for name, own in written["codecs"].items()
+    }
+    path.write_text(json.dumps(written))
+    return str(path)
+
+
+def test_another_table_takes_its_place(tmp_path) -> None:
+    path = scaled(3.0, tmp_path / "slow.json")
+    slow = gradwire.simulate(**QUICK, coding_costs=path)
+    same = gradwire.simulate(**QUICK, coding_slowdown=3.0)
+    assert slow.virtual_time_s == pytest.approx(same.virtual_time_s, rel=1e-9)
+    assert slow.summary["coding"]["costs_digest"] != COSTS.digest
+
+
+def test_a_run_does_not_go_on_with_another_table(tmp_path) -> None:
+    path = tmp_path / "own.json"
+    settings = {**QUICK, "coding_costs": scaled(1.0, path), "eval_every": 2}
+
+    def stop(row, steps) -> None:
+        if row["step"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gradwire.simulate(**settings, out=tmp_path / "run", progress=stop)
+    scaled(2.0, path)
+    with pytest.raises(ValueError, match="another table of costs"):
+        gradwire.resume(tmp_path / "run")
+    scaled(1.0, path)
+    whole = gradwire.simulate(**settings)
+    assert gradwire.resume(tmp_path / "run").virtual_time_s == whole.virtual_time_s
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "no table of coding costs"),
+        ("[]", "no table of coding costs"),
+        ('{"format": 99}', "format 99, expected 1"),
+        ('{"format": 1, "codecs": {"sign": {"encode": [1, 2, -3]}}}', "not negative"),
+        ('{"format": 1, "codecs": {"sign": {"encode": [1, 2, 3]}}}', "no decode"),
+        ('{"format": 1, "codecs": {"sign": {"encode": [1, 2]}}}', "no table of coding costs"),
+    ],
+)
+def test_a_bad_table_is_refused_with_the_file(tmp_path, content, message) -> None:
+    path = tmp_path / "costs.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        gradwire.simulate(**QUICK, coding_costs=str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_the_old_setting_is_refused_by_name(tmp_path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("charge_coding = true\n")
+    with pytest.raises(ValueError, match='charge_coding any more: write coding = "measured"'):
+        Config.from_toml(path)
+    with pytest.raises(ValueError, match="measured"):
+        Config(coding="measurd")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is for coding"):
+        Config(coding="free", coding_costs="file.json")
+
+
+# Calibration
+
+
+def test_a_fit_finds_the_costs_and_none_is_negative() -> None:
+    true = Cost(1e-4, 2e-9, 3e-8)
+    samples = {(n, b): true.seconds(n, b) for n in (1000, 30_000, 10**6) for b in (100, 50_000)}
+    assert calibration.fitted(samples) == pytest.approx(true, rel=1e-2)
+    falling = calibration.fitted({(0, 1000): 2.0, (0, 2000): 1.0})
+    assert min(falling) >= 0
+
+
+def test_examples_that_do_not_fit_have_entries_of_their_own() -> None:
+    def line(cost: Cost) -> dict[str, calibration.Samples]:
+        return {"encode": {(n, n // 10): cost.seconds(n, n // 10) for n in (1000, 10**5, 10**6)}}
+
+    quick, alike, slow = Cost(1e-4, 1e-9, 0.0), Cost(1.1e-4, 1.1e-9, 0.0), Cost(1e-4, 9e-9, 0.0)
+    found = calibration.entries("x", {"x(1)": line(quick), "x(2)": line(slow), "x(3)": line(alike)})
+    assert sorted(found) == ["x", "x(2)"]
+    assert found["x"]["encode"].seconds(10**6, 10**5) == pytest.approx(1.1e-3, rel=0.1)
+    assert found["x(2)"]["encode"].seconds(10**6, 10**5) == pytest.approx(9.1e-3, rel=0.01)
+
+
+def test_what_is_measured_can_be_read_and_charged(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(calibration, "_LENGTHS", (64, 1024))
+    monkeypatch.setattr(calibration, "_ENOUGH_S", 0.01)
+    few = ("sign", "rans", "layerwise", "powersgd")
+    chosen = {name: texts for name, texts in calibration.examples(()).items() if name in few}
+    monkeypatch.setattr(calibration, "examples", lambda also: chosen)
+    told: list[str] = []
+    path = tmp_path / "costs.json"
+    calibration.write_costs(path, (), lambda what, done, total: told.append(what))
+    costs = read_costs(str(path))
+    assert set(costs.table.codecs) >= {"sign", "rans"}
+    assert "layerwise" not in costs.table.codecs
+    assert "compression.lowrank.powersgd._left" in costs.table.functions
+    assert told == [*chosen, ""]
+    run = gradwire.simulate(**QUICK, compression="ef(sign)", coding_costs=str(path))
+    assert run.summary["coding"]["costs_digest"] == costs.digest
+
+
+def test_codecs_can_be_measured_besides_the_examples() -> None:
+    found = calibration.examples(("topk(0.07)",))
+    assert found["topk"][-1] == "topk(0.07)"
+    with pytest.raises(ValueError, match="Name the stages"):
+        calibration.examples(("topk(0.07) >> sign",))
