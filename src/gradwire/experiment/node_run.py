@@ -263,7 +263,8 @@ class NodeRun(NodeState):
             self._say(f"worker {rank} is back at {now:.1f} s")
         else:
             self.lost.append({"rank": rank, "time_s": now, "why": why})
-            self._say(f"worker {rank} was lost after {now:.1f} s: {why}")
+            if self.hub >= self.engine.num_workers:  # else the run ends, and says why
+                self._say(f"worker {rank} was lost after {now:.1f} s: {why}")
 
     # What the user is to know, whoever noticed it.
 
