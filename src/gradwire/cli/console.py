@@ -103,7 +103,9 @@ class WarningPrinter:
             self._others(message, category, *where, **more)
         elif text not in self._printed:
             self._printed.add(text)
-            errors.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+            errors.print(
+                f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
 
 
 def new_folder(kind: str) -> Path:
