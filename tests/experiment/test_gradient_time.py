@@ -74,7 +74,7 @@ def test_the_record_has_what_was_measured() -> None:
         run = gradwire.simulate(steps=2, batch_size=4, model="mlp((16,))")
     found = run.summary["compute_measured"]
     assert found["threads"] == 1
-    assert 0 < found["seconds"] <= found["median_s"]
+    assert 0 < found["seconds"] <= 1.001 * found["median_s"]
     assert run.config.compute == f"fixed({found['seconds']!r})"
     given = gradwire.simulate(steps=2, batch_size=4, model="mlp((16,))", compute="fixed(0.001)")
     assert given.summary["compute_measured"] is None

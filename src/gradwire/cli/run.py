@@ -215,7 +215,7 @@ def _measured(summary: Row) -> str:
 def _rates(config: Config, summary: Row) -> dict[str, str]:
     """The time of training: per step if all take it together, or else per gradient of a worker."""
     total = summary["training_time_s"]
-    if summary["in_step"]:
+    if summary.get("in_step", True):
         each = format_seconds(summary["step_time_s"])
         return {"time of training": f"{format_seconds(total)}, {each} per step of all workers"}
     count = max(1, summary["gradients"])
@@ -238,7 +238,7 @@ def _real(config: Config, summary: Row) -> dict[str, str]:
     if summary["native_means"]:
         framed = "not known: means are the transport's own all-reduce"
     lines = {"bytes with framing": framed, **_rates(config, summary)}
-    what = "of a step" if summary["in_step"] else "of a gradient"
+    what = "of a step" if summary.get("in_step", True) else "of a gradient"
     lines[what] = f"{shares} (mean of the workers)"
     if summary["server_call_time_s"]:
         each = sum(summary["server_call_time_s"].values()) / max(1, summary["gradients"])

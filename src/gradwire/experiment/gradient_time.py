@@ -61,7 +61,8 @@ def measure_gradient(
             seconds.append(clock() - start)
             if len(seconds) >= _LEAST and time.perf_counter() - began > _ENOUGH_S:
                 break
-    found = GradientTime(min(seconds), median(seconds), len(seconds), threads)
+    fastest = float(f"{min(seconds):.4g}")  # in a record more digits would say nothing
+    found = GradientTime(fastest, median(seconds), len(seconds), threads)
     if found.spread > _LARGE_SPREAD:
         warnings.warn(
             f"the time of a gradient varies: the fastest of {found.repeats} took "
