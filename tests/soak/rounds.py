@@ -172,6 +172,8 @@ class Soak:
                 while queue and launch.code is None:
                     action = queue.pop(0)
                     text = actions.perform(action, launch, self.disk)
+                    if not text and launch.code is not None:
+                        queue.insert(0, action)  # too late: it is for the next launch
                     if text and done is not None:
                         done.append(text)
                         print(f"    {text}", flush=True)
@@ -200,6 +202,12 @@ def _peaks(peaks: dict[str, Peak]) -> str:
     )
 
 
+def _what(text: str) -> str:
+    """An action without its figures: SIGKILL worker, garbage to each server."""
+    words = text.partition(":")[0].split()
+    return " ".join(words[:4] if "to each" in text else words[:2])
+
+
 def report(soak: Soak, seconds: float) -> str:
     """What was done, as a table."""
     lines = ["", "round job   seconds launches codes             actions (done of planned)"]
@@ -210,7 +218,7 @@ def report(soak: Soak, seconds: float) -> str:
             f"{len(one.done)} of {one.planned}; {one.outcome.splitlines()[0]}"
         )
         lines += [f"      {text}" for text in one.done]
-    counts = Counter(" ".join(text.split()[:2]) for one in soak.rounds for text in one.done)
+    counts = Counter(_what(text) for one in soak.rounds for text in one.done)
     lines += ["", "actions: " + ", ".join(f"{text} {num}" for text, num in sorted(counts.items()))]
     total: dict[str, Peak] = {}
     for one in soak.rounds:
