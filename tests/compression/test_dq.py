@@ -161,7 +161,15 @@ def test_very_small_and_very_large_numbers(numel, dtype) -> None:
             assert bool(torch.isfinite(decoded).all())
             error = (decoded - x.double()).square().sum() / x.double().square().sum()
             assert float(error) <= 1.1 * expected + 0.03
-        assert 8 * DQ(1.0).encode(scaled, None, KEY)[0].nbytes <= numel + 8 * 18
+        assert 8 * DQ(1.0).encode(scaled, None, KEY)[0].nbytes <= numel + 8 * 16
+
+
+@pytest.mark.parametrize("numel", [40, 300, 3000])
+def test_bytes_and_error_do_not_depend_on_the_magnitude(numel) -> None:
+    x = KEY.child("scaled").normal(numel)
+    bits, expected = measured(DQ(1.0), x)
+    for exponent in (-115, -80, 98, 105, 120):
+        assert measured(DQ(1.0), x * 2.0**exponent) == pytest.approx((bits, expected), rel=1e-3)
 
 
 @pytest.mark.parametrize("numel", [40, 300, 6144])

@@ -108,7 +108,13 @@ def test_the_largest_elements_never_decode_to_infinity(dtype) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(float("nan"), 1.0), (0.0, float("nan")), (0.0, float("inf")), (1.0, 0.0), (-3e38, 0.0)],
+    [
+        (float("nan"), 1.0),
+        (0.0, float("nan")),
+        (-float("inf"), 0.0),
+        (0.0, float("inf")),
+        (1.0, 0.0),
+    ],
 )
 def test_extremes_that_are_none_are_refused(low, high) -> None:
     payload, _ = SRQ(2).encode(torch.ones(8), None, Key(0))
@@ -121,3 +127,9 @@ def test_extremes_that_are_none_are_refused(low, high) -> None:
 def test_parameters_out_of_range_are_refused(make) -> None:
     with pytest.raises(ValueError, match="srq"):
         make()
+
+
+def test_extremes_as_large_as_numbers_go_decode_to_finite_ones() -> None:
+    payload, _ = SRQ(2).encode(torch.ones(8), None, Key(0))
+    crafted = payload.replace(low=torch.tensor([-3e38]), high=torch.tensor([3e38]))
+    assert torch.isfinite(SRQ(2).decode(crafted, Spec((8,), torch.float32), Key(0))).all()

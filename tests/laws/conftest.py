@@ -16,6 +16,8 @@ CHAINS = (
     "topk(0.3) >> sign",
     "topk(0.5) >> topk(0.5)",
     "topk(0.5) >> randomk(0.5) >> bf16",
+    "topk(0.3) >> eden(2, unbiased=False)",
+    "topk(0.3) >> srq(4)",
     "randomk(0.3) >> fp16",
     "randomk(0.3) >> qsgd(3, bucket=16)",
     "randomk(0.5, unbiased=True) >> qsgd(7)",

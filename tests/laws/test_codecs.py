@@ -18,6 +18,7 @@ from gradwire.core.node import Node
 from gradwire.core.spec import Spec
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
+from laws.guarantees import assert_guarantee
 
 KEY = Key(seed=11, step=3).private(1).child("fc1.weight")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -196,45 +197,13 @@ def cases() -> dict[str, Tensor]:
 CASES = cases()
 
 
-def decodings(codec: Codec, x: Tensor, num_keys: int) -> Tensor:
-    """C(x) under different keys, in float64; few where the key makes no difference."""
-    spec, state = Spec.of(x), codec.init(Spec.of(x))
-    out: list[Tensor] = []
-    for i in range(num_keys):
-        key = Key(seed=1, step=i).private(0)
-        payload, _ = codec.encode(x, state, key)
-        out.append(codec.decode(payload, spec, key).double())
-        if i == 5 and all(torch.equal(out[0], other) for other in out):
-            break
-    return torch.stack(out)  # [num_keys, d]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_stated_guarantee_holds(codec, case) -> None:
     x = CASES[case]
     guarantee = codec.guarantee(Spec.of(x))
     if guarantee == Guarantee():
         pytest.skip("states none")
-    decoded = decodings(codec, x, num_keys=250)
-    exact = x.double()
-    energy = float(exact.square().sum())
-    errors = (decoded - exact).square().sum(dim=1) / energy  # [num_keys]
-    standard_error = float(errors.std()) / math.sqrt(len(errors))
-    slack = 6 * standard_error + 1e-12
-    if guarantee.delta is not None:
-        assert 0 <= guarantee.delta <= 1
-        assert float(errors.mean()) <= 1 - guarantee.delta + slack
-    if guarantee.omega is not None:
-        assert guarantee.omega >= 0
-        assert float(errors.mean()) <= guarantee.omega + slack
-        # E C(x) = x. The mean over N keys has a squared error of at most omega / N, and in one
-        # dimension 36 times that is six standard deviations.
-        bias = (decoded.mean(dim=0) - exact).square().sum() / energy
-        assert float(bias) <= 36 * guarantee.omega / len(decoded) + 1e-12
-        if len(decoded) >= 100 and x.count_nonzero() >= 100:
-            # The mean shrinkage is far sharper: many independent errors average out in it.
-            along = decoded @ exact / energy
-            assert abs(float(along.mean()) - 1) <= 6 * float(along.std()) / math.sqrt(len(along))
+    assert_guarantee(codec, x, num_keys=250)
 
 
 def test_a_guarantee_covers_every_length(codec) -> None:

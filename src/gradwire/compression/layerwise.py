@@ -45,7 +45,16 @@ from gradwire.compression._layers import (
     taken_apart,
     values_left,
 )
-from gradwire.core.codec import Algebra, Codec, Compression, Guarantee, Kind, Parts, State
+from gradwire.core.codec import (
+    Algebra,
+    Codec,
+    Compression,
+    Guarantee,
+    Kind,
+    Parts,
+    State,
+    overlap,
+)
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
@@ -125,6 +134,7 @@ class Layerwise(Codec):
             omega=None if None in omegas else max(o for o in omegas if o is not None),
             delta=None if None in deltas else min(d for d in deltas if d is not None),
             grows=not all(own.contracts for own in each),
+            within=overlap(each),
         )
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:

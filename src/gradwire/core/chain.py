@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.core.codec import LOSSLESS, Algebra, Codec, Compression, Guarantee, Kind, Parts, State
+from gradwire.core.codec import (
+    LOSSLESS,
+    Algebra,
+    Codec,
+    Compression,
+    Guarantee,
+    Kind,
+    Parts,
+    State,
+    overlap,
+)
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
@@ -98,7 +108,9 @@ class Chain(Codec):
                 continue
             settles = settles and inner.contracts
             omega = delta = None
-            if total.omega is not None and inner.omega is not None:
+            # A stage with a range must be given elements of the tensor, not multiples of them.
+            is_known = selects or inner.within is None
+            if total.omega is not None and inner.omega is not None and is_known:
                 omega = (1 + total.omega) * (1 + inner.omega) - 1
             if selects and total.delta is not None:
                 # |x|^2 - |v|^2 is lost by selecting v, (1 - inner) |v|^2 by coding it.
@@ -107,7 +119,10 @@ class Chain(Codec):
                 elif inner.omega is not None and inner.omega < 1:
                     delta = total.delta * (1 - inner.omega)
             # In no class, and one stage alone would let errors grow: so may all of them.
-            total = Guarantee(omega, delta, grows=omega is delta is None and not settles)
+            grows = omega is delta is None and not settles
+            stated = omega is not None or delta is not None
+            within = overlap([total, inner]) if stated else None
+            total = Guarantee(omega, delta, grows, within)
             selects = selects and stage.selects
         return total
 

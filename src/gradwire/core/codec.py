@@ -60,11 +60,16 @@ class Guarantee:
 
     omega: E C(x) = x and E|C(x) - x|^2 <= omega |x|^2     (unbiased, relative variance)
     delta: E|C(x) - x|^2 <= (1 - delta) |x|^2              (contraction)
+
+    It holds if every element is zero or has a magnitude in `within`. Without that it holds in the
+    whole normal range of the tensor's dtype, as far as what is decoded lies in that range too:
+    rounding up at random, or a factor of d/k, may lead beyond its upper end, where C(x) saturates.
     """
 
     omega: float | None = None
     delta: float | None = None
     grows: bool = False  # in neither class, and known to let errors grow that are fed back
+    within: tuple[float, float] | None = None  # the smallest and the largest magnitude
 
     @property
     def contracts(self) -> bool:
@@ -75,6 +80,14 @@ class Guarantee:
 
 
 LOSSLESS = Guarantee(omega=0.0, delta=1.0)
+
+
+def overlap(guarantees: Sequence[Guarantee]) -> tuple[float, float] | None:
+    """The magnitudes for which all of them hold, as `Guarantee.within`."""
+    ranges = [each.within for each in guarantees if each.within is not None]
+    if not ranges:
+        return None
+    return max(low for low, _ in ranges), min(high for _, high in ranges)
 
 
 class Compression(Expression, ABC):
@@ -179,7 +192,7 @@ class Codec(Compression):
         return None
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        """The class of this codec on tensors of this spec, for inputs in the normal range.
+        """The class of this codec on tensors of this spec.
 
         Unknown, unless it codes symbols: those arrive as they are if nothing else is said.
         """

@@ -9,6 +9,7 @@ With shards, every worker goes through its own, in an order that is new on each 
 import torch
 from torch import Tensor
 
+from gradwire.core.epochs import steps_per_epoch
 from gradwire.core.key import Key
 from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Partition
@@ -49,7 +50,7 @@ class Sampler:
         The examples that do not fill a last global batch are left out of that epoch (without
         shards); every epoch leaves out others.
         """
-        return self.num_examples // (self.num_workers * self.batch_size)
+        return steps_per_epoch(self.num_examples, self.num_workers * self.batch_size)
 
     @property
     def num_examples_of_workers(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import torch
 from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
+from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
@@ -117,7 +118,7 @@ def prepare(config: Config) -> Experiment:
     if device.type != "cpu":
         dataset = dataset.to(device)
     sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
-    steps = config.steps or max(1, round(config.epochs * sampler.steps_per_epoch))
+    steps = config.steps or steps_of_epochs(config.epochs, sampler.steps_per_epoch)
     steps_per_epoch = float(sampler.steps_per_epoch)
     ability = ability_of(synchronization, architecture)
     _check_comings(config.faults, ability, config)

@@ -10,7 +10,9 @@ The others send and receive nothing. Momentum begins anew in every round; a clie
 data where it stopped the last time.
 
 A round takes R steps of the run, as many as E epochs of an average client have mini-batches; the
-K_k mini-batches of client k are spread evenly over them. The last step of a run ends its round.
+K_k mini-batches of client k are spread evenly over them. The last step of a run ends its round. An
+epoch has floor(n_k / B) mini-batches of B examples and at least one, as a run's epochs do (in the
+paper ceil(n_k / B), the last one being smaller).
 
 With servers (`parameter_server`) they hold the model: clients pull it and push their walks. On the
 simulator, what a client that is lost has not pushed is left out, and the weights are those of the
@@ -31,6 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.core.epochs import steps_of_epochs, steps_per_epoch
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.protocols import (
@@ -224,7 +227,7 @@ class FedAvg(Synchronization):
         return sorted(drawn.tolist())
 
     def _num_batches(self, num_examples: float, batch_size: int) -> int:
-        return max(1, round(self.epochs * num_examples / batch_size))
+        return steps_of_epochs(self.epochs, steps_per_epoch(num_examples, batch_size))
 
     def _span(self, num_examples: Sequence[int], batch_size: int) -> int:
         """How many steps a round takes."""

@@ -15,7 +15,9 @@ worker's gradients from the mean piles up in its residual with every step.
 
 Where we differ: P is made orthonormal by a QR decomposition (the paper's Gram-Schmidt spans the
 same space), which leaves no NaN behind if M has a rank below r. torch's hook also makes Q
-orthonormal before each step; that changes no span, so no result.
+orthonormal before each step; that changes no span, so no result. A warm Q is as large as M, hence
+M Q as M squared, and a decomposition adds up squares. So factors beyond 2^40 or below 2^-40 are
+divided by a power of two first, which changes no span either.
 
 Use it as `ef(powersgd(2))` for networks of large matrices (linear, convolution, attention) and for
 many workers, since its messages add up on the way. Where the gradient is a few large elements
@@ -39,6 +41,8 @@ from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Placed, Spec
+
+_MOST_EXPONENT = 40  # of a factor, either way
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,12 +150,26 @@ def _random(plan: _Plan, key: Key, dtype: torch.dtype, device: torch.device) -> 
 def _left(plan: _Plan, x: Tensor, q: Tensor) -> tuple[list[Tensor], Tensor]:
     """The matrices, and the first message: every P, then what is not compressed."""
     matrices = plan.layout.matrices(x)
-    products = list(map(torch.bmm, matrices, plan.factors(q.to(x.device), 1)))
+    starts = map(_moderate, plan.factors(q.to(x.device), 1))
+    products = list(map(torch.bmm, matrices, starts))
     return matrices, torch.cat([_flat(products, x), plan.layout.rest(x)])
 
 
+def _moderate(factor: Tensor) -> Tensor:
+    """Factors, [num_matrices, n or m, rank], each over a power of two if far from 1."""
+    exponents = torch.frexp(factor.abs().amax(dim=(1, 2), keepdim=True)).exponent
+    is_far = exponents.abs() > _MOST_EXPONENT
+    if not bool(is_far.any()):
+        return factor
+    # To a norm of about 1, so that no sum of products is larger than a row of M.
+    norm = exponents + (factor.shape[1] * factor.shape[2]).bit_length() // 2
+    shift = torch.where(is_far, -norm, torch.zeros_like(norm))
+    half = shift // 2  # 2^shift may be beyond the range by itself
+    return torch.ldexp(torch.ldexp(factor, half), shift - half)
+
+
 def _orthonormal(plan: _Plan, heard: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.linalg.qr(p).Q for p in plan.factors(heard, 0))
+    return tuple(torch.linalg.qr(_moderate(p)).Q for p in plan.factors(heard, 0))
 
 
 def _right(matrices: Sequence[Tensor], basis: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -22,8 +22,12 @@ class Cast(Codec):
     def target(self) -> torch.dtype: ...
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        # Round to nearest: at most half a unit in the last place, eps / 2, of each element.
-        return Guarantee(delta=1 - (torch.finfo(self.target).eps / 2) ** 2)
+        # Round to nearest: at most half a unit in the last place, eps / 2, of each normal element.
+        # The last binade may saturate, which costs it no more.
+        target, own = torch.finfo(self.target), torch.finfo(spec.dtype)
+        is_covered = target.tiny <= own.tiny and 2 * target.max > own.max
+        within = None if is_covered else (target.tiny, target.max)
+        return Guarantee(delta=1 - (target.eps / 2) ** 2, within=within)
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, self.target)

@@ -22,11 +22,8 @@ from gradwire.compression.quantization._dq_wire import (
     step_bytes,
     written,
 )
-from gradwire.compression.quantization._short_codes import (
-    largest_magnitude,
-    of_short_number,
-    short_number,
-)
+from gradwire.compression.quantization._powers import largest_magnitude
+from gradwire.compression.quantization._short_codes import of_short_number, short_number
 from gradwire.core.codec import State
 from gradwire.kernels.reference.trellis import BLOCK, CLASSES, LARGEST, UNIT
 

@@ -31,7 +31,8 @@ from gradwire.compression.quantization._dq_quantised import (
     sampled,
 )
 from gradwire.compression.quantization._dq_wire import NO_OFFSETS, NOTHING, Shapes
-from gradwire.compression.quantization._short_codes import largest_magnitude, peaks, plain
+from gradwire.compression.quantization._powers import largest_magnitude
+from gradwire.compression.quantization._short_codes import peaks, plain
 from gradwire.core.codec import State
 from gradwire.kernels.reference.trellis import CLASSES, UNIT
 
@@ -124,7 +125,6 @@ def coded(
     shapes: Shapes,
     rms: float,
     rate: float,
-    spent: int,
     start: Start | None,
 ) -> tuple[bytearray, Start | None]:
     """The code with about the smallest step that keeps to a rate, and a start for the next one.
@@ -135,7 +135,7 @@ def coded(
     any source allows, or to nothing, all steps are tried, and the least error is taken. What was
     best is then taken for some calls, as long as the error stays about the same.
     """
-    room = max(_room(rate, x.numel()) - spent, _room(0.0, 1))
+    room = _room(rate, x.numel())
     hint = None if start is None else start.hint
     followed: tuple[float, bytearray, Start | None] | None = None
     if start is not None and hint is not None:
@@ -341,8 +341,8 @@ def _shape(x: Tensor, rms: float) -> float:
 def _room(rate: float, numel: int) -> int:
     """Bytes of a code: what the rate gives, less what goes around it.
 
-    A payload may have 16 bytes more (18 if a power of two travels too), but no more than 256 with
-    them: a vector of few elements would have no bits left otherwise, and never be heard of.
+    A payload may have 16 bytes more, but no more than 256 with them: a vector of few elements would
+    have no bits left otherwise, and never be heard of.
     """
     own = rate * numel / 8
     total = int(max(own, min(own + _SPARE, _FEW)))

@@ -7,8 +7,8 @@
     short     see `_short_codes.py`
     nothing   all is zero
 
-A vector beyond the range of the arithmetic travels as one within, and at the end the power of two
-that it was divided by. Nothing else depends on it.
+A vector beyond the range of the arithmetic travels as one within, a fixed power of two larger or
+smaller (`SHIFT`), and the first byte says so. Nothing else depends on it.
 """
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding.plane import decode_plane
 from gradwire.coding.trellis import Tables, read_tables, to_bytes
+from gradwire.compression.quantization._powers import times_power
 from gradwire.compression.quantization._short_codes import (
     PEAKS,
     PLAIN,
@@ -35,12 +36,12 @@ from gradwire.kernels.reference.trellis_fit import FINE
 Shapes = tuple[tuple[int, int], ...]  # of the matrices in a vector, rows and columns
 
 # The first byte: all zero, a sum of these, or one of a short code.
-NOTHING, CODED, OFFSETS, SIGNED, SHIFTED, PLANE = 0, 1, 2, 4, 8, 64
+NOTHING, CODED, OFFSETS, SIGNED, SMALL, PLANE, LARGE = 0, 1, 2, 4, 8, 64, 128
 NO_OFFSETS = torch.zeros(6, dtype=torch.int32, device="cpu")
 _SEGMENT = 1 << 18  # elements coded by themselves, in long vectors
 _MOST_SEGMENTS = 256
 _SHORT_STEP = 1024  # elements up to which two bytes will do for a step
-_MOST_EXPONENT = 1100
+SHIFT = {torch.float32: 128, torch.float64: 700}  # exponents between a vector and what travels
 
 
 def written(
@@ -71,16 +72,14 @@ def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
     kind, dtype = int(packed[0]), scale_dtype(spec.dtype)
     if kind == NOTHING and packed.numel() == 1:
         return torch.zeros(spec.numel, dtype=spec.dtype, device="cpu")
-    if kind & SHIFTED:
-        if packed.numel() < 4 or kind == SHIFTED:
+    if kind & (SMALL | LARGE):
+        inner = packed.clone()
+        inner[0] = kind & ~(SMALL | LARGE)
+        if (kind & SMALL and kind & LARGE) or not inner[0]:
             raise WireError(f"code: kind {kind} in {packed.numel()} bytes")
-        exponent = two_bytes(packed[-2:], signed=True)
-        if not -_MOST_EXPONENT <= exponent <= _MOST_EXPONENT:
-            raise WireError(f"code: a power of two of {exponent}")
-        inner = packed[:-2].clone()
-        inner[0] = kind - SHIFTED
-        small = decoded(inner, shapes, Spec((spec.numel,), dtype))
-        return clamp_to(times_power(small, exponent), spec.dtype)
+        shifted = decoded(inner, shapes, Spec((spec.numel,), dtype))
+        exponent = SHIFT[dtype] if kind & LARGE else -SHIFT[dtype]
+        return clamp_to(times_power(shifted, exponent), spec.dtype)
     if kind == PEAKS and spec.numel:
         return clamp_to(from_peaks(packed, spec.numel, dtype), spec.dtype)
     if kind == PLAIN and spec.numel:
@@ -138,9 +137,3 @@ def num_segments(numel: int) -> int:
 
 def step_bytes(numel: int, dtype: torch.dtype) -> int:
     return 2 if numel <= _SHORT_STEP else dtype.itemsize
-
-
-def times_power(x: Tensor, exponent: int) -> Tensor:
-    """x times 2^exponent, where that may be beyond the range by itself."""
-    half = exponent // 2
-    return x * 2.0**half * 2.0 ** (exponent - half)

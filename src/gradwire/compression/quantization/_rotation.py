@@ -8,16 +8,23 @@ A vector is cut into rows of m elements, m a power of two: `block`, or the large
 into a shorter vector. What is left over is not padded, since padding would have to travel: the
 last m elements are rotated first, across the border, and then all whole rows. So R is orthonormal
 on exactly d coordinates. The coordinates of one row, or left over at the end, form a group.
+
+Sums and squares of very large or small numbers leave the range of float32. Such vectors are scaled
+by a power of two, which is exact, before they are rotated (`rotatable`), and so are the scales of
+payloads before they are rotated back. What travels is in the units of the vector.
 """
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compression.quantization._powers import in_range
 from gradwire.core.codec import scale_dtype
 from gradwire.core.key import Key
 
 _SMALLEST, _LARGEST = 8, 2**16
+# Exponents of the largest magnitude that sums and squares of any row have room for.
+_EXPONENTS = {torch.float32: (-80, 88), torch.float64: (-400, 400)}
 
 
 def check_block(name: str, block: int) -> None:
@@ -33,24 +40,16 @@ def row_length(numel: int, block: int) -> int:
     return min(block, 1 << max(0, numel.bit_length() - 1))
 
 
-def saturated(x: Tensor) -> Tensor:
-    """x for `rotate`, in float32 or float64, clamped where sums or squares might overflow.
-
-    That is from 2^-40 of the range of float32 on (3e26), or 2^400.
-    """
+def rotatable(x: Tensor) -> tuple[Tensor, int]:
+    """x times 2^-e in float32 or float64, for `rotate`, or scales for `unrotate`; e, mostly 0."""
     x = x.to(scale_dtype(x.dtype))
-    limit = min(torch.finfo(x.dtype).max * 2.0**-40, 2.0**400)
-    if x.numel():
-        low, high = x.aminmax()
-        if max(-float(low), float(high)) > limit:
-            return x.clamp(-limit, limit)
-    return x
+    return in_range(x, *_EXPONENTS[x.dtype])
 
 
 def mixed_rows(x: Tensor, key: Key, block: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """What `rotate` does first: rows [., m] with the signs they are to be given, and the rest.
 
-    The left-over coordinates [rest] are rotated already. x is `saturated`.
+    The left-over coordinates [rest] are rotated already. x is `rotatable`.
     """
     numel, m = x.numel(), row_length(x.numel(), block)
     rows, rest = divmod(numel, m)
@@ -74,7 +73,7 @@ def unmix(x: Tensor, key: Key, block: int) -> Tensor:
 
 
 def rotate(x: Tensor, key: Key, block: int) -> Tensor:
-    """R x, [d]; x is `saturated`."""
+    """R x, [d]; x is `rotatable`."""
     pieces, end = mixed_rows(x, key, block)
     y = kernels.empty(x.numel()) if kernels.fuses(x) else torch.empty_like(x)
     start = 0
@@ -87,7 +86,7 @@ def rotate(x: Tensor, key: Key, block: int) -> Tensor:
 
 
 def unrotate(y: Tensor, key: Key, block: int) -> Tensor:
-    """R^T y in place, [d]; what decides the size of y is clamped to `bound(y.dtype)`."""
+    """R^T y in place, [d]; what decides the size of y is `rotatable`."""
     m = row_length(y.numel(), block)
     rows = y.numel() // m
     whole = y[: rows * m].reshape(rows, m)
@@ -99,11 +98,6 @@ def row_flips(numel: int, key: Key, block: int, device: torch.device) -> Tensor:
     """Packed signs of all whole rows."""
     m = row_length(numel, block)
     return _flips(key, "rows", numel // m * m, device)
-
-
-def bound(dtype: torch.dtype) -> float:
-    """No honest scale is larger, and rotations back from below it cannot overflow."""
-    return torch.finfo(dtype).max * 2.0**-18
 
 
 def _flips(key: Key, name: str, count: int, device: torch.device) -> Tensor:

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.codec import clamp_to
+from gradwire.compression.quantization._powers import from_range, in_range
 
 
 def bucket_scale(buckets: Tensor, norm: Literal["max", "l2"] = "max") -> Tensor:
     """The largest magnitude or the Euclidean norm of each row of [num_buckets, bucket]."""
     if norm == "max":
         return buckets.abs().amax(dim=1)
-    # Squares of float32 may overflow where the norm does not; a norm beyond the range saturates.
+    buckets, shift = _squarable(buckets)
     norms = torch.linalg.vector_norm(buckets, dim=1, dtype=torch.float64)
-    return norms.clamp(max=torch.finfo(buckets.dtype).max).to(buckets.dtype)
+    return from_range(norms, shift, buckets.dtype)
 
 
 def relative_to(buckets: Tensor, scale: Tensor) -> Tensor:
@@ -29,8 +29,17 @@ def bucket_norm(x: Tensor, bucket: int, norm: Literal["max", "l2"] = "max") -> T
     """The largest magnitude or the Euclidean norm of each bucket of a flat vector."""
     if norm == "max":
         return kernels.bucket_maxima(x, bucket)
-    # Squares of float32 may overflow where the norm does not; a norm beyond the range saturates.
-    return clamp_to(kernels.bucket_squares(x, bucket).sqrt(), x.dtype)
+    x, shift = _squarable(x)
+    return from_range(kernels.bucket_squares(x, bucket).sqrt(), shift, x.dtype)
+
+
+def _squarable(x: Tensor) -> tuple[Tensor, int]:
+    """x times 2^-e with squares in the range of float64, in which they are added, and e.
+
+    Those of all other dtypes are. A norm beyond the range of its dtype saturates, which keeps
+    rounding unbiased: no element is larger.
+    """
+    return in_range(x, -400, 400) if x.dtype == torch.float64 else (x, 0)
 
 
 def mirrored(levels: Tensor) -> Tensor:

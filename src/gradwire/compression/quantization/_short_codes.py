@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.trellis import to_bytes
+from gradwire.compression.quantization._powers import largest_magnitude
 from gradwire.core.errors import WireError
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
@@ -129,12 +130,5 @@ def _as_int(number: float, dtype: torch.dtype) -> int:
     return int(torch.tensor(number, dtype=dtype, device="cpu").view(integer))
 
 
-def two_bytes(packed: Tensor, signed: bool = False) -> int:
-    return int.from_bytes(bytes(packed.tolist()), "little", signed=signed)
-
-
-def largest_magnitude(x: Tensor) -> float:
-    if not x.numel():
-        return 0.0
-    low, high = torch.aminmax(x)
-    return max(-float(low), float(high))
+def two_bytes(packed: Tensor) -> int:
+    return int.from_bytes(bytes(packed.tolist()), "little")

@@ -67,20 +67,22 @@ from gradwire.compression.quantization._dq_quantised import (
 )
 from gradwire.compression.quantization._dq_search import Start, coded
 from gradwire.compression.quantization._dq_wire import (
+    LARGE,
     NOTHING,
-    SHIFTED,
+    SHIFT,
+    SMALL,
     Shapes,
     decoded,
-    times_power,
 )
-from gradwire.compression.quantization._short_codes import largest_magnitude
+from gradwire.compression.quantization._powers import largest_magnitude, times_power
 from gradwire.core.codec import Codec, Kind, Parts, State, expect, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
 
 _CALLS = 32  # with a given step, for which a choice of trellis or plane holds
 _SUMMED = 1 << 14  # numbers that torch adds up in one thread
-_SMALLEST, _GREATEST = 2.0**-60, 2.0**100  # a vector beyond is scaled by a power of two
+# Of largest magnitudes; a vector beyond is scaled by a power of two, which costs no bit.
+_RANGES = {torch.float32: (2.0**-60, 2.0**100), torch.float64: (2.0**-400, 2.0**400)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,18 +130,18 @@ class DQ(Codec):
         shapes = _shapes(spec.tensors, spec.numel)
         return decoded(packed.cpu(), shapes, spec).to(packed.device)
 
-    def _encoded(
-        self, x: Tensor, shapes: Shapes, last: State, spent: int = 0
-    ) -> tuple[bytearray, State]:
-        """The code, to which some bytes will be added, and what the next one may start from."""
+    def _encoded(self, x: Tensor, shapes: Shapes, last: State) -> tuple[bytearray, State]:
+        """The code, and what the next one may start from."""
         largest = largest_magnitude(x)
         if not largest:
             return bytearray([NOTHING]), last
-        if not _SMALLEST <= largest <= _GREATEST:
-            exponent = math.frexp(largest)[1]
-            code, start = self._encoded(times_power(x, -exponent), shapes, last, 2)
-            code[0] |= SHIFTED
-            return code + exponent.to_bytes(2, "little", signed=True), start
+        least, most = _RANGES[x.dtype]
+        if not least <= largest <= most:
+            exponent = SHIFT[x.dtype] if largest < least else -SHIFT[x.dtype]
+            code, start = self._encoded(times_power(x, exponent), shapes, last)
+            if code[0] != NOTHING:
+                code[0] |= SMALL if largest < least else LARGE
+            return code, start
         rms = _root_mean_square(x)
         if self.step is not None:
             step = self.step * rms
@@ -154,7 +156,7 @@ class DQ(Codec):
             return found.code(), {**last, "age": last["age"] + 1}
         assert self.rate is not None
         start = None if last is None else Start.of(last)
-        code, start = coded(x, shapes, rms, self.rate, spent, start)
+        code, start = coded(x, shapes, rms, self.rate, start)
         return code, None if start is None else start.state()
 
 

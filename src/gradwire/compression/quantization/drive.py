@@ -23,14 +23,14 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
+from gradwire.compression.quantization._powers import from_range
 from gradwire.compression.quantization._rotation import (
-    bound,
     check_block,
     mixed_rows,
+    rotatable,
     row_flips,
     row_length,
     safe_divisor,
-    saturated,
     unmix,
 )
 from gradwire.compression.quantization._scales import bucket_sizes
@@ -41,7 +41,6 @@ from gradwire.core.codec import (
     Parts,
     State,
     check_input,
-    clamp_to,
     expect,
     expect_scale,
     scale_dtype,
@@ -111,7 +110,7 @@ class Drive(Codec):
 
     def _signs(self, x: Tensor, key: Key) -> tuple[Tensor, list[tuple[Tensor, int]]]:
         """Scales, and signs of rows and of the rest: packed bits, 1 where not negative."""
-        x = saturated(x)
+        x, shift = rotatable(x)
         m = row_length(x.numel(), self.block)
         pieces, end = mixed_rows(x, key, self.block)
         packed, norms = [], []
@@ -127,17 +126,16 @@ class Drive(Codec):
             scale = squares / safe_divisor(sums)
         else:
             scale = sums / bucket_sizes(x.numel(), m, x.device)
-        return scale.clamp(max=bound(x.dtype)).to(x.dtype), packed
+        return from_range(scale, shift, x.dtype), packed
 
     def _vector(self, rows: Tensor, end: Tensor, scale: Tensor, spec: Spec, key: Key) -> Tensor:
         """From the packed signs of rows, and the symbols of the rest."""
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         expect_scale(scale, num_buckets(spec.numel, m), dtype)
-        scale, whole = scale.clamp(max=bound(dtype)), spec.numel // m
+        (scale, shift), whole = rotatable(scale), spec.numel // m
         flips = row_flips(spec.numel, key, self.block, scale.device)
         x = torch.empty(spec.numel, dtype=dtype, device=scale.device)
         out = x[: whole * m].reshape(whole, m)
         kernels.unrotated_signs(rows, scale[:whole], m, flips, out=out)
         x[whole * m :] = (2 * end - 1) * scale[whole:]
-        unmix(x, key, self.block)
-        return x if x.dtype == spec.dtype else clamp_to(x, spec.dtype)
+        return from_range(unmix(x, key, self.block), shift, spec.dtype)

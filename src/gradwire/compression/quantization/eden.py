@@ -30,14 +30,14 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
-from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._packed import PackedCodec, look_up, packing
+from gradwire.compression.quantization._powers import from_range
 from gradwire.compression.quantization._rotation import (
-    bound,
     check_block,
+    rotatable,
     rotate,
     row_length,
     safe_divisor,
-    saturated,
     unrotate,
 )
 from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
@@ -104,7 +104,7 @@ class Eden(PackedCodec):
         return Spec(spec.shape, spec.dtype, alphabet=len(self.centroids))
 
     def pack(self, x: Tensor, key: Key) -> Parts:
-        x, m = saturated(x), row_length(x.numel(), self.block)
+        (x, shift), m = rotatable(x), row_length(x.numel(), self.block)
         y = rotate(x, key, self.block)
         squares = kernels.bucket_squares(y, m)
         spread = (squares / m).sqrt()
@@ -116,14 +116,14 @@ class Eden(PackedCodec):
         packed = kernels.to_cells(y, spread.to(y.dtype), m, values.new_tensor(edges), how)
         along, length = kernels.cell_products(y, packed, m, values, how)
         scale = squares / safe_divisor(along) if self.unbiased else along / safe_divisor(length)
-        return {"scale": scale.clamp(max=bound(y.dtype)).to(y.dtype), "values": packed}
+        return {"scale": from_range(scale, shift, y.dtype), "values": packed}
 
     def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, m), dtype)
-        scale = scale.clamp(max=bound(dtype))
+        scale, shift = rotatable(scale)
         y = look_up(parts["values"], self._table(scale), scale, m, spec.numel)
-        return finished(unrotate(y, key, self.block), spec.dtype)
+        return from_range(unrotate(y, key, self.block), shift, spec.dtype)
 
     def _table(self, like: Tensor) -> Tensor:
         return torch.tensor(self.centroids, dtype=like.dtype, device=like.device)

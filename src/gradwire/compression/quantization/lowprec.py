@@ -4,8 +4,8 @@
 
 x_i ~ 2^e q_i with |q_i| <= L = 2^(bits - 1) - 1, and e the smallest exponent for which the largest
 element of the block fits. A block's exponent takes one byte (two for float64), a quarter of a
-scale, so blocks can be small. Symmetric: -L - 1 is not used, and 2 bits are the three values
--1, 0, 1, of which five share a byte.
+scale, so blocks can be small; it travels modulo 256. Symmetric: -L - 1 is not used, and 2 bits are
+the three values -1, 0, 1, of which five share a byte.
 
 The step 2^e is less than 2/L of the largest element a. Rounding costs an element p(1 - p) <= 1/4
 of a squared step at random, and no more than step |x_i|; so for b elements, with
@@ -35,6 +35,8 @@ from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 _BITS = (2, 4, 8)
+_WIRE = {torch.float32: torch.int8, torch.float64: torch.int16}
+_OF_ZEROS = {torch.float32: -128, torch.float64: -1022}  # exponents of blocks of zeros
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,40 +84,58 @@ class LowPrec(PackedCodec):
     def pack(self, x: Tensor, key: Key) -> Parts:
         dtype, top = scale_dtype(x.dtype), self.largest
         x = x.to(dtype)
-        lowest, highest, wire = _range(dtype)
-        exponents = _ceil_log2(bucket_norm(x, self.block) / top).clamp(lowest, highest)
+        exponents = _exponents(bucket_norm(x, self.block), top)
         # The largest over L may have been rounded down to a power of two: clamped to L.
         steps, how = _powers(exponents, dtype), packing(2 * top + 1)
         draw = (key.seed, key.stream) if self.rounding == "random" else None
         packed = kernels.to_whole(x, steps, None, self.block, -top, top, draw, how)
-        return {"exponents": exponents.to(wire), "values": packed}
+        return {"exponents": _wrapped(exponents, dtype), "values": packed}
 
     def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        dtype = scale_dtype(spec.dtype)
-        lowest, highest, wire = _range(dtype)
+        dtype, top = scale_dtype(spec.dtype), self.largest
+        lowest, highest = _range(dtype, top)
         count = num_buckets(spec.numel, self.block)
-        exponents = expect(parts["exponents"], "exponents", count, wire)
+        wire = expect(parts["exponents"], "exponents", count, _WIRE[dtype])
+        exponents = _unwrapped(wire, highest)
         if bool(((exponents < lowest) | (exponents > highest)).any()):
             raise WireError(f"exponents: one is not in {lowest} .. {highest}")
-        steps, top = _powers(exponents, dtype), self.largest
+        steps = _powers(exponents, dtype)
         table = torch.arange(-top, top + 1, dtype=dtype, device=steps.device)
         return finished(look_up(parts["values"], table, steps, self.block, spec.numel), spec.dtype)
 
 
-def _range(dtype: torch.dtype) -> tuple[int, int, torch.dtype]:
-    """The exponents that a step may have, and what they travel as."""
-    return (-128, 127, torch.int8) if dtype == torch.float32 else (-1022, 1023, torch.int16)
+def _range(dtype: torch.dtype, top: int) -> tuple[int, int]:
+    """The exponents that a step may have: 256 of float32, enough for every normal element."""
+    if dtype == torch.float64:
+        return -1022 - 7, 1023  # 7 bits: the largest L
+    highest = min(127, math.ceil(128 - math.log2(top)))
+    return highest - 255, highest
 
 
-def _ceil_log2(x: Tensor) -> Tensor:
-    """The smallest e with 2^e >= x, int32; for zero a small one."""
-    mantissa, exponent = torch.frexp(x)  # x = mantissa 2^exponent, mantissa in [1/2, 1)
-    ceiling = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    return torch.where(x > 0, ceiling, torch.full_like(ceiling, -2000))
+def _exponents(largest: Tensor, top: int) -> Tensor:
+    """The smallest e with 2^e top >= the largest element of each block, int32."""
+    lowest, highest = _range(largest.dtype, top)
+    mantissa, exponent = torch.frexp(largest / top)  # mantissa 2^exponent, mantissa in [1/2, 1)
+    ceiling = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(lowest, highest)
+    return torch.where(largest > 0, ceiling, torch.full_like(ceiling, _OF_ZEROS[largest.dtype]))
+
+
+def _wrapped(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """As they travel: modulo 256 in one byte, since the range of steps is below its own."""
+    if dtype == torch.float32:
+        exponents = torch.where(exponents < -128, exponents + 256, exponents)
+    return exponents.to(_WIRE[dtype])
+
+
+def _unwrapped(wire: Tensor, highest: int) -> Tensor:
+    exponents = wire.to(torch.int32)
+    if wire.dtype == torch.int8:
+        exponents = torch.where(exponents > highest, exponents - 256, exponents)
+    return exponents
 
 
 def _powers(exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """2^e, exactly, on any device."""
-    lowest, highest, _ = _range(dtype)
+    lowest, highest = _range(dtype, 127)[0], _range(dtype, 1)[1]
     table = [2.0**exponent for exponent in range(lowest, highest + 1)]
     return torch.tensor(table, dtype=dtype, device=exponents.device)[exponents.long() - lowest]

@@ -44,6 +44,7 @@ from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 from gradwire.core.symbols import digits_per_byte, packed_bytes, symbol_bits
+from gradwire.kernels.reference.levels import headroom
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,12 +88,11 @@ class QSGD(Codec):
         dtype = scale_dtype(x.dtype)
         buckets = to_buckets(x.to(dtype), self.bucket)  # [num_buckets, bucket]
         scale = bucket_scale(buckets, self.norm) if x.numel() else buckets.new_zeros(0)
-        # A tiny norm is sent as 2^-100 (2^-996), so that its reciprocal stays finite. One rounded
-        # down to the wire's dtype may lie below the largest element: clamp that to the top level.
-        least = torch.finfo(dtype).tiny * 2.0**26
-        scale = torch.where(scale > 0, scale.clamp(min=least), scale)
-        factor = torch.where(scale > 0, s / scale, torch.zeros_like(scale))
-        scaled = from_buckets(buckets * factor[:, None], x.numel())
+        # A norm rounded down to the wire's dtype may lie below the largest element: that is clamped
+        # to the top level.
+        raised = headroom(scale)
+        factor = torch.where(scale > 0, s / (scale * raised), torch.zeros_like(scale))
+        scaled = from_buckets(buckets * raised[:, None] * factor[:, None], x.numel())
         levels = round_at_random(scaled.clamp(-s, s), key) + s
         return {"scale": scale, "values": levels.to(torch.int32)}, state
 
@@ -109,8 +109,11 @@ class QSGD(Codec):
         dtype = scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
         levels = to_buckets(parts["values"].to(dtype) - s, self.bucket)
-        step = scale / scale.new_tensor(s)  # by a number, CUDA would multiply by its reciprocal
-        return clamp_to(from_buckets(levels * step[:, None], spec.numel), spec.dtype)
+        raised = headroom(scale)
+        # Divided by a number, CUDA would multiply by its reciprocal.
+        step = scale * raised / scale.new_tensor(s)
+        heard = levels * step[:, None] * (1 / raised)[:, None]
+        return clamp_to(from_buckets(heard, spec.numel), spec.dtype)
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         if not self._fuses(x):

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
-from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._packed import PackedCodec, look_up, packing
+from gradwire.compression.quantization._powers import from_range
 from gradwire.compression.quantization._rotation import (
-    bound,
     check_block,
+    rotatable,
     rotate,
     row_length,
-    saturated,
     unrotate,
 )
 from gradwire.core.codec import Guarantee, Parts, expect, scale_dtype
@@ -64,10 +64,12 @@ class SRQ(PackedCodec):
 
     def pack(self, x: Tensor, key: Key) -> Parts:
         m, steps = row_length(x.numel(), self.block), 2**self.bits - 1
-        y = rotate(saturated(x), key, self.block)
+        x, shift = rotatable(x)
+        y = rotate(x, key, self.block)
         low, high = kernels.bucket_extremes(y, m)
         draw, how = (key.seed, key.stream), packing(2**self.bits)
         packed = kernels.to_whole(y, _step(low, high, steps), low, m, 0, steps, draw, how)
+        low, high = (from_range(end, shift, y.dtype) for end in (low, high))
         return {"low": low, "high": high, "values": packed}
 
     def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
@@ -75,13 +77,13 @@ class SRQ(PackedCodec):
         low, high = (
             expect(parts[name], name, num_buckets(spec.numel, m), dtype) for name in ("low", "high")
         )
-        # Comparisons with NaN are false.
-        if not bool(((low.abs() <= bound(dtype)) & (low <= high) & (high <= bound(dtype))).all()):
-            raise WireError("low, high: not finite, out of range or out of order")
+        if not bool((torch.isfinite(low) & torch.isfinite(high) & (low <= high)).all()):
+            raise WireError("low, high: not finite or out of order")
+        (low, high), shift = rotatable(torch.stack([low, high]))
         step = _step(low, high, 2**self.bits - 1)
         table = torch.arange(2**self.bits, dtype=dtype, device=step.device)
         y = look_up(parts["values"], table, step, m, spec.numel, start=low)
-        return finished(unrotate(y, key, self.block), spec.dtype)
+        return from_range(unrotate(y, key, self.block), shift, spec.dtype)
 
 
 def _step(low: Tensor, high: Tensor, steps: int) -> Tensor:

@@ -1,11 +1,14 @@
 """Random-k: elements at random positions, which all ranks draw alike, so none travel.
 
-A contraction with delta = k/d, or unbiased with omega = d/k - 1 when scaled (Stich et al. 2018;
-Konecny et al. 2016). Equal positions make it linear: payloads add.
+A contraction with delta = 1/m, or unbiased with omega = m - 1 when scaled, where m is d/k rounded
+up (Stich et al. 2018 and Konecny et al. 2016, for m = d/k). Equal positions make it linear:
+payloads add.
 
-We draw one position from each of k equal strata instead of a uniform k-subset. Every element is
-still kept with probability k/d, which is all that both bounds use; it takes k draws instead of d,
-and the positions come out sorted.
+We draw one position from each of k strata instead of a uniform k-subset; it takes k draws instead
+of d, and the positions come out sorted. If k divides d all strata have d/k elements and every
+element is kept with probability k/d. If not, strata have d/k elements rounded down or up, and an
+element is kept with probability 1 over the size of its stratum: k/d only on average. What is scaled
+is multiplied by that size, so it stays unbiased; m is the size of the largest stratum.
 
 With `shared=False` every rank draws positions of its own, from its private key. The errors of n
 ranks are then independent, so their mean has 1/n of the variance, but payloads no longer add. A

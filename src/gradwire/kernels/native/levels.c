@@ -36,12 +36,20 @@ GW_INLINE uint32_t largest(const float *p, int64_t count, uint32_t top) {
     return top;
 }
 
-/* `large`: s steps may exceed the largest float, and what is heard saturates. */
+/* A maximum below TINY has no finite reciprocal: its bucket is multiplied by RAISED first, and what
+   is heard by its reciprocal last. */
+#define TINY 0x1p-100f
+#define RAISED 0x1p100f
+
+/* LARGE: s steps may exceed the largest float, and what is heard saturates. SMALL: below TINY. */
+enum { PLAIN, LARGE, SMALL };
+
 GW_INLINE void quantise(const float *p, const uint16_t *random, int64_t count, float scale,
-                        float s, int large, uint8_t *levels, float *lost) {
-    const float factor = scale > 0 ? s / scale : 0.0f, step = scale / s;
+                        float s, int range, uint8_t *levels, float *lost) {
+    const float raised = range == SMALL ? RAISED : 1.0f;
+    const float factor = scale > 0 ? s / (scale * raised) : 0.0f, step = scale * raised / s;
     for (int64_t i = 0; i < count; i++) {
-        float v = p[i] * factor;
+        float v = p[i] * raised * factor;
         v = v > s ? s : v;
         v = v < -s ? -s : v;
         float level = (float)(int32_t)v;
@@ -51,7 +59,8 @@ GW_INLINE void quantise(const float *p, const uint16_t *random, int64_t count, f
         levels[i] = (uint8_t)(int32_t)(level + s);
         if (!lost) continue;
         float heard = level * step;
-        if (large) {
+        if (range == SMALL) heard *= 1.0f / RAISED;
+        if (range == LARGE) {
             heard = heard > 0x1.fffffep127f ? 0x1.fffffep127f : heard;
             heard = heard < -0x1.fffffep127f ? -0x1.fffffep127f : heard;
         }
@@ -86,12 +95,12 @@ GW_INLINE void corrected_part(const encoding *e, int64_t at, int64_t n, float *p
     corrected(e->x + at, e->residual ? e->residual + at : 0, n, p);
 }
 
-/* The scale of a bucket, given the bits of its largest magnitude. Its reciprocal is finite. */
+/* The scale of a bucket, given the bits of its largest magnitude. */
 GW_INLINE float norm_of(encoding *e, uint32_t top) {
     float norm;
     memcpy(&norm, &top, 4);
     if (top >= 0x7F800000u) __atomic_store_n(&e->not_finite, 1, __ATOMIC_RELAXED);
-    return norm > 0 && norm < 0x1p-100f ? 0x1p-100f : norm;
+    return norm;
 }
 
 /* Elements `start` to `end`, all of one bucket; `ready` (or null) holds them, corrected. Bits are
@@ -112,9 +121,10 @@ GW_INLINE void encode_part(const encoding *e, int64_t start, int64_t end, int64_
         const float *from = ready ? ready + (at - start) : p;
         const uint16_t *bits = random->bits + (at - (random->end - RANDOM));
         if (!ready) corrected_part(e, at, n, p);
-        if (!e->lost) quantise(from, bits, n, norm, s, 0, levels, 0);
-        else if (norm < 0x1p127f) quantise(from, bits, n, norm, s, 0, levels, staged);
-        else quantise(from, bits, n, norm, s, 1, levels, staged);
+        if (norm < TINY) quantise(from, bits, n, norm, s, SMALL, levels, e->lost ? staged : 0);
+        else if (!e->lost) quantise(from, bits, n, norm, s, PLAIN, levels, 0);
+        else if (norm < 0x1p127f) quantise(from, bits, n, norm, s, PLAIN, levels, staged);
+        else quantise(from, bits, n, norm, s, LARGE, levels, staged);
         if (e->width == 4 && n % 2 == 0) pack_nibbles(levels, n, e->packed + at / 2);
         else gw_pack_uints(levels, 1, n, e->width, e->packed + at * e->width / 8);
         if (e->lost) put(e->lost + at, staged, n * 4, e->past_caches);
@@ -237,7 +247,8 @@ GW_CLONES static void decode_part(void *job, int64_t first, int64_t last) {
     for (int64_t start = first, end; start < last; start = end) {
         const int64_t number = start / d->bucket;
         end = smaller((number + 1) * d->bucket, last);
-        const float step = d->scale[number] / (float)d->num_levels;
+        const float scale = d->scale[number];
+        const float step = (scale < TINY ? scale * RAISED : scale) / (float)d->num_levels;
         for (int64_t at = start; at < end; at += BLOCK) {
             const int64_t n = smaller(BLOCK, end - at);
             const uint8_t *from = d->packed + at * width / 8;
@@ -255,6 +266,8 @@ GW_CLONES static void decode_part(void *job, int64_t first, int64_t last) {
                         levels[i + j] = (uint8_t)(word & mask);
                 }
             highest = scale_levels(levels, n, d->num_levels, step, highest, staged);
+            if (scale < TINY)
+                for (int64_t i = 0; i < n; i++) staged[i] *= 1.0f / RAISED;
             put(d->out + at, staged, n * 4, d->past_caches);
         }
     }

@@ -2,6 +2,10 @@
 
 Element i is rounded up if (h_i + 1/2) / 2^16 lies below the fraction to be rounded, where h_i is
 half number i of a Philox stream: low and high half of each word.
+
+The reciprocal of a very small maximum leaves the range, and so do the bits of a step. Buckets with
+a maximum below 2^-100 (2^26 times the smallest normal number) are multiplied by 2^100 first, and
+what they decode to by 2^-100 last. Both are exact but for results that are subnormal themselves.
 """
 
 import torch
@@ -29,10 +33,9 @@ def encode_levels(
     scale = buckets.abs().amax(dim=1) if count else buckets.new_zeros(0)
     if not bool(torch.isfinite(scale).all()):
         return scale, pack_uints(torch.zeros(count, dtype=torch.int32), width)
-    # A norm below 2^-100 is sent as that, so that its reciprocal stays finite.
-    scale = torch.where(scale > 0, scale.clamp(min=2.0**-100), scale)
-    factor = torch.where(scale > 0, s / scale, torch.zeros_like(scale))
-    scaled = (buckets * factor[:, None]).reshape(-1)[:count].clamp(-s, s)
+    raised = headroom(scale)
+    factor = torch.where(scale > 0, s / (scale * raised), torch.zeros_like(scale))
+    scaled = (buckets * raised[:, None] * factor[:, None]).reshape(-1)[:count].clamp(-s, s)
     words = philox_words(seed, stream, (count + 1) // 2, p.device)
     halves = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], dim=1).reshape(-1)[:count]
     floor = scaled.floor()
@@ -55,7 +58,19 @@ def decode_levels(
 ) -> tuple[Tensor, int]:
     symbols = unpack_uints(packed, width, count)
     levels = symbols.to(torch.float32) - num_levels
-    step = (scale / scale.new_tensor(num_levels)).repeat_interleave(bucket)[:count]
+    raised = headroom(scale)
+    step = scale * raised / scale.new_tensor(num_levels)
     largest = torch.finfo(torch.float32).max
-    heard = torch.clamp(levels * step, -largest, largest, out=out)
+    values = levels * _each(step, bucket, count) * _each(1 / raised, bucket, count)
+    heard = torch.clamp(values, -largest, largest, out=out)
     return heard, int(symbols.max()) if count else 0
+
+
+def headroom(scale: Tensor) -> Tensor:
+    """The powers of two by which buckets of these scales are multiplied: 2^100 or 1."""
+    is_tiny = scale < torch.finfo(scale.dtype).tiny * 2.0**26
+    return torch.where(is_tiny, scale.new_tensor(2.0**100), scale.new_tensor(1.0))
+
+
+def _each(scale: Tensor, bucket: int, count: int) -> Tensor:
+    return scale.repeat_interleave(bucket)[:count]
