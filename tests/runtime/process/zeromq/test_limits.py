@@ -5,6 +5,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +49,17 @@ def port_of(made: Job, rank: int) -> int:
     return int(address.rpartition(":")[2])
 
 
+def knock(one: socket.socket, opening: bytes) -> None:
+    """Sends it. What follows a handshake is a message only if the other end has ended it, too."""
+    one.sendall(opening)
+    heard = b""
+    while opening.endswith(ready()) and b"READY" not in heard:
+        got = one.recv(256)
+        if not got:
+            raise ConnectionError
+        heard += got
+
+
 def attack(
     ports: list[int], opening: bytes, body: bytes, num_connections: int, num_mb: int
 ) -> float:
@@ -66,7 +78,7 @@ def attack(
             one = socket.create_connection(("127.0.0.1", port))
             connections.append(one)
             one.settimeout(30)
-            one.sendall(opening)
+            knock(one, opening)
             for _ in range(num_mb * (1 << 20) // len(body)):
                 one.sendall(body)
 
@@ -78,6 +90,10 @@ def attack(
         thread.start()
     for thread in threads:
         thread.join()
+    settled = [0.0] * 6  # the system may hold much that libzmq has not read yet
+    while settled[-1] - settled[0] > 0.5 or not settled[0]:
+        time.sleep(0.05)
+        settled = [*settled[1:], resident_mb()]
     is_over.set()
     measuring.join()
     for one in connections:
@@ -108,17 +124,17 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         (greeting(b"CURVE") + announcement(COMMAND), MEBIBYTE),
         (greeting(b"NULL") + announcement(COMMAND), MEBIBYTE),
         (greeting(b"NULL") + ready() + announcement(0), MEBIBYTE),
-        (greeting(b"NULL") + ready(), bytes([MORE, 0]) * (1 << 19)),
+        (greeting(b"NULL") + ready(), (bytes([MORE, 10]) + bytes(10)) * 90_000),
         (greeting(b"NULL") + ready(), (bytes([MORE, 255]) + bytes(255)) * 4000),
         (greeting(b"CURVE"), bytes([COMMAND, 0]) * (1 << 19)),
         (greeting(b"CURVE"), (bytes([MORE, 255]) + bytes(255)) * 4000),
     ],
-    ids=["curve", "null", "message", "empty frames", "frames", "empty commands", "no commands"],
+    ids=["curve", "null", "message", "short frames", "frames", "empty commands", "no commands"],
 )
 def test_memory(made: Job, opening: bytes, body: bytes) -> None:
-    """64 connections send 8 MiB each, half a gigabyte together."""
+    """32 connections send 16 MiB each, more than the system buffers, half a gigabyte together."""
     ports = [port_of(made, rank) for rank in (SERVER, SCHEDULER)]
-    assert attack(ports, opening, body, num_connections=64, num_mb=8) < 64
+    assert attack(ports, opening, body, num_connections=32, num_mb=16) < 64
     assert is_alive(made)
 
 
