@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -75,5 +76,5 @@ def test_a_short_soak_passes() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed 1: " in done.stdout
-    assert "actions: SIG" in done.stdout, "nothing was done"
+    assert re.search(r"[1-9]\d* actions in", done.stdout), "nothing was done"
     assert time.monotonic() - began_s > 60
