@@ -69,7 +69,9 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         os.kill(command.ranks[1], signal.SIGKILL)
         code, said = command.end()
         assert code == 0, said
-        assert said.count("rank 1 was lost") == 1
+        # Rank 0 says so, unless torchrun has noticed it first and sends SIGTERM.
+        assert said.count("rank 1 was lost") <= 1
+        assert "rank 1 was lost" in said or "stopped by SIGTERM" in said
         assert "test accuracy" in said
         assert "what had been done beyond is not counted" in " ".join(said.split())
     resumed = json.loads((folder / "summary.json").read_text())["resumed"]
