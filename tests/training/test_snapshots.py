@@ -14,6 +14,7 @@ import torch
 
 import quadratics
 from gradwire.architecture.parameter_server import parameter_server
+from gradwire.core.limits import Limits
 from gradwire.core.node import Node, RecvAny
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.figures import noted
@@ -177,12 +178,12 @@ def test_a_server_that_forms_means_goes_on_from_what_it_kept(
     expected = train(synchronization, architecture, compression, **settings)
     real, num_restarts = parameter_server.serve_collectives, 0
 
-    async def mortal(node: Node, num_servers: int, keep: dict[Any, Any]) -> None:
+    async def mortal(node: Node, num_servers: int, keep: dict[Any, Any], limits: Limits) -> None:
         def start() -> Coroutine[Any, Any, None]:
             nonlocal num_restarts, keep
             num_restarts += 1
             keep = saved_and_loaded(keep)
-            return real(node, num_servers, keep)
+            return real(node, num_servers, keep, limits)
 
         await restarting(start, every)
 
