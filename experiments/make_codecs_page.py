@@ -178,7 +178,11 @@ def _facts(compression: Compression) -> list[str]:
             f"{guarantee.omega:.3g} for `{compression!r}` on {NUMBER:,} elements."
         ]
     if guarantee.delta is not None and guarantee.delta > 0.99:
-        return [f"{road} It loses at most {1 - guarantee.delta:.2g} of the squared norm."]
+        held = ""
+        if guarantee.within is not None:
+            low, high = guarantee.within
+            held = f" where elements are zero or have magnitudes of {low:.3g} to {high:.5g}"
+        return [f"{road} It loses at most {1 - guarantee.delta:.2g} of the squared norm{held}."]
     if guarantee.delta is not None:
         return [
             f"{road} Biased: use it within `ef(...)`. A contraction with delta at least "

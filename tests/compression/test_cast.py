@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 
+from gradwire.compression.layerwise import Layerwise
 from gradwire.compression.quantization.bf16 import BF16
 from gradwire.compression.quantization.fp16 import FP16
+from gradwire.compression.sparsification.randomk import RandomK
+from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import Codec
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -63,3 +66,24 @@ def test_an_overflowing_sum_stays_visible() -> None:
     a, _ = FP16().encode(torch.tensor([65504.0]), None, Key(0))
     total = FP16().decode(FP16().merge(a, a), Spec((1,), torch.float32), Key(0))
     assert math.isinf(float(total))  # not some large number that looks like a gradient
+
+
+def test_fp16_states_the_range_in_which_its_guarantee_holds() -> None:
+    spec = Spec((100,), torch.float32)
+    assert FP16().guarantee(spec).within == (2.0**-14, 65504.0)
+    assert FP16().guarantee(Spec((100,), torch.float16)).within is None
+    assert BF16().guarantee(spec).within is None
+    assert BF16().guarantee(Spec((100,), torch.float64)).within is not None
+    chain = TopK(0.1) >> FP16()
+    assert chain.guarantee(spec).within == (2.0**-14, 65504.0)
+    assert Layerwise(chain).guarantee(spec).within == (2.0**-14, 65504.0)
+    # Values are multiples of the elements: in which range the elements lie says nothing of them.
+    scaled = (RandomK(0.1, unbiased=True) >> FP16()).guarantee(spec)
+    assert (scaled.omega, scaled.delta, scaled.within) == (None, None, None)
+
+
+@pytest.mark.parametrize("magnitude", [1e-8, 1e6])
+def test_beyond_its_range_fp16_loses_more_than_it_states(magnitude) -> None:
+    x = torch.full((100,), magnitude)
+    lost = (decoded(FP16(), x) - x).norm() ** 2 / x.norm() ** 2
+    assert lost > 0.1 > 1 - FP16().guarantee(Spec.of(x)).delta

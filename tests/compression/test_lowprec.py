@@ -107,7 +107,7 @@ def test_exponents_that_no_step_has_are_refused() -> None:
     x = torch.ones(9, dtype=torch.float64)
     codec = LowPrec(8)
     payload, _ = codec.encode(x, None, KEY)
-    for exponent in (-1023, 1024, 32767, -32768):
+    for exponent in (-1030, 1024, 32767, -32768):
         crafted = payload.replace(exponents=torch.tensor([exponent], dtype=torch.int16))
         with pytest.raises(WireError, match="exponents"):
             codec.decode(crafted, Spec.of(x), KEY)
@@ -133,3 +133,13 @@ def test_a_symbol_beyond_the_largest_integer_is_refused() -> None:
 def test_parameters_out_of_range_are_refused(make) -> None:
     with pytest.raises(ValueError, match="lowprec"):
         make()
+
+
+def test_a_step_below_what_a_byte_holds_wraps_around() -> None:
+    x = torch.tensor([127.0, -64.0, 1.0, 3.0]) * 2.0**-131  # the smallest is subnormal
+    codec = LowPrec(8, rounding="nearest")
+    payload, _ = codec.encode(x, None, KEY)
+    assert payload.parts["exponents"].tolist() == [256 - 131]
+    assert torch.equal(decoded(codec, x), x)
+    zeros, _ = codec.encode(torch.zeros(4), None, KEY)
+    assert zeros.parts["exponents"].tolist() == [-128]

@@ -114,6 +114,13 @@ def test_a_norm_or_symbol_that_is_none_is_refused() -> None:
         NUQ(4).decode(crafted, spec, Key(0))
 
 
+@pytest.mark.parametrize("codec", [NUQ(4), QSGD(3, norm="l2")], ids=repr)
+@pytest.mark.parametrize("exponent", [-900, 900])
+def test_norms_of_float64_do_not_run_out_of_range(codec, exponent) -> None:
+    x = Key(5).normal(300).double()
+    assert torch.equal(decoded(codec, x * 2.0**exponent), decoded(codec, x) * 2.0**exponent)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -144,6 +144,16 @@ def test_any_dtype_stays_finite(reduce, dtype, scale) -> None:
                 assert not result.mean.any()
 
 
+@pytest.mark.parametrize("exponent", [-120, 60, 119])
+def test_a_warm_start_does_not_leave_the_range(reduce, exponent) -> None:
+    spec = Spec((60, 100), torch.float32)
+    inputs = [[Key(3).at(step).normal(6000).reshape(60, 100) + 3 for step in range(3)]]
+    far = [[x * 2.0**exponent for x in steps] for steps in inputs]
+    near, _ = reduce(PowerSGD(2), inputs, spec)
+    for result, other in zip(near[0], reduce(PowerSGD(2), far, spec)[0][0]):
+        assert torch.allclose(other.mean.double() * 2.0**-exponent, result.mean.double(), rtol=1e-3)
+
+
 def test_a_tensor_of_two_dimensions_is_its_own_matrix(reduce) -> None:
     x = gradient(0, 0)[:240].reshape(20, 12)
     results, _ = reduce(PowerSGD(1), [[x]], Spec.of(x))

@@ -126,9 +126,11 @@ def test_ranks_round_differently_and_steps_too() -> None:
 
 
 def test_an_element_above_its_own_rounded_norm_goes_to_the_top_level() -> None:
-    # The squares of these have a digit or two left, so some norms come out too small.
+    # The squares of these have a digit or two left, so some norms come out too small. A larger
+    # element beside them keeps the vector from being scaled.
     x = torch.zeros(200, 2, dtype=torch.float64)
     x[:, 0] = torch.linspace(1.0, 2.0, 200, dtype=torch.float64) * 1e-161
+    x[0, 0] = 1.0
     codec = QSGD(100, bucket=2, norm="l2")
     payload, _ = codec.encode(x, None, Key(0))
     norms = payload.parts["scale"]

@@ -109,6 +109,27 @@ def test_native_levels_equal_reference(numel, bucket, num_levels, width, with_re
 
 @pytest.mark.usefixtures("native")
 @WITH_RESIDUAL
+@pytest.mark.parametrize("bucket", [8, 512, 2**14])
+def test_native_levels_of_tiny_buckets_equal_reference(bucket, with_residual):
+    # Maxima from below the smallest normal number to well above 2^-100, and buckets of zeros.
+    exponents = torch.linspace(-145, -60, 2000).repeat_interleave(8)
+    x = vector(16_000) * torch.exp2(exponents.double()).float()
+    x[:1024] = 0
+    residual = x.flip(0) / 4 if with_residual else None
+    arguments = 7, bucket, 4, 2**63 + 5, STREAM
+    found = []
+    for module in (native_levels, reference_levels):
+        lost = torch.empty_like(x)
+        scale, packed = module.encode_levels(x, residual, *arguments, lost)
+        heard, _ = module.decode_levels(packed, scale, 7, bucket, 4, x.numel(), None)
+        found.append((scale, packed, lost, heard))
+    assert all(map(same_bits, *found))
+    total = x if residual is None else x + residual
+    assert torch.equal(found[0][0], total.reshape(-1, 8).abs().amax(1)) or bucket != 8
+
+
+@pytest.mark.usefixtures("native")
+@WITH_RESIDUAL
 @pytest.mark.parametrize("numel", [*NUMELS, LARGE])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.01, 0.3, 0.6, 1.0])
 def test_native_selection_equals_reference(numel, density, with_residual):

@@ -9,6 +9,8 @@ import torch
 from gradwire.core.errors import NonFiniteError
 from gradwire.core.key import Key
 from gradwire.core.protocols import Pulled, Push
+from gradwire.experiment.config import Config
+from gradwire.experiment.setup import prepare
 from gradwire.synchronization.fedavg import FedAvg
 from gradwire.training.schedule import Step
 
@@ -299,6 +301,17 @@ def test_a_round_does_without_lost_clients(train, servers) -> None:
         assert (rank, 59) in trained.after
     num_rounds = 60 // trained.plan.synchronization._span((8, 16, 24, 8, 8, 20), 4)
     assert all(server.memory["round"] >= num_rounds for server in trained.servers)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet(0.5)"])
+@pytest.mark.parametrize("epochs", [0.5, 1.0, 2.5])
+def test_a_round_takes_as_many_steps_as_a_run_of_its_epochs(partition, epochs) -> None:
+    config = Config(workers=4, batch_size=23, epochs=epochs, partition=partition, model="mlp((4,))")
+    plan = prepare(config).plan
+    mean = sum(plan.num_examples) / 4 / 23
+    assert mean % 1 > 0.5  # an epoch has so many steps rounded down, not up
+    span = FedAvg(1.0, epochs)._span(plan.num_examples, plan.batch_size)
+    assert plan.num_steps == span == round(epochs * int(mean))
 
 
 def test_errors(train) -> None:
