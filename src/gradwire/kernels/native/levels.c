@@ -48,17 +48,19 @@ GW_INLINE void quantise(const float *p, const uint16_t *random, int64_t count, f
                         float s, int range, uint8_t *levels, float *lost) {
     const float raised = range == SMALL ? RAISED : 1.0f;
     const float factor = scale > 0 ? s / (scale * raised) : 0.0f, step = scale * raised / s;
+    const int32_t offset = (int32_t)s;
     for (int64_t i = 0; i < count; i++) {
         float v = p[i] * raised * factor;
         v = v > s ? s : v;
         v = v < -s ? -s : v;
-        float level = (float)(int32_t)v;
-        level -= level > v ? 1.0f : 0.0f;
+        /* Whole numbers are corrected as integers: of floats gcc would make branches, no vectors. */
+        int32_t level = (int32_t)v;
+        level -= (float)level > v;
         const float dither = ((float)random[i] + 0.5f) * 0x1p-16f;
-        level += dither < v - level ? 1.0f : 0.0f;
-        levels[i] = (uint8_t)(int32_t)(level + s);
+        level += dither < v - (float)level;
+        levels[i] = (uint8_t)(level + offset);
         if (!lost) continue;
-        float heard = level * step;
+        float heard = (float)level * step;
         if (range == SMALL) heard *= 1.0f / RAISED;
         if (range == LARGE) {
             heard = heard > 0x1.fffffep127f ? 0x1.fffffep127f : heard;
