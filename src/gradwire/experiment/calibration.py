@@ -1,4 +1,4 @@
-"""Measures what coding costs here: `gradwire codecs --costs FILE`.
+"""Measures what coding costs here: `gradwire codecs --costs FILE`, a few minutes.
 
 Every codec runs as its examples write it, at several lengths, on one thread. Time is what that
 thread ran for, so that other processes count little. Three numbers are fitted to the fastest times
@@ -15,13 +15,13 @@ import contextlib
 import json
 import math
 import os
+import subprocess
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,12 @@ from gradwire.runtime.virtual import VirtualEngine
 from gradwire.training.optimizer import clipped_update
 
 _LENGTHS = (1 << 10, 1 << 14, 1 << 18)
-_REPEATS, _ENOUGH_S = 9, 0.25  # of one example at one length
+_ROUNDS = 3
+_REPEATS, _ENOUGH_S = 9, 0.25  # of one example at one length, in one round
 _MISS = 1.5  # from which factor on an example has an entry of its own
 _NUM_WORKERS, _STEPS = 3, 2  # that run methods which are no codecs
 _DIGITS = 3
+_BYTES_EXPLAIN = 0.7  # of the squared error that is left without them, at most
 _KEY = Key(seed=0).child("coding costs")
 Samples = dict[tuple[int, int], float]  # elements and bytes -> the fastest time
 _Samples = defaultdict[str, defaultdict[str, Samples]]  # by codec as it is written, by operation
@@ -94,36 +96,42 @@ def examples(also: Sequence[str]) -> dict[str, list[str]]:
 
 
 def measure_costs(methods: Mapping[str, Sequence[str]], progress: Progress) -> Row:
-    """The table, ready for JSON."""
-    codecs: dict[str, dict[str, Cost]] = {}
-    functions = _measured_updates()
-    for done, (name, texts) in enumerate(methods.items()):
-        progress(name, done, len(methods))
-        parsed = [COMPRESSION.parse(text) for text in texts]
-        own = COMPRESSION[name]
-        if issubclass(own, Codec) and own.is_composite:
-            continue  # it costs what the codecs in it do
-        if issubclass(own, Codec):
-            samples: _Samples = defaultdict(lambda: defaultdict(dict))
-            for codec in parsed:
-                if isinstance(codec, Codec):
-                    _measure_codec(codec, own, samples)
-            codecs |= entries(name, samples)
-        else:
-            for reducer in parsed:
-                assert isinstance(reducer, Reducer)
-                _measure_reducer(reducer, functions)
-    progress("", len(methods), len(methods))
+    """The table, ready for JSON. All are measured in several rounds: a disturbance may last."""
+    codecs: dict[str, _Samples] = {}
+    functions: dict[str, Samples] = {}
+    others: dict[str, Samples] = {VECTOR: {}, PACK: {}, UNPACK: {}}
+    num_done, num_all = 0, _ROUNDS * len(methods)
+    for _ in range(_ROUNDS):
+        _measure_others(others)
+        _measure_updates(functions)
+        for name, texts in methods.items():
+            progress(name, num_done, num_all)
+            num_done += 1
+            own = COMPRESSION[name]
+            if issubclass(own, Codec) and own.is_composite:
+                continue  # it costs what the codecs in it do
+            for method in map(COMPRESSION.parse, texts):
+                if not issubclass(own, Codec):
+                    assert isinstance(method, Reducer)
+                    _measure_reducer(method, functions)
+                elif isinstance(method, Codec):
+                    samples = codecs.setdefault(name, defaultdict(lambda: defaultdict(dict)))
+                    _measure_codec(method, own, samples)
+    progress("", num_all, num_all)
+    costs: dict[str, dict[str, Cost]] = {}
+    for name, samples in codecs.items():
+        costs |= entries(name, samples)
     return {
         "format": FORMAT,
         "hardware": _hardware(),
         "threads": 1,
+        "commit": _commit(),
         "kernels": kernels.backend(),
         "versions": {"gradwire": gradwire.__version__, "torch": torch.__version__},
-        "others": {name: fitted(samples) for name, samples in _measured_others().items()},
-        "default": _default(codecs),
-        "codecs": codecs,
-        "functions": {name: fitted(samples) for name, samples in sorted(functions.items())},
+        "others": {name: fitted(points) for name, points in others.items()},
+        "default": _default(costs),
+        "codecs": costs,
+        "functions": {name: fitted(points) for name, points in sorted(functions.items())},
     }
 
 
@@ -238,8 +246,8 @@ async def _average(reducer: Reducer, xs: Sequence[Tensor], spec: Spec, node: Nod
         state = (await reducer.mean(xs[node.rank], state, key, group)).state
 
 
-def _measured_updates() -> dict[str, Samples]:
-    samples: Samples = {}
+def _measure_updates(functions: dict[str, Samples]) -> None:
+    samples = functions.setdefault(function_name(clipped_update), {})
     for text in ("sgd(0.1)", "sgd(0.1, momentum=0.9)", "adam"):
         rule = OPTIMIZERS.parse(text)
         for numel in _LENGTHS:
@@ -248,20 +256,17 @@ def _measured_updates() -> dict[str, Samples]:
             nbytes = touched_nbytes(args, clipped_update(*args))
             assert nbytes is not None
             _keep(samples, (0, nbytes), _fastest(partial(clipped_update, *args)))
-    return {function_name(clipped_update): samples}
 
 
-def _measured_others() -> dict[str, Samples]:
+def _measure_others(others: dict[str, Samples]) -> None:
     """Arithmetic on vectors, and checksums."""
-    found: dict[str, Samples] = {VECTOR: {}, PACK: {}, UNPACK: {}}
     for numel in _LENGTHS:
         x, y = (_KEY.child(name).normal(numel) for name in ("x", "y"))
-        found[VECTOR][0, 3 * x.nbytes] = _fastest(partial(torch.add, x, y))
+        _keep(others[VECTOR], (0, 3 * x.nbytes), _fastest(partial(torch.add, x, y)))
         buffer = Payload.pack({"values": x}).buffer
-        unpack = partial(Payload.unpack, buffer, ("values",))
-        # Both are a checksum of the whole.
-        found[PACK][0, buffer.numel()] = found[UNPACK][0, buffer.numel()] = _fastest(unpack)
-    return found
+        checked_s = _fastest(partial(Payload.unpack, buffer, ("values",)))
+        for name in (PACK, UNPACK):  # both are a checksum of the whole
+            _keep(others[name], (0, buffer.numel()), checked_s)
 
 
 def _fastest(operation: Callable[[], object]) -> float:
@@ -280,27 +285,30 @@ def _keep(samples: Samples, size: tuple[int, int], seconds: float) -> None:
 
 
 def fitted(samples: Samples) -> Cost:
-    """The costs, none below zero, with the least relative error."""
+    """The costs, none below zero, with the least relative error.
+
+    Of most codecs bytes are a multiple of elements, and either would do. So bytes count only if
+    they explain what elements do not.
+    """
     sizes = torch.tensor([(1, *size) for size in samples], dtype=torch.float64)  # [m, 3]
     seconds = torch.tensor(list(samples.values()), dtype=torch.float64)
     rows = sizes / seconds[:, None]  # what they add up to should be 1
+    varied = bool(sizes[:, 2].max() > 2 * sizes[:, 2].min())  # or else they are a constant
     best, least = Cost(0.0, 0.0, 0.0), math.inf
-    for count in (1, 2, 3):
-        for columns in combinations(range(3), count):
-            chosen = rows[:, columns]
-            scale = chosen.amax(dim=0)
-            if not bool((scale > 0).all()):
-                continue
-            solution = torch.linalg.lstsq((chosen / scale), torch.ones(len(rows), 1).double())
-            numbers = solution.solution[:, 0] / scale
-            if bool((numbers < 0).any()) or not bool(torch.isfinite(numbers).all()):
-                continue
-            error = float((chosen @ numbers - 1).square().sum())
-            if error < least * 0.999:
-                all_three = [0.0] * 3
-                for column, number in zip(columns, numbers.tolist()):
-                    all_three[column] = float(f"{number:.{_DIGITS}g}")
-                best, least = Cost(*all_three), error
+    for columns in ((0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2)):
+        chosen = rows[:, columns]
+        scale = chosen.amax(dim=0)
+        if not bool((scale > 0).all()) or (2 in columns and not varied):
+            continue
+        ones = torch.ones(len(rows), 1, dtype=torch.float64)
+        numbers = torch.linalg.lstsq(chosen / scale, ones).solution[:, 0] / scale
+        if bool((numbers < 0).any()) or not bool(torch.isfinite(numbers).all()):
+            continue
+        error = float((chosen @ numbers - 1).square().sum())
+        if error < least * (_BYTES_EXPLAIN if 2 in columns else 1.0):
+            three = dict(zip(columns, numbers.tolist()))
+            best = Cost(*(float(f"{three.get(i, 0.0):.{_DIGITS}g}") for i in range(3)))
+            least = error
     return best
 
 
@@ -340,3 +348,12 @@ def _hardware() -> str:
         flags = Path("/proc/cpuinfo").read_text()
     widest = next((f" with {name.upper()}" for name in ("avx512f", "avx2") if name in flags), "")
     return f"{os.cpu_count()}-core {processor()}{widest}"
+
+
+def _commit() -> str:
+    """Of the source tree, if this is one."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    with contextlib.suppress(OSError):
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        return found.stdout.strip()
+    return ""
