@@ -256,5 +256,6 @@ def test_who_waits_in_vain(stage: Stage, tmp_path: Path) -> None:
     assert code == 3
     pattern = r".* Start them with --scheduler tcp://HOST:\d+ --insecure, where HOST is how they .*"
     assert re.fullmatch(pattern, said[0]), said
+    assert said[1].startswith("warning: without keys everybody on the network can join")
     missing = "0 of 1 servers are there, 0 of 2 workers are there"
-    assert said[1].startswith(f"error: the job is not complete: {missing} (after 0.5 s")
+    assert said[2].startswith(f"error: the job is not complete: {missing} (after 0.5 s")

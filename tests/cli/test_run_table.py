@@ -17,7 +17,7 @@ QUICK = {"steps": 2, "batch_size": 4, "model": "mlp((16,))", "compute": "fixed(0
 
 def shown(run: gradwire.Run) -> dict[str, str]:
     out = io.StringIO()
-    Console(file=out, width=400).print(_run_table(run))
+    Console(file=out, width=400).print(_run_table(run.config, run.summary))
     lines = [line.strip().partition("  ") for line in out.getvalue().splitlines() if line.strip()]
     return {name: value.strip() for name, _, value in lines}
 

@@ -185,7 +185,7 @@ def test_numbers_that_change(train):
         ("diloco(4, outer_momentum=1.0)", "below 1"),
         ("diloco(4, fragments=0)", "fragments"),
         ("diloco(4, fragments=2)", "scheduling='sequential"),
-        ("sparseloco(4)", "See diloco"),
+        ("sparseloco(4)", "Did you mean diloco"),
     ],
 )
 def test_refuses(train, text, message):

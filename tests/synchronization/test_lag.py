@@ -131,7 +131,7 @@ def test_warns_of_codecs_whose_error_grows(train):
 
 
 def test_threepc_is_a_compression(train):
-    with pytest.raises(ValueError, match="See lag") as error:
+    with pytest.raises(ValueError, match="Did you mean lag") as error:
         SYNCHRONIZATION.parse("threepc")
     written = str(error.value).split('compression="')[1].split('"')[0]
     train("bsp", compression=repr(COMPRESSION.parse(written)))
