@@ -42,6 +42,8 @@ def draw(rng: random.Random, job: Job, can_fill: bool) -> Action:
     kinds = [KILL, KILL, KILL, STOP, STOP, "SIGTERM", "SIGINT", GARBAGE, GARBAGE]
     kinds += [HELLOS, HELLOS] if job.is_served else []
     kinds += [FULL] if can_fill else []
+    if not job.has_keys:  # nothing that costs it a member: strangers may take free ranks
+        kinds = [GARBAGE, HELLOS, HELLOS]
     kind = rng.choice(kinds)
     role = rng.choice(job.roles)
     if kind in (GARBAGE, HELLOS):
@@ -51,7 +53,7 @@ def draw(rng: random.Random, job: Job, can_fill: bool) -> Action:
     return Action(
         kind,
         role,
-        is_early=kind != FULL and rng.random() < 0.2,
+        is_early=kind != FULL and rng.random() < 0.2 and job.has_keys,
         delay_s=rng.uniform(0.0, 1.5),
         seconds=rng.choice((rng.uniform(0.1, 2.0), rng.uniform(0.1, 2.0), rng.uniform(5.0, 8.0))),
         seed=rng.randrange(1 << 32),
@@ -110,7 +112,10 @@ def _send(action: Action, rng: random.Random, launch: Launch, found: dict[int, s
     if action.kind == GARBAGE:
         text = strangers.send_garbage(rng, ports)
     else:
-        text = strangers.send_hellos(rng, ports, launch.folder)
+        public_key = next(filter(None, map(watch.public_key, found)), b"")
+        text = strangers.send_hellos(rng, ports, launch.folder, public_key)
+        if launch.job.has_keys and not text.endswith(strangers.NO_ANSWERS):
+            raise Broken(f"a node with keys answered strangers: {text}")
     for pid, count in before.items():
         limit = max(count, 24) + _SPARE_DESCRIPTORS
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ _END_S = 30.0  # for processes to end after their launcher
 _SPARE_NBYTES, _SPARE = 96 << 20, 1.3  # above what an undisturbed run takes
 _SPARE_DESCRIPTORS = 96  # while strangers have connections
 _NUM_WORKERS = 2
+_NEEDS_CONSENT = "let the run begin again from step 0"
+_BEGINS_AGAIN = "the run begins again from step 0"
 Updates = dict[int, int]  # by rank of a server
 
 
-def check_exit(launch: Launch, code: int, done: list[str]) -> None:
-    """That it ended as a run may end to which this was done."""
+def check_exit(launch: Launch, code: int, done: list[str], before: Sequence[str] = ()) -> None:
+    """That it ended as a run may end to which this was done; `before`: to the launch before."""
     said = launch.said
     if "Traceback" in said:
         raise Broken(f"a traceback:\n{said[-4000:]}")
@@ -38,16 +41,28 @@ def check_exit(launch: Launch, code: int, done: list[str]) -> None:
         allowed |= {130, 143, 3}
     if any(FULL in text for text in done):
         allowed |= {2, 3}
-    if any("hellos" in text for text in done) and not launch.had_keys:
-        allowed |= {3}  # without keys who knows the settings can take a rank
     if any("garbage" in text for text in done) and not launch.job.is_served:
         allowed |= {3}  # gloo does not authenticate
     if not done:
         allowed |= {3}  # on a machine that is very busy; `rounds` limits how often
-    if "--restart" in said:
-        allowed |= {2}  # it found nothing to go on from, and needs consent
+    if lost_checkpoints(launch):
+        # Files are written atomically, and no action damages them.
+        if not any(FULL in text for text in [*done, *before]):
+            raise Broken(f"the run has lost its checkpoints:\n{said[-4000:]}")
+        allowed |= {2}
     if code not in allowed:
         raise Broken(f"exit code {code}, expected one of {sorted(allowed)}:\n{said[-4000:]}")
+
+
+def lost_checkpoints(launch: Launch) -> bool:
+    """Whether it found nothing to go on from, though there had been a checkpoint."""
+    said = launch.said
+    return _NEEDS_CONSENT in said or (launch.had_complete and _BEGINS_AGAIN in said)
+
+
+def needs_consent(launch: Launch) -> bool:
+    """Whether it goes on only with `--restart`."""
+    return launch.code == 2 and _NEEDS_CONSENT in launch.said
 
 
 def check_nothing_left(launch: Launch) -> None:
@@ -78,6 +93,8 @@ def check_finished(job: Job, folder: Path, expected: Any) -> None:
     left += [path.name for path in folder.glob("servers*")]
     if left:
         raise Broken(f"a finished run has left {left}")
+    if not job.has_keys and json.loads((folder / "summary.json").read_text()).get("lost"):
+        raise Broken("strangers have cost the run a worker")
     if job.is_synchronous and not torch.equal(model_of(folder), expected):
         raise Broken("the model differs from that of an undisturbed run")
 
@@ -99,7 +116,7 @@ def saved_updates(folder: Path, job: Job) -> Updates:
     """By server: the updates that its checkpoint has, which the next job begins with."""
     found = {}
     for rank in range(_NUM_WORKERS, _NUM_WORKERS + job.num_servers):
-        saved = Checkpoints(folder, rank).load().get(SERVERS_STATE)
+        saved = Checkpoints(folder, rank).load().states.get(SERVERS_STATE)
         found[rank] = 0 if saved is None else saved["part"]["memory"]["updates"]
     return found
 
@@ -118,7 +135,7 @@ def durable_updates(folder: Path, job: Job) -> Updates:
             if path.name.startswith("removed-"):
                 continue
             rank = int(path.name.partition("-")[0])
-            saved = Checkpoints(copy, rank).load().get(SERVERS_STATE)
+            saved = Checkpoints(copy, rank).load().states.get(SERVERS_STATE)
             store = open_store(path, 10.0)
             try:
                 if saved and saved["store"] == path.name and num_heard(store) <= saved["num_heard"]:

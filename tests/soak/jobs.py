@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradwire.experiment.checkpoints import Checkpoints
 from soak import watch
 
 _COMMON = {
@@ -27,6 +28,7 @@ _SYNCHRONOUS = {
     "momentum_at": "after",  # the optimizer, too, has a state
     "eval_every": 20,
 }
+_KEYLESS = Path(__file__).with_name("keyless.py")
 _LIMITS = {"silence": "5s", "join_wait": "60s", "timeout": "60s"}
 
 
@@ -41,10 +43,15 @@ class Job:
     is_served: bool
     is_durable: bool = False  # then no acknowledged update is ever lost
     counts_updates: bool = False  # servers know how many they have
+    has_keys: bool = True  # without, it is only sent what its members must ignore
 
     @property
     def num_servers(self) -> int:
         return 2 if self.is_served else 0
+
+    @property
+    def program(self) -> list[str]:
+        return [sys.executable, *(["-m", "gradwire"] if self.has_keys else [str(_KEYLESS)])]
 
     def arguments(self, folder: Path, resumes: bool) -> list[str]:
         limits = _LIMITS if self.is_served else {"timeout": "60s"}
@@ -89,6 +96,7 @@ JOBS = (
         True,
         False,
     ),
+    Job("open", {**_SERVED, **_SYNCHRONOUS, "steps": 1000}, _NODES, True, True, has_keys=False),
 )
 
 _TRAINED_NBYTES = 6000  # more than what is agreed upon before the training
@@ -101,13 +109,15 @@ class Launch:
     def __init__(self, job: Job, folder: Path, temporary: Path, more: list[str]) -> None:
         self.job, self.folder, self.temporary = job, folder, temporary
         self.resumes = (folder / "config.toml").exists()
+        # A launch with `--restart` may begin again.
+        self.had_complete = "--restart" not in more and Checkpoints(folder, 0).had_complete
         self.mark = f"{os.getpid()}-{next(_numbers)}"
         self.began_s = time.time()
         temporary.mkdir(parents=True, exist_ok=True)
         self._output = folder.parent / f"said-{self.mark}.txt"
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gradwire", *job.arguments(folder, self.resumes), *more],
+                [*job.program, *job.arguments(folder, self.resumes), *more],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -121,7 +131,7 @@ class Launch:
                 },
             )
         self.pid = self._process.pid
-        self.had_keys = self.trained = False  # as far as `observe` has seen
+        self.trained = False  # as far as `observe` has seen
 
     @property
     def code(self) -> int | None:
@@ -136,20 +146,10 @@ class Launch:
         return {pid: name for pid, name in watch.find(self.mark).items() if name.split()[0] == role}
 
     def observe(self) -> int | None:
-        """The exit code, once it has ended; notes whether it trains, and with keys."""
+        """The exit code, once it has ended; notes whether it trains."""
         code = self.code
-        if code is None:
-            self.had_keys = self.had_keys or self._has_keys()
         self.trained = self.trained or self.is_training()
         return code
-
-    def _has_keys(self) -> bool:
-        """Whether its nodes authenticate each other."""
-        for pid, name in watch.find(self.mark).items():
-            if name.startswith(("worker", "server", "scheduler")):
-                with suppress(OSError):
-                    return b"--keys" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return False
 
     def is_training(self) -> bool:
         """Whether it has left something since it started that only a run that trains leaves."""

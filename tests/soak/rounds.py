@@ -42,6 +42,7 @@ class Round:
     done: list[str] = field(default_factory=list)
     planned: int = 0
     peaks: dict[str, Peak] = field(default_factory=dict)
+    num_lost: int = 0  # launches that found no checkpoint any more, after a full disk
     num_updates: int = 0  # that were on disk when a job ended, and counted in the next
     outcome: str = ""
 
@@ -106,6 +107,7 @@ class Soak:
         job, folder = round_.job, place / "run"
         queue, num_in_vain = list(planned), 0
         more: list[str] = []
+        before: list[str] = []
         updates: checks.Updates = {}
         while not is_finished(folder):
             if round_.num_launches == _MAX_LAUNCHES or num_in_vain == _MAX_UNDISTURBED:
@@ -119,16 +121,20 @@ class Soak:
             round_.codes.append(code)
             round_.done += done
             for role, peak in peaks.items():
-                before = round_.peaks.get(role, Peak())
-                round_.peaks[role] = Peak(*map(max, zip(before, peak)))
+                highest = round_.peaks.get(role, Peak())
+                round_.peaks[role] = Peak(*map(max, zip(highest, peak)))
             num_in_vain = 0 if done else num_in_vain + 1
-            checks.check_exit(launch, code, done)
+            checks.check_exit(launch, code, done, before)
+            before = done
+            if checks.lost_checkpoints(launch):
+                round_.num_lost += 1
+                print("    its checkpoints are lost", flush=True)
             checks.check_nothing_left(launch)
             if code == 0 and not is_finished(folder):
                 raise Broken("exit code 0, and the run is not finished")
             if job.counts_updates:
                 updates = self._check_updates(round_, launch, updates)
-            more = ["--restart"] if code == 2 and "--restart" in launch.said else []
+            more = ["--restart"] if checks.needs_consent(launch) else []
         checks.check_finished(job, folder, usual.model)
         checks.check_peaks(round_.peaks, usual.peaks)
         is_whole = round_.num_launches == 1 and "starting again\n" not in launch.said
@@ -231,12 +237,20 @@ def report(soak: Soak, seconds: float) -> str:
         f"{sum(one.job.is_synchronous for one in good)}",
         f"updates on disk when a job ended, all counted once in the next: "
         f"{sum(one.num_updates for one in soak.rounds)}",
-        f"full disks: {soak.disk.how}",
+        f"full disks: {soak.disk.how}; runs that lost their checkpoints by them: "
+        f"{sum(one.num_lost for one in soak.rounds)}",
         f"seed {soak.seed}: {len(good)} of {len(soak.rounds)} rounds ok, "
         f"{sum(one.num_launches for one in soak.rounds)} launches, "
         f"{sum(counts.values())} actions in {seconds:.0f} s",
     ]
     return "\n".join(lines)
+
+
+def keep(place: Path) -> Path:
+    """Copies what a failed round has left: its folder may be on a disk that is unmounted."""
+    kept = Path(tempfile.mkdtemp(prefix="soak-failed-"))
+    shutil.copytree(place, kept, symlinks=True, dirs_exist_ok=True)
+    return kept
 
 
 def main() -> None:
@@ -251,10 +265,13 @@ def main() -> None:
     os.environ["GRADWIRE_CACHE"] = ""
     began_s = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="soak-"))
+    kept = None
     try:
         soak = Soak(given.seed, place)
         try:
             _run(soak, given, began_s)
+            if soak.rounds[-1].outcome != "ok":
+                kept = keep(place)
         finally:
             soak.disk.close()
     finally:
@@ -262,7 +279,9 @@ def main() -> None:
     print(report(soak, time.monotonic() - began_s), flush=True)
     last = soak.rounds[-1]
     if last.outcome != "ok":
-        print(f"round {last.number} failed; again: --seed {given.seed} --round {last.number}")
+        again = f"--seed {given.seed} --round {last.number} --job {last.job.name}"
+        print(f"round {last.number} failed; again: {again}")
+        print(f"its files: {kept}")
         print(last.outcome)
         sys.exit(1)
 

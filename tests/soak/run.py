@@ -2,7 +2,8 @@
 
     python tests/soak/run.py --seconds 1800 --seed 0
 
-Exits with 1 at the first round that fails, and prints how to run that one again.
+Exits with 1 at the first round that fails, and prints how to run that one again and where its files
+are.
 """
 
 import sys

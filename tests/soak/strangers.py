@@ -24,6 +24,8 @@ _HOST = "127.0.0.1"
 _NUM_CONNECTIONS = 12
 _LISTEN_S = 0.5
 _CONNECT_S = 2.0
+_NUM_HELLOS = 12  # of a node that insists: longer than `silence`
+NO_ANSWERS = "no answers"
 
 
 # Bytes over TCP.
@@ -115,49 +117,62 @@ def job_of(folder: Path) -> bytes:
     return blake2b(fingerprint, digest_size=8, person=b"gradwire").digest()
 
 
-def send_hellos(rng: random.Random, ports: list[int], folder: Path) -> str:
-    """Nodes of other jobs, with other keys, or that ask for ranks that are taken."""
+def send_hellos(rng: random.Random, ports: list[int], folder: Path, public_key: bytes = b"") -> str:
+    """Nodes of other jobs, with other keys, or that ask for ranks that are taken.
+
+    With the public key of those who listen, the handshake comes to the key of the one who asks.
+    """
     own = job_of(folder) if (folder / "config.toml").exists() else rng.randbytes(8)
     answers = []
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         for port in ports:
             for _ in range(rng.randrange(1, 4)):
-                has_keys = rng.random() < 0.3
+                has_keys = rng.random() < (0.6 if public_key else 0.3)
+                wrong_key, _ = zmq.curve_keypair()
+                server_key = rng.choice((public_key, public_key, wrong_key)) or wrong_key
                 job = rng.choice((own, own, rng.randbytes(8)))
                 with context.socket(zmq.DEALER) as dealer:
-                    answers += _introduce(rng, dealer, port, job, has_keys)
+                    key = server_key if has_keys else b""
+                    answers += _introduce(rng, dealer, port, job, key)
     finally:
         context.destroy(linger=0)
     kinds = sorted({_kind(parts) for parts in answers})
-    return f"hellos to {len(ports)} ports, answers: {', '.join(kinds) or 'none'}"
+    return (
+        f"hellos to {len(ports)} ports, {'answers: ' + ', '.join(kinds) if kinds else NO_ANSWERS}"
+    )
 
 
 def _introduce(
-    rng: random.Random, dealer: "zmq.Socket[bytes]", port: int, job: bytes, has_keys: bool
+    rng: random.Random, dealer: "zmq.Socket[bytes]", port: int, job: bytes, server_key: bytes
 ) -> list[list[bytes]]:
     identity = make_identity()
     if rng.random() < 0.2:
         identity = for_beats(identity)
     dealer.setsockopt(zmq.IDENTITY, identity)
     dealer.setsockopt(zmq.LINGER, 0)
-    if has_keys:
+    if server_key:
         public, secret = zmq.curve_keypair()
         dealer.curve_publickey, dealer.curve_secretkey = public, secret
-        dealer.curve_serverkey = zmq.curve_keypair()[0]
+        dealer.curve_serverkey = server_key
     dealer.connect(f"tcp://{_HOST}:{port}")
     role = rng.choice((msg.WORKER, msg.SERVER))
     rank = rng.choice((msg.NOBODY, 0, 1, 99)) if role == msg.WORKER else rng.choice((2, 3, 99))
     hello = msg.Hello(identity, role, rank, 2, rng.choice((2, 2, 7)), f"tcp://{_HOST}:{port}")
-    dealer.send_multipart([msg.Header(msg.HELLO, job).pack(), msg.pack_hello(hello)])
+    request = [msg.Header(msg.HELLO, job).pack(), msg.pack_hello(hello)]
+    dealer.send_multipart(request)
     for _ in range(rng.randrange(8)):  # what only members may say
         kind = rng.choice((msg.BEAT, msg.DATA, msg.EVENT, msg.RESUME, msg.GRANT, 77))
         header = msg.Header(kind, job, rng.randrange(-1, 5), rng.randrange(-1, 5), 1).pack()
         dealer.send_multipart([header, *(rng.randbytes(40) for _ in range(rng.randrange(3)))])
     answers = []
-    until = time.monotonic() + _LISTEN_S
-    while (left := until - time.monotonic()) > 0 and dealer.poll(int(1000 * left)):
-        answers.append(dealer.recv_multipart())
+    for _ in range(_NUM_HELLOS):
+        until = time.monotonic() + _LISTEN_S
+        while (left := until - time.monotonic()) > 0 and dealer.poll(int(1000 * left)):
+            answers.append(dealer.recv_multipart())
+        if not answers or _kind(answers[-1]) != "wait":
+            break
+        dealer.send_multipart(request)  # it is refused only when the rank's holder was heard since
     return answers
 
 

@@ -3,16 +3,31 @@
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from soak import actions, checks, watch
+from gradwire.core.node import Framed
+from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.headers import HEADERS
+from gradwire.experiment.record import begin_again
+from gradwire.experiment.recovery import SERVERS_STATE, open_store, store_folder
+from gradwire.experiment.role_launcher import Cast
+from gradwire.runtime.process import journal
+from gradwire.runtime.process.checkpoint import Store
+from gradwire.runtime.process.transport import ARRIVED, DONE, Arrival
+from gradwire.training.wire import PushHeader
+from soak import actions, checks, keyless, rounds, watch
 from soak.actions import Broken
 from soak.jobs import JOBS
 
@@ -21,7 +36,7 @@ _RUN = Path(__file__).with_name("run.py")
 
 
 def ended(said: str = "", **more: Any) -> Any:
-    return SimpleNamespace(**{"said": said, "had_keys": True, "job": JOBS[0], **more})
+    return SimpleNamespace(**{"said": said, "had_complete": False, "job": JOBS[0], **more})
 
 
 def test_what_is_drawn_follows_from_the_seed() -> None:
@@ -49,6 +64,94 @@ def test_ends_that_nothing_explains_are_found() -> None:
     ):
         with pytest.raises(Broken):
             checks.check_exit(launch, code, done)
+
+
+def test_lost_checkpoints_are_found() -> None:
+    needs_consent = ended(begin_again(Path("runs/a")))
+    begins_again = ended("the run begins again from step 0", had_complete=True)
+    for launch, code in ((needs_consent, 2), (begins_again, 0)):
+        checks.check_exit(launch, code, ["SIGKILL worker 1"], ["full disk for 2.0 s"])
+        for before in ([], ["SIGKILL worker 1"]):
+            with pytest.raises(Broken, match="lost its checkpoints"):
+                checks.check_exit(launch, code, ["SIGKILL worker 1"], before)
+    # These are no words about a loss.
+    checks.check_exit(ended("the run begins again from step 0"), 0, [])
+    with pytest.raises(Broken, match="exit code 2"):
+        checks.check_exit(ended("give --restarts 3"), 2, ["SIGKILL worker 1"])
+
+
+def saved(updates: int, **more: Any) -> dict[str, Any]:
+    return {"part": {"memory": {"updates": updates}}, **more}
+
+
+def test_updates_of_servers_are_counted(tmp_path: Path) -> None:
+    job = next(job for job in JOBS if job.counts_updates)
+    assert checks.saved_updates(tmp_path, job) == {2: 0, 3: 0}
+    Checkpoints(tmp_path, 2).write(SERVERS_STATE, saved(40, store="2-a", num_heard=2))
+    assert checks.saved_updates(tmp_path, job) == {2: 40, 3: 0}
+    # The checkpoint has all of this store.
+    with closing(open_store(store_folder(tmp_path, 2, "a"))) as store:
+        push(store, 2)
+    # This one has a state, and two pushes since; its checkpoint is older.
+    with closing(open_store(store_folder(tmp_path, 3, "b"))) as store:
+        push(store, 5)
+        store.save({"num_handed": 5, "state": saved(5)})
+        push(store, 2)
+        store.journal.append(journal.encode(Arrival(DONE, 0), HEADERS))
+        store.journal.commit()
+    assert checks.durable_updates(tmp_path, job) == {2: 40, 3: 7}
+    assert checks.saved_updates(tmp_path, job) == {2: 40, 3: 0}
+    with closing(open_store(store_folder(tmp_path, 2, "c"))) as store:
+        push(store, 1)
+    assert checks.durable_updates(tmp_path, job) == {2: 41, 3: 7}
+
+
+def push(store: Store, count: int) -> None:
+    for number in range(count):
+        message = Framed(PushHeader(0, 0, 1, number, True), torch.zeros(4))
+        store.journal.append(journal.encode(Arrival(ARRIVED, 0, message=message), HEADERS))
+    store.journal.commit()
+
+
+def test_what_a_failed_round_left_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(
+        rounds,
+        "Disk",
+        lambda place: SimpleNamespace(can_fill=False, how="", close=lambda: shutil.rmtree(place)),
+    )
+    monkeypatch.setattr(rounds.Soak, "usual", lambda soak, job: rounds.Usual({}, None))
+    monkeypatch.setattr(rounds.Soak, "_launch", lambda soak, job, place, *_: fails_in(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("GRADWIRE_CACHE", "")  # `main` sets it, too
+    monkeypatch.setattr(sys, "argv", ["run.py", "--round", "3", "--job", "asp"])
+    with pytest.raises(SystemExit):
+        rounds.main()
+    said = capsys.readouterr().out
+    assert "--seed 0 --round 3 --job asp" in said
+    kept = Path(said.partition("its files: ")[2].splitlines()[0])
+    assert (kept / "round-3" / "evidence").read_text() == "here"
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def fails_in(place: Path) -> None:
+    place.mkdir()
+    (place / "evidence").write_text("here")
+    raise Broken("on purpose")
+
+
+def test_the_keyless_job_has_no_keys() -> None:
+    seen: list[Sequence[str]] = []
+
+    def command(*words: Any) -> list[str]:
+        return ["ps", words[0], "--keys", words[3], "--durable"]
+
+    def launch(cast: Any, node: Any, *_: Any) -> None:
+        seen.append(node("server", 1, "tcp://127.0.0.1:1", "/dev/fd/3", False))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyless, "launch_roles", launch)
+        keyless.without_keys(Cast(1, 1, True, True), command)
+    assert seen == [["ps", "server", "--durable"]]
 
 
 def test_processes_and_files_that_are_left_are_found(tmp_path, monkeypatch) -> None:

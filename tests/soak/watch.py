@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from gradwire.runtime.process.zeromq.keys import load_keys
+
 MARK = "GRADWIRE_SOAK"
 LAUNCHER, REMOVER = "launcher", "remover"
 _PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
@@ -66,6 +68,15 @@ def listening_ports(pid: int) -> list[int]:
                 if fields[9] in inodes and fields[3] == "0A":  # it listens
                     found.add(int(fields[1].rpartition(":")[2], 16))
     return sorted(found)
+
+
+def public_key(pid: int) -> bytes:
+    """With which a node proves who it is to those who connect; none if it has no keys."""
+    with suppress(OSError, ValueError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        path = words[words.index("--keys") + 1]
+        return load_keys(path.replace("/dev/fd/", f"/proc/{pid}/fd/")).binding_public
+    return b""
 
 
 def num_descriptors(pid: int) -> int:
