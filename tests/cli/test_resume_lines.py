@@ -42,7 +42,7 @@ def test_a_finished_run_says_so_and_shows_its_result(capsys, monkeypatch, synchr
     method = ["--architecture", "parameter_server", "--synchronization", synchronization]
     main(["run", *SIMULATED, *method, "--out", "run", "--json"])
     whole = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr("gradwire.cli.run.resume", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("gradwire.experiment.runner.resume", lambda *_, **__: pytest.fail("it ran"))
     before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
     main(["run", "--resume", "run", "--json"])
     printed = capsys.readouterr()

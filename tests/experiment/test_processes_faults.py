@@ -2,14 +2,15 @@
 
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from experiment.processes_at_work import (
     FLAGS,
@@ -20,6 +21,7 @@ from experiment.processes_at_work import (
     is_saved,
     simulated,
 )
+from gradwire.experiment.children import WRONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -81,15 +83,28 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
 
 
 def test_under_torchrun_every_rank_names_the_setting_that_differs(tmp_path):
-    run = f"{sys.executable} -m gradwire run --engine process {shlex.join(FLAGS)}"
-    line = f"exec {run} --out {tmp_path / 'run'} --seed $((RANK % 2 * 5))"
-    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "2")
-    job = ("--no-python", "bash", "-c", line)
-    with Command(*TORCHRUN, *where, *job, env={"GLOO_SOCKET_IFNAME": "lo"}) as command:
-        code, said = command.end()
-    assert code != 0
-    text = "error: rank 1 has seed = 5 where rank 0 has seed = 0"
-    assert said.count(text) == 2, said
+    """With torchrun's variables but not by torchrun: it ends a rank that may not have spoken yet
+    as soon as the other one has failed."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0, too, is a client of the store
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    run = [sys.executable, "-m", "gradwire", "run", "--engine", "process", *FLAGS]
+    run += ["--out", str(tmp_path / "run")]
+    with ExitStack() as stack:
+        ranks = []
+        for rank, seed in enumerate(("0", "5")):
+            own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(stack.enter_context(Command(*run, "--seed", seed, env=own)))
+        ends = [command.end() for command in ranks]
+    for code, said in ends:
+        assert code == WRONG, said
+        assert said.count("error: rank 1 has seed = 5 where rank 0 has seed = 0") == 1, said
 
 
 def test_no_rank_outlives_its_launcher(tmp_path):

@@ -2,6 +2,7 @@
 again in silence."""
 
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gradwire.experiment.record import Record
 from gradwire.experiment.resumption import choose
 from gradwire.experiment.shelf import Shelf
 from gradwire.runtime.storage.files import DamagedError
+from gradwire.runtime.storage.text import open_toml, seal_toml
 
 TINY: dict[str, Any] = {
     "workers": 2,
@@ -168,12 +170,32 @@ def test_a_shortened_configuration_is_refused(interrupted, setting):
     path = interrupted / "config.toml"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith(f"{setting} =")))
-    with pytest.raises(ValueError, match=r"config\.toml .* checksum does not fit.*Put it back"):
+    with pytest.raises(ValueError, match=r"config\.toml .* checksum does not fit") as caught:
         gradwire.resume(interrupted)
+    assert "Put it back" in str(caught.value)
+    assert "gradwire run --config" not in str(caught.value)
+    with pytest.warns(GradwireWarning, match=rf"{path} was changed or damaged .*defaults"):
+        gradwire.Config.from_toml(path)
     path.write_text("".join(lines[:-1]))
-    with pytest.raises(ValueError, match=r"config\.toml has no checksum.*older gradwire"):
+    with pytest.raises(ValueError, match=r"config\.toml has no checksum.*older gradwire") as caught:
         gradwire.resume(interrupted)
+    assert "gradwire run --config" not in str(caught.value)
     assert gradwire.Config.from_toml(path).workers == 2  # as a file of settings it is fine
+
+
+def test_a_configuration_as_a_run_wrote_it_needs_no_warning(interrupted):
+    path = interrupted / "config.toml"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gradwire.Config.from_toml(path) == Record(interrupted).config
+
+
+def test_a_whole_configuration_of_another_version_serves_a_new_run(interrupted):
+    path = interrupted / "config.toml"
+    lines = open_toml(path).splitlines(keepends=True)
+    path.write_text(seal_toml("".join(line for line in lines if not line.startswith("seed ="))))
+    with pytest.raises(DamagedError, match=rf"has no seed\. .*gradwire run --config {path}"):
+        gradwire.resume(interrupted)
 
 
 def test_a_damaged_summary_is_named(tmp_path):
@@ -257,10 +279,17 @@ def test_servers_go_on_together_or_not_at_all():
     fresh = chosen(offer(0), offer(), had_complete=False)  # nobody had pushed yet
     assert (fresh["step"], fresh["failure"]) == (None, "")
     lost = chosen(offer(0), offer(0, lost=["J is damaged"]), had_complete=False)
-    assert "rank 1: J is damaged" in lost["failure"]
+    assert lost["failure"] == (
+        "runs/x: updates of servers cannot be read back. rank 1: J is damaged. Put them back as "
+        "they were, or go on from the older state, without those updates: "
+        "gradwire run --resume runs/x --restart"
+    )
     allowed = chosen(offer(0), offer(0, lost=["J is damaged"]), may_restart=True)
-    assert allowed["step"] == 0
-    assert allowed["notices"] == ["rank 1: J is damaged; it is not used"]
+    assert (allowed["step"], allowed["failure"]) == (0, "")
+    assert allowed["notices"] == [
+        "rank 1: J is damaged; it is not used",
+        "rank 1 goes on from an older state: the updates since then are lost",
+    ]
 
 
 def test_a_new_run_says_nothing():

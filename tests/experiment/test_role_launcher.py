@@ -43,7 +43,7 @@ def nodes(
 ) -> tuple[Failure | None, list[str]]:
     said: list[str] = []
 
-    def command(role: str, number: int, scheduler: str, goes_on: bool) -> list[str]:
+    def command(role: str, number: int, scheduler: str, keys: str, goes_on: bool) -> list[str]:
         own = (role, str(number), str(goes_on))
         return [sys.executable, "-S", "-c", NODE + script, *own]
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import gradwire
 from gradwire import data
-from gradwire.core.errors import NonFiniteError
+from gradwire.core.errors import GradwireWarning, NonFiniteError
 from gradwire.core.key import Key
 from gradwire.data.partition import Iid
 from gradwire.data.sampler import Sampler
@@ -158,12 +158,26 @@ def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
     assert metrics[0] == metrics[1]
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path):
-    gradwire.simulate(**QUICK, out=tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "checkpoint.pt"}
-    gradwire.resume(tmp_path)
-    after = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != "checkpoint.pt"}
+@pytest.mark.parametrize("synchronization", ["bsp", "asp"])
+def test_a_finished_run_is_left_as_it_is(tmp_path, synchronization):
+    method = {"architecture": "parameter_server", "synchronization": synchronization}
+    whole = gradwire.simulate(**{**QUICK, **method}, out=tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b"more")  # a change of the user's
+    before = {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()
+    }
+    said: list[str] = []
+    again = gradwire.resume(tmp_path, say=said.append)
+    after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
     assert after == before
+    assert said[0] == f"{tmp_path} holds a run that had finished: its files stay as they are"
+    assert said[-1] == f"{metrics} was changed or damaged since the run ended"
+    assert torch.equal(again.params, whole.params)
+    assert again.metrics == whole.metrics
+    assert again.accuracy == whole.accuracy
+    with pytest.warns(GradwireWarning, match="had finished"):
+        gradwire.resume(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", None])
@@ -182,7 +196,8 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path):
     with pytest.raises(ValueError, match=r"config\.toml was changed or damaged.*start a new run"):
         gradwire.resume(tmp_path)
     # The same settings with a checksum that fits, as from another run.
-    changed = gradwire.Config.from_toml(config)
+    with pytest.warns(GradwireWarning, match="checksum does not fit"):
+        changed = gradwire.Config.from_toml(config)
     write_config(config, changed)
     with pytest.raises(ValueError, match="not the configuration this run was started with"):
         gradwire.resume(tmp_path)
@@ -193,6 +208,7 @@ def test_a_row_of_metrics_cut_off_by_a_crash_is_dropped(tmp_path):
     whole = gradwire.simulate(**settings, out=tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "tes')
+    (tmp_path / "summary.json").unlink()
     assert gradwire.resume(tmp_path).metrics == whole.metrics
 
 

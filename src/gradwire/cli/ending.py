@@ -70,12 +70,11 @@ def _code(
     except Interrupted as stop:
         return _fail("signal", str(stop), 128 + stop.number, shows(stop))
     except LostError as error:
-        return _fail("lost", str(error), LOST, shows(error))
+        return _fail("lost", with_notes(error), LOST, shows(error))
     except TimeoutError as error:
         return _fail("lost", f"the ranks did not meet: {error}", LOST, shows(error))
     except (ValueError, DataError, StoppedError, OSError) as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        return _fail("error", f"{explain(error)}{notes}", WRONG, shows(error))
+        return _fail("error", with_notes(error), WRONG, shows(error))
     except Exception:
         return _fail("error", traceback.format_exc(), 1, True)
 
@@ -86,6 +85,11 @@ def _fail(kind: str, message: str, code: int, shows: bool) -> int:
     elif shows:
         say(message if kind == "signal" else f"error: {message}")
     return code
+
+
+def with_notes(error: BaseException) -> str:
+    """An error in words, with what was added to it on its way."""
+    return "\n".join([explain(error), *getattr(error, "__notes__", ())])
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ from gradwire.cli.codecs import CodecsCommand
 from gradwire.cli.compare import Choices, CompareCommand, DemoCommand
 from gradwire.cli.console import WarningPrinter, errors
 from gradwire.cli.defaults import usual_config
+from gradwire.cli.ending import with_notes
 from gradwire.cli.listing import ListCommand
 from gradwire.cli.matrix import MatrixCommand
 from gradwire.cli.probe import ProbeCommand
@@ -22,7 +23,6 @@ from gradwire.core.errors import DataError, StoppedError
 from gradwire.core.notation import unknown_name
 from gradwire.experiment.config import DIMENSION_NAMES, Config
 from gradwire.experiment.signals import Interrupted
-from gradwire.runtime.storage.files import explain
 
 _DESCRIPTION = (
     "Communication-efficient data-parallel training: simulate, measure, compare.\n\n"
@@ -41,8 +41,7 @@ def run(arguments: list[str]) -> None:
         sys.stderr.close()
         sys.exit(141)
     except (ValueError, DataError, StoppedError, OSError) as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        errors.print(f"error: {explain(error)}{notes}", style="red", markup=False, soft_wrap=True)
+        errors.print(f"error: {with_notes(error)}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stop:
         sys.exit(128 + stop.number)

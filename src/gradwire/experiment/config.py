@@ -7,11 +7,14 @@ file, the command line and the records of a run.
 import json
 import math
 import tomllib
+import warnings
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gradwire.core.notation import unknown_name
+from gradwire.runtime.storage.text import has_wrong_checksum
+from gradwire.warning import GradwireWarning
 
 _MAX_THREADS = 1024
 NonFinite = Literal["error", "skip"]
@@ -167,13 +170,22 @@ class Config:
     @staticmethod
     def from_toml(path: Path) -> "Config":
         try:
-            values = tomllib.loads(path.read_text())
+            content = path.read_text()
+            values = tomllib.loads(content)
         except FileNotFoundError:
             raise ValueError(f"there is no configuration file {path}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
+        if has_wrong_checksum(content):
+            warnings.warn(
+                f"{path} was changed or damaged since a run wrote it: its checksum does not fit. "
+                "Settings that are missing in it have their defaults. If you changed it yourself, "
+                "remove the line with the checksum.",
+                GradwireWarning,
+                stacklevel=2,
+            )
         return Config.from_dict(values, str(path))
 
     @staticmethod

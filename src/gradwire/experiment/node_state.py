@@ -8,7 +8,6 @@ What it does in between is in `node_run.py`.
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -393,9 +392,10 @@ class NodeState:
             f"{config.synchronization} on {config.architecture} stopped{where}: {why}. "
             f"{self._how_to_go_on()}"
         )
+        error = LostError(message, lost)
         if self._record is not None:
-            self._record.finish({"config": asdict(config), "stopped": message, "lost": self.lost})
-        return LostError(message, lost)
+            self._record.finish_stopped(error, config, self.lost)
+        return error
 
     def _how_to_go_on(self) -> str:
         if self.folder is None:

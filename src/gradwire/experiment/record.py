@@ -11,17 +11,18 @@ import json
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from gradwire.core.errors import GradwireWarning
+from gradwire.core.errors import GradwireWarning, StoppedError
 from gradwire.experiment.config import Config
 from gradwire.runtime.storage import sealed, text
 from gradwire.runtime.storage.files import (
     DamagedError,
+    explain,
     make_folder,
     naming,
     replacing,
@@ -117,7 +118,7 @@ class Record:
         """The checkpoint of a simulated run; None: it begins again from step 0.
 
         That it does so though there was a checkpoint needs `may_restart`. Metrics go back to what
-        they were then.
+        they were then; those of a finished run stay as they are.
         """
         path = self.folder / _CHECKPOINT
         checkpoint: Row | None = None
@@ -138,8 +139,13 @@ class Record:
                     if has_checkpoints
                     else f"{self.folder} holds a run of a method that has no checkpoints"
                 )
-            path.unlink(missing_ok=True)
             say(f"{why}: the run begins again from step 0")
+        if self.is_finished:
+            if changed := self.finished_metrics():
+                say(changed)
+            return checkpoint
+        if checkpoint is None:
+            path.unlink(missing_ok=True)
         elif changed := self.changed_metrics(checkpoint["metrics"]):
             say(changed)
         self.rewind(checkpoint["metrics"] if checkpoint else [])
@@ -206,6 +212,13 @@ class Record:
         metrics = text.digest_of((self.folder / _METRICS).read_bytes())
         self._write(_SUMMARY, text.seal_json({**summary, _METRICS_DIGEST: metrics}))
 
+    def finish_stopped(self, error: StoppedError, config: Config, lost: Sequence[Row]) -> None:
+        """Writes why a run could not go on. If the disk refuses, a note of the error says so."""
+        try:
+            self.finish({"config": asdict(config), "stopped": str(error), "lost": list(lost)})
+        except OSError as problem:
+            error.add_note(f"The record does not say why the run stopped: {explain(problem)}")
+
     def keep_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """The model at the end, for `torch.load(..., weights_only=True)`."""
         with replacing(self.folder / _MODEL) as file:
@@ -232,12 +245,15 @@ def read_config(path: Path) -> Config:
     """What `write_config` wrote. Settings that are missing are not replaced by defaults."""
     try:
         values = tomllib.loads(text.open_toml(path))
-        missing = [field.name for field in fields(Config) if field.name not in values]
-        if missing:
-            raise DamagedError(f"{path} was written by another gradwire: it has no {missing[0]}")
-        return Config.from_dict(values, str(path))
     except DamagedError as error:
         raise DamagedError(
-            f"{error}. Put it back as it was written, or start a new run with these settings: "
-            f"gradwire run --config {path}"
+            f"{error}. Put it back as it was written, or start a new run in another folder. Do not "
+            "take this file as its --config: defaults would replace what is missing in it."
         ) from error
+    missing = [field.name for field in fields(Config) if field.name not in values]
+    if missing:
+        raise DamagedError(
+            f"{path} was written by another gradwire: it has no {missing[0]}. Start a new run with "
+            f"these settings: gradwire run --config {path}"
+        )
+    return Config.from_dict(values, str(path))

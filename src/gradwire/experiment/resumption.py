@@ -3,7 +3,8 @@
 If there is a checkpoint that all ranks can read, the newest such one counts. If there is none, the
 run begins again from step 0: with a message if it has not come to its first checkpoint, or is of a
 method that has none; but if there was one and files are damaged or missing, only if the user allows
-it.
+it. The same holds if a server cannot read the updates since its last state: if the user allows it,
+it goes on from that state without them.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,10 +60,23 @@ def choose(
             lost = ["the ranks have files of different steps"]
     if lost and is_resumed and not may_restart:
         why = "; ".join(lost)
-        text = f"{folder}: no checkpoint can be used by all. {why}. {begin_again(folder)}"
+        if step is None:
+            text = f"{folder}: no checkpoint can be used by all. {why}. {begin_again(folder)}"
+        else:
+            text = (
+                f"{folder}: updates of servers cannot be read back. {why}. Put them back "
+                "as they were, or go on from the older state, without those updates: "
+                f"gradwire run --resume {folder} --restart"
+            )
         return {"step": None, "failure": text, "notices": []}
     notices = [f"{text}; it is not used" for text in dict.fromkeys(skipped + lost)]
-    if step is None and is_resumed:
+    if step is not None:
+        notices += [
+            f"{name(rank)} goes on from an older state: the updates since then are lost"
+            for rank, offer in offers.items()
+            if offer["lost"]
+        ]
+    elif is_resumed:
         notices.append(f"{_why(bool(lost), bool(offers))}: the run begins again from step 0")
     return {"step": step, "failure": "", "notices": notices}
 

@@ -79,7 +79,9 @@ def resume(
     """Goes on with an interrupted run; it ends in the same bits as one that was not.
 
     `restart` allows it to begin again from step 0 if its checkpoint is damaged or missing. `say` is
-    told if it begins again, and what is damaged; by default that is a warning.
+    told if it begins again, and what is damaged; by default that is a warning. So it is if the run
+    had finished: then the files stay as they are, and the result is that of its last checkpoint, or
+    is computed again if its method has none.
     """
     record = Record.open(Path(folder))
     if record.config.engine != "simulator":
@@ -90,7 +92,12 @@ def resume(
     experiment = prepare(record.config)
     with use_threads(experiment.config.threads):
         simulation = _Simulation(experiment, record)
+        was_finished = record.is_finished
+        if was_finished:
+            say(f"{folder} holds a run that had finished: its files stay as they are")
         simulation.restore(may_restart=restart, say=say)
+        if was_finished:
+            simulation.record = None
         return simulation.run(progress)
 
 
@@ -282,9 +289,10 @@ class _Simulation:
             f"{config.synchronization} on {config.architecture} stopped in step "
             f"{max(self.progress)} of {self.plan.num_steps}: {why}, and it cannot go on. {lost}. "
         ) + (advice if self.engine.alive else "Nobody is left to train.")
+        error = StoppedError(message)
         if self.record is not None:
-            self.record.finish({"config": asdict(config), "stopped": message, "lost": self.lost})
-        return StoppedError(message)
+            self.record.finish_stopped(error, config, self.lost)
+        return error
 
     def _present(self) -> list[int]:
         """The workers that are there."""

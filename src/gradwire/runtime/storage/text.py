@@ -51,6 +51,12 @@ def open_toml(path: Path) -> str:
     return text
 
 
+def has_wrong_checksum(whole: str) -> bool:
+    """Whether the text of a TOML file has a checksum, and not that of its content."""
+    text, found, digest = whole.rpartition(_COMMENT)
+    return bool(found) and digest.strip() != digest_of(text)
+
+
 # JSON.
 
 

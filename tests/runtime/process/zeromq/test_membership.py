@@ -102,19 +102,22 @@ def test_a_candidate_that_is_silent_is_forgotten() -> None:
 
 def test_a_rank_whose_holder_is_alive_is_refused() -> None:
     """The one that asks waits first: it may be the holder, killed and started again."""
-    made = complete()
-    ask = hello("c", wanted=1)
+    made = registry()
+    for one in (hello("s", SERVER), hello("a"), hello("holder")):
+        assert made.hello(one, 0.0) is None
+    ask = hello("second", wanted=1)
     for second in range(1, 7):
         made.heard(1, float(second))
         assert made.hello(ask, float(second), "10.0.0.9") is None
-        assert "is process " in made.waits_for(b"c")
+        assert "is process " in made.waits_for(b"second")
     made.heard(1, 6.5)
     problem = made.hello(ask, 7.0, "10.0.0.9") or ""
-    for text in (b"b".hex()[2:10], b"c".hex()[2:10], "worker 1", "10.0.0.9", "incarnation 0"):
+    names = (b"olde".hex(), b"econ".hex())  # four bytes of an identity, without its first
+    for text in (*names, "worker 1", "10.0.0.9", "incarnation 0"):
         assert text in problem
     assert "another --number" in problem
     assert taken(made) == []
-    assert made.rank(b"b") == 1
+    assert made.rank(b"holder") == 1
 
 
 def test_a_rank_whose_holder_is_silent_is_taken() -> None:
