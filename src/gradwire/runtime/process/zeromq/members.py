@@ -34,6 +34,11 @@ class Members(ABC):
         self.traffic: Traffic  # made after this
         self._place, self._wire, self._inbox = place, wire, inbox
 
+    def knows(self, node: bytes) -> bool:
+        """Whether the node with this identity is a member that we have a link to, or waits to
+        join."""
+        return node in self.traffic.by_identity
+
     def change(self, event: msg.Event) -> None:
         """Somebody is lost, or has come."""
         kind, rank, time_s, identity, text = event
@@ -92,6 +97,9 @@ class Desk(Members):
     def waits_for(self) -> str:
         """For whom the job waits until it is complete."""
         return self.registry.missing()
+
+    def knows(self, node: bytes) -> bool:
+        return super().knows(node) or self.registry.waits(node)
 
     def problem(self) -> str:
         return f"the job is not complete: {self.waits_for}"

@@ -95,6 +95,10 @@ class Registry:
         """Of a member that is there."""
         return self._by_identity.get(identity)
 
+    def waits(self, identity: bytes) -> bool:
+        """Whether this node has said hello and waits to join."""
+        return identity in self._candidates
+
     def is_expelled(self, identity: bytes) -> bool:
         return identity in self._expelled
 

@@ -24,9 +24,9 @@ class Refusals:
         self._name = name
         self._logged: set[tuple[str, object]] = set()
 
-    def add(self, reason: str, peer: object, text: str) -> None:
+    def add(self, reason: str, peer: object, text: str, what: str = "message") -> None:
         self.counts[reason] += 1
         key = (reason, peer)
         if key not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(key)
-            _log.warning("%s dropped a message from %s: %s", self._name, peer, text)
+            _log.warning("%s dropped a %s from %s: %s", self._name, what, peer, text)

@@ -51,8 +51,8 @@ from gradwire.runtime.process.zeromq.wire import Wire
 _log = logging.getLogger(__name__)
 _LINGER_MS = 200
 _NO_HEADERS = Headers()
-# Connections of nodes that are not members: those that will be, in their old and new processes,
-# and as many more.
+# Connections of strangers: of nodes that will join, in their old and new processes, and as many
+# more.
 _MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS = 8, 64
 
 Role = Literal["scheduler", "server", "worker"]
@@ -222,7 +222,7 @@ class ZmqTransport:
 
     @property
     def refused(self) -> Counter[str]:
-        """Messages that were dropped, by reason."""
+        """Messages and connections that were dropped, by reason."""
         return self._reception.refusals.counts
 
     def send(self, dst: int, job: int, tag: int, message: Any) -> None:
@@ -342,7 +342,15 @@ class ZmqTransport:
                 self._desk.registry.connection(identity, is_open)
 
         max_others = _MAX_OTHERS + _MAX_CONNECTIONS_PER_NODE * self.size
-        return self._wire.bind(address, max_others, on_connection)
+        return self._wire.bind(
+            address,
+            max_others=max_others,
+            is_known=lambda node: self._members.knows(node),
+            on_change=on_connection,
+            on_cut=lambda reason, host, text: self._reception.refusals.add(
+                reason, host, text, "connection"
+            ),
+        )
 
     def _join(self, scheduler: str, join_s: float, on_wait: Callable[[str], None]) -> None:
         """Until this node has a rank; the scheduler, until all have."""

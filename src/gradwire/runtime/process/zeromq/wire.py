@@ -10,6 +10,7 @@ from gradwire.runtime.process.zeromq.connection_limits import (
     CHECK_S,
     ConnectionLimits,
     OnChange,
+    OnCut,
 )
 from gradwire.runtime.process.zeromq.link import Part
 from gradwire.runtime.process.zeromq.messages import NOBODY
@@ -40,15 +41,25 @@ class Wire:
         self._router: Any = None
         self._limits: ConnectionLimits | None = None
 
-    def bind(self, address: str, max_others: int, on_change: OnChange) -> str:
+    def bind(
+        self,
+        address: str,
+        *,
+        max_others: int,
+        is_known: Callable[[bytes], bool],
+        on_change: OnChange,
+        on_cut: OnCut,
+    ) -> str:
         """Where it is. Nothing is read before `serve`. See `ConnectionLimits` for the others."""
         self._router, monitor, bound = self._sockets.bind(address)
         self._limits = limits = ConnectionLimits(
             monitor,
             int(bound.rpartition(":")[2]),
             max_others=max_others,
-            bounds_memory=not self._sockets.splits,
+            has_keys=self._sockets.splits,
+            is_known=is_known,
             on_change=on_change,
+            on_cut=on_cut,
         )
         self.listen(monitor, limits.read_events)
         return bound
