@@ -116,9 +116,6 @@ def _send(action: Action, rng: random.Random, launch: Launch, found: dict[int, s
         text = strangers.send_hellos(rng, ports, launch.folder, public_key)
         if launch.job.has_keys and not text.endswith(strangers.NO_ANSWERS):
             raise Broken(f"a node with keys answered strangers: {text}")
-        is_known = action.role == "scheduler" and not launch.job.has_keys
-        if is_known and launch.code is None and strangers.WAITS not in text:
-            raise Broken(f"no hello for a taken rank has reached the membership: {text}")
     for pid, count in before.items():
         limit = max(count, 24) + _SPARE_DESCRIPTORS
 
