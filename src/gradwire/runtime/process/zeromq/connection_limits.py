@@ -27,6 +27,7 @@ CHECK_S = 0.005
 MAX_UNDELIVERED_NBYTES = 1 << 16
 # tcpi_bytes_received in Linux's struct tcp_info
 _RECEIVED_AT, _TCP_INFO_NBYTES = 128, 136
+_UNKNOWN = -1  # no file descriptor
 
 
 @dataclass
@@ -84,7 +85,7 @@ class ConnectionLimits:
 
     def delivered(self, identity: bytes, frames: list[Any]) -> None:
         """A message came, with these frames after its identity."""
-        number = frames[0].get(zmq.SRCFD) if frames else -1
+        number = _connection(frames[0]) if frames else _UNKNOWN
         if number not in self._open:
             self.read_events()
         one = self._open.get(number)
@@ -98,7 +99,7 @@ class ConnectionLimits:
 
     def is_member(self, identity: bytes, frame: Any) -> None:
         """The node that sent this message is a member."""
-        number = frame.get(zmq.SRCFD)
+        number = _connection(frame)
         one = self._others.get(number)
         if one is not None and one.identity == identity:
             one.is_member = True
@@ -164,3 +165,13 @@ class ConnectionLimits:
         self._open[number].is_cut = True
         self.num_cut += 1
         self._with_socket(number, end)
+
+
+def _connection(frame: Any) -> int:
+    """Over which a frame came. libzmq does not know it of peers that speak an old version of ZMTP,
+    which no node of a job does."""
+    try:
+        number: int = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return _UNKNOWN
+    return number
