@@ -96,7 +96,7 @@ JOBS = (
         True,
         False,
     ),
-    Job("open", {**_SERVED, **_SYNCHRONOUS, "steps": 1000}, _NODES, True, True, has_keys=False),
+    Job("open", {**_SERVED, **_SYNCHRONOUS, "steps": 1500}, _NODES, True, True, has_keys=False),
 )
 
 _TRAINED_NBYTES = 6000  # more than what is agreed upon before the training

@@ -27,6 +27,7 @@ from soak.watch import Peak, Sampler
 _LAUNCH_S = 240.0  # at most, from start to end
 _MAX_LAUNCHES = 10  # of one round
 _MAX_UNDISTURBED = 3  # launches that fail although nothing was done to them
+_MAX_OPEN = 2  # actions on a job without keys
 _RESTARTS = (0, 2, 4)
 
 
@@ -80,6 +81,8 @@ class Soak:
         job = rng.choice(JOBS)
         job = next((one for one in JOBS if one.name == job_name), job)
         planned = [actions.draw(rng, job, self.disk.can_fill) for _ in range(rng.randrange(2, 7))]
+        if not job.has_keys:  # it must not end meanwhile: strangers may take ranks that are left
+            planned = planned[:_MAX_OPEN]
         restarts = [rng.choice(_RESTARTS) for _ in range(_MAX_LAUNCHES)]
         began_s = time.monotonic()
         round_ = Round(number, job, planned=len(planned))

@@ -25,7 +25,7 @@ _NUM_CONNECTIONS = 12
 _LISTEN_S = 0.5
 _CONNECT_S = 2.0
 _NUM_HELLOS = 12  # of a node that insists: longer than `silence`
-NO_ANSWERS = "no answers"
+NO_ANSWERS, WAITS = "no answers", "wait"
 
 
 # Bytes over TCP.
@@ -127,14 +127,19 @@ def send_hellos(rng: random.Random, ports: list[int], folder: Path, public_key: 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         for port in ports:
-            for _ in range(rng.randrange(1, 4)):
+            for number in range(rng.randrange(1, 4)):
                 has_keys = rng.random() < (0.6 if public_key else 0.3)
                 wrong_key, _ = zmq.curve_keypair()
                 server_key = rng.choice((public_key, public_key, wrong_key)) or wrong_key
                 job = rng.choice((own, own, rng.randbytes(8)))
                 with context.socket(zmq.DEALER) as dealer:
                     key = server_key if has_keys else b""
-                    answers += _introduce(rng, dealer, port, job, key)
+                    if number == 0 and not public_key:  # it may reach the membership
+                        hello = _hello(rng, port, is_twin=True)
+                        answers += _introduce(rng, dealer, hello, port, own, b"")
+                    else:
+                        hello = _hello(rng, port, is_twin=False)
+                        answers += _introduce(rng, dealer, hello, port, job, key)
     finally:
         context.destroy(linger=0)
     kinds = sorted({_kind(parts) for parts in answers})
@@ -143,39 +148,60 @@ def send_hellos(rng: random.Random, ports: list[int], folder: Path, public_key: 
     )
 
 
+def _hello(rng: random.Random, port: int, *, is_twin: bool) -> msg.Hello:
+    """A twin asks for a rank that another node has, and all else is right."""
+    identity, num_servers = make_identity(), 2
+    role = rng.choice((msg.WORKER, msg.SERVER))
+    ranks = [0, 1] if role == msg.WORKER else [2, 3]
+    if not is_twin:
+        identity = for_beats(identity) if rng.random() < 0.2 else identity
+        num_servers = rng.choice((2, 2, 7))
+        ranks += [99, msg.NOBODY] if role == msg.WORKER else [99]
+    address = f"tcp://{_HOST}:{port}"
+    return msg.Hello(identity, role, rng.choice(ranks), 2, num_servers, address)
+
+
 def _introduce(
-    rng: random.Random, dealer: "zmq.Socket[bytes]", port: int, job: bytes, server_key: bytes
+    rng: random.Random,
+    dealer: "zmq.Socket[bytes]",
+    hello: msg.Hello,
+    port: int,
+    job: bytes,
+    server_key: bytes,
 ) -> list[list[bytes]]:
-    identity = make_identity()
-    if rng.random() < 0.2:
-        identity = for_beats(identity)
-    dealer.setsockopt(zmq.IDENTITY, identity)
+    dealer.setsockopt(zmq.IDENTITY, hello.identity)
     dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.SNDTIMEO, int(1000 * _CONNECT_S))  # it may be hung up on
     if server_key:
         public, secret = zmq.curve_keypair()
         dealer.curve_publickey, dealer.curve_secretkey = public, secret
         dealer.curve_serverkey = server_key
     dealer.connect(f"tcp://{_HOST}:{port}")
-    role = rng.choice((msg.WORKER, msg.SERVER))
-    rank = rng.choice((msg.NOBODY, 0, 1, 99)) if role == msg.WORKER else rng.choice((2, 3, 99))
-    hello = msg.Hello(identity, role, rank, 2, rng.choice((2, 2, 7)), f"tcp://{_HOST}:{port}")
     request = [msg.Header(msg.HELLO, job).pack(), msg.pack_hello(hello)]
     dealer.send_multipart(request)
+    answers = []
+    for _ in range(_NUM_HELLOS):
+        found = _listen(dealer)
+        answers += found
+        if not found or _kind(found[-1]) != WAITS:
+            break
+        dealer.send_multipart(request)  # it is refused only when the rank's holder was heard since
     for _ in range(rng.randrange(8)):  # what only members may say
         kind = rng.choice((msg.BEAT, msg.DATA, msg.EVENT, msg.RESUME, msg.GRANT, 77))
         header = msg.Header(kind, job, rng.randrange(-1, 5), rng.randrange(-1, 5), 1).pack()
-        dealer.send_multipart([header, *(rng.randbytes(40) for _ in range(rng.randrange(3)))])
+        with suppress(zmq.Again):
+            dealer.send_multipart([header, *(rng.randbytes(40) for _ in range(rng.randrange(3)))])
+    return answers + _listen(dealer)
+
+
+def _listen(dealer: "zmq.Socket[bytes]") -> list[list[bytes]]:
     answers = []
-    for _ in range(_NUM_HELLOS):
-        until = time.monotonic() + _LISTEN_S
-        while (left := until - time.monotonic()) > 0 and dealer.poll(int(1000 * left)):
-            answers.append(dealer.recv_multipart())
-        if not answers or _kind(answers[-1]) != "wait":
-            break
-        dealer.send_multipart(request)  # it is refused only when the rank's holder was heard since
+    until = time.monotonic() + _LISTEN_S
+    while (left := until - time.monotonic()) > 0 and dealer.poll(int(1000 * left)):
+        answers.append(dealer.recv_multipart())
     return answers
 
 
 def _kind(parts: list[bytes]) -> str:
-    names = {msg.WAIT: "wait", msg.WELCOME: "welcome", msg.ERROR: "error"}
+    names = {msg.WAIT: WAITS, msg.WELCOME: "welcome", msg.ERROR: "error"}
     return names.get(msg.unpack_header(parts[0]).kind, "other")

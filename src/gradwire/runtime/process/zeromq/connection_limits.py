@@ -41,6 +41,7 @@ CHECK_S = 0.005
 MAX_UNDELIVERED_NBYTES = 1 << 16
 # tcpi_bytes_received in Linux's struct tcp_info
 _RECEIVED_AT, _TCP_INFO_NBYTES = 128, 136
+_UNKNOWN = -1  # no file descriptor
 
 
 @dataclass
@@ -104,7 +105,7 @@ class ConnectionLimits:
 
     def delivered(self, identity: bytes, frames: list[Any]) -> None:
         """A message came, with these frames after its identity."""
-        number = frames[0].get(zmq.SRCFD) if frames else -1
+        number = _connection(frames[0]) if frames else _UNKNOWN
         if number not in self._open:
             self.read_events()
         one = self._open.get(number)
@@ -120,7 +121,7 @@ class ConnectionLimits:
 
     def is_member(self, identity: bytes, frame: Any) -> None:
         """The node that sent this message is a member."""
-        number = frame.get(zmq.SRCFD)
+        number = _connection(frame)
         one = self._others.get(number)
         if one is not None and one.identity == identity:
             one.is_member = True
@@ -219,3 +220,13 @@ class ConnectionLimits:
         one.is_cut = True
         if self._with_socket(number, end) and one.peer is not None:
             self._on_cut(reason, str(one.peer[0]), text)
+
+
+def _connection(frame: Any) -> int:
+    """Over which a frame came. libzmq does not know it of peers that speak an old version of ZMTP,
+    which no node of a job does."""
+    try:
+        number: int = frame.get(zmq.SRCFD)
+    except zmq.ZMQError:
+        return _UNKNOWN
+    return number
