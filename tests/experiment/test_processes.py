@@ -12,7 +12,7 @@ import gradwire
 from experiment.process_cases import CASES, SIZE, SLOW_S, TINY, rows
 from experiment.process_cases import run as run_cases
 from gradwire.experiment.config import Config
-from gradwire.experiment.differences import differences, told_together
+from gradwire.experiment.differences import differences, summarize_differences
 from gradwire.experiment.node_state import NodeState
 from gradwire.experiment.setup import prepare
 from runtime.process.launching import launch
@@ -138,7 +138,7 @@ def test_differences_are_told_of_some_of_many_ranks():
     configs = [toml, *(Config(seed=seed).to_toml() for seed in (0, 1, 2, 3, 4, 5))]
     found = differences(configs, 0, lambda rank: f"rank {rank}")
     assert sorted(found) == ["2", "3", "4", "5", "6"]
-    text = told_together(found)
+    text = summarize_differences(found)
     assert text.startswith("rank 2 has seed = 1 where rank 0 has seed = 0; rank 3 has")
     assert text.endswith("; and 2 more differ")
 

@@ -65,6 +65,11 @@ class CompareCommand:
         config = self.config
         shared = {name: getattr(config, name) for name in _SETTINGS if name not in DIMENSION_NAMES}
         choices = {name: getattr(config, name) for name in DIMENSION_NAMES}
+        for name, chosen in choices.items():
+            if not chosen:
+                raise ValueError(
+                    f"--{name} needs at least one value, such as --{name} {getattr(Config, name)}"
+                )
         configs = combinations(Config(**shared), **choices)
         folder = self.out or new_folder("compare")
         _compare_and_show(configs, folder, self.json, self.figure_format)

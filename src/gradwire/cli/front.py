@@ -20,7 +20,7 @@ from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
 from gradwire.cli.run import RunCommand
 from gradwire.core.errors import DataError, StoppedError
-from gradwire.core.notation import unknown_name
+from gradwire.core.notation import nearest, unknown_name
 from gradwire.experiment.config import DIMENSION_NAMES, Config
 from gradwire.experiment.signals import Interrupted
 
@@ -69,6 +69,8 @@ def command(argv: list[str]) -> Any:
     if name in ("-h", "--help") or name.startswith("--tyro-"):
         return _parse_all(commands, argv)
     if name.startswith("-"):
+        if meant := nearest(name, ["--version", "--help"]):
+            raise ValueError(f"unknown option {name}. Did you mean {meant}?")
         raise ValueError(
             f"{name} stands before the command: write gradwire run {name}. See gradwire --help."
         )

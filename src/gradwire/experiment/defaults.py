@@ -10,7 +10,7 @@ CODECS_NUMEL = 1 << 22  # of the Gaussian and the Laplacian: 16 MiB, more than m
 RD_LENGTHS = (256, 512, 1024, 2048, 8192, 32768)
 RD_RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
-# A small network on the digits that come with the package, on a network that is felt.
+# A small network on the digits that come with the package, on a network slow enough to matter.
 MATRIX_BASE = Config(
     workers=8,
     steps=20,

@@ -19,7 +19,7 @@ def differences(configs: Sequence[str], hub: int, name: Callable[[int], str]) ->
     return found
 
 
-def told_together(differs: Mapping[str, str]) -> str:
+def summarize_differences(differs: Mapping[str, str]) -> str:
     """For those that have the settings of the hub."""
     some, num_more = list(differs.values())[:_MAX_NAMED], max(0, len(differs) - _MAX_NAMED)
     return "; ".join(some) + (f"; and {num_more} more differ" if num_more else "")

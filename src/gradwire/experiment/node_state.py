@@ -16,7 +16,7 @@ from gradwire.experiment.agreement import Agreement
 from gradwire.experiment.checkpoints import Checkpoints
 from gradwire.experiment.conductor import Conductor, Reports
 from gradwire.experiment.config import common_settings
-from gradwire.experiment.differences import differences, told_together
+from gradwire.experiment.differences import differences, summarize_differences
 from gradwire.experiment.machine import name_of
 from gradwire.experiment.node_types import Counting, Glimpse, Where
 from gradwire.experiment.outcome import Progress
@@ -185,7 +185,7 @@ class NodeState:
                 return {"failure": report["failure"]}
         configs = [report["config"] for report in reports if report is not None]
         if differs := differences(configs, self.hub, self._name):
-            return {"failure": told_together(differs), "differs": differs}
+            return {"failure": summarize_differences(differs), "differs": differs}
         folder, config = self.where.folder, self.experiment.config
         goes_on = self.where.resumes or (self.where.is_restart and own["holds"] == _THIS)
         try:

@@ -90,7 +90,7 @@ class ModelledCoding(CodingTime):
 
     table: CostTable
     slowdown: float = 1.0
-    _unknown: set[str] = field(default_factory=set)  # codecs of which was said that they are
+    _unknown: set[str] = field(default_factory=set)  # codecs that were warned about
 
     meters = True
 
