@@ -69,10 +69,11 @@ def journal_nbytes(folder: Path) -> int:
 
 def num_states(folder: Path) -> int:
     """Of the server that has saved fewest."""
-    newest = {
-        path.parent.name: int(path.stem.split("-")[1])
-        for path in sorted(folder.glob("servers/*/state-*.pt"))
-    }
+    try:
+        paths = sorted(folder.glob("servers/*/state-*.pt"))
+    except FileNotFoundError:  # a store was removed meanwhile
+        return 0
+    newest = {path.parent.name: int(path.stem.split("-")[1]) for path in paths}
     return min(newest.values()) if len(newest) == len(SERVERS) else 0
 
 

@@ -70,7 +70,7 @@ def _code(
     except Interrupted as stop:
         return _fail("signal", str(stop), 128 + stop.number, shows(stop))
     except LostError as error:
-        return _fail("lost", with_notes(error), LOST, shows(error))
+        return _fail("lost", with_notes(error, but="in the program of "), LOST, shows(error))
     except TimeoutError as error:
         return _fail("lost", f"the ranks did not meet: {error}", LOST, shows(error))
     except (ValueError, DataError, StoppedError, OSError) as error:
@@ -87,9 +87,10 @@ def _fail(kind: str, message: str, code: int, shows: bool) -> int:
     return code
 
 
-def with_notes(error: BaseException) -> str:
-    """An error in words, with what was added to it on its way."""
-    return "\n".join([explain(error), *getattr(error, "__notes__", ())])
+def with_notes(error: BaseException, but: str = "\0") -> str:
+    """An error in words, with what was added to it on its way; no notes that begin with `but`."""
+    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(but)]
+    return "\n".join([explain(error), *notes])
 
 
 def say(text: str) -> None:

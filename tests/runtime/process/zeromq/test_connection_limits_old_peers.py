@@ -14,7 +14,13 @@ def test_a_message_whose_connection_is_unknown_is_no_error() -> None:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         monitor = router.get_monitor_socket()
         limits = ConnectionLimits(
-            monitor, port, max_others=4, bounds_memory=True, on_change=lambda *_: None
+            monitor,
+            port,
+            max_others=4,
+            has_keys=False,
+            is_known=lambda identity: False,
+            on_change=lambda *_: None,
+            on_cut=lambda *_: None,
         )
         with socket.create_connection(("127.0.0.1", port), 30.0) as peer:
             peer.sendall(b"\x01\x00" + b"\x06\x00hello")  # ZMTP 1.0: no name, and a message
