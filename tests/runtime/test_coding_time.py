@@ -1,7 +1,9 @@
 """The model of coding time: three numbers per operation, and nothing of this machine."""
 
+import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +14,14 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.runtime.coding_time import Cost, CostTable, ModelledCoding
+from gradwire.experiment.threads import use_threads
+from gradwire.runtime.coding_time import (
+    CodingTime,
+    Cost,
+    CostTable,
+    MeasuredCoding,
+    ModelledCoding,
+)
 from gradwire.runtime.network import Network
 from gradwire.runtime.virtual import VirtualEngine
 
@@ -32,7 +41,7 @@ def table(**functions: Cost) -> CostTable:
     return CostTable({"sign": SIGN, "sign(bucket=64)": wide}, named, OTHERS, DEFAULT)
 
 
-def seconds_of(function, *args, coding: ModelledCoding | None = None) -> float:
+def seconds_of(function, *args, coding: CodingTime | None = None) -> float:
     async def program(node: Node) -> None:
         await node.call(function, *args)
 
@@ -69,9 +78,37 @@ def test_a_function_costs_the_bytes_it_reads_and_makes() -> None:
     assert seconds_of(lambda x: float(x.sum()), X) == pytest.approx(0.5 + 0.001 * 4000)
 
 
+def encode_twice(codec, x):
+    return [codec.encode(x, None, Key(0))[0] for _ in range(2)]
+
+
+def test_a_function_around_codecs_costs_its_reports_and_bytes_besides() -> None:
+    codec = Sign()
+    payload, _ = codec.encode(X, None, Key(0))
+    alone = seconds_of(encode_twice, codec, X)
+    assert alone == pytest.approx(2 * (1.0 + 0.001 * 1000))  # no entry: the codec alone
+    own = ModelledCoding(table(encode_twice=Cost(3.0, 0.25, 0.001)))
+    touched = 4000 + 2 * sum(part.nbytes for part in payload.parts.values())
+    besides = 3.0 + 2 * 0.25 + 0.001 * touched
+    assert seconds_of(encode_twice, codec, X, coding=own) == pytest.approx(alone + besides)
+
+
+def test_partial_functions_count_as_what_they_call() -> None:
+    own = ModelledCoding(table(square=Cost(3.0, 0.0, 0.001)))
+    assert seconds_of(partial(square, X), coding=own) == pytest.approx(3.0 + 0.001 * 8000)
+
+
+def test_measured_coding_counts_the_running_time_of_one_thread() -> None:
+    with use_threads(1):
+        assert seconds_of(time.sleep, 0.3, coding=MeasuredCoding()) < 0.2  # nothing ran
+    with use_threads(2):
+        assert seconds_of(time.sleep, 0.3, coding=MeasuredCoding()) >= 0.3
+
+
 def test_what_does_nothing_costs_nothing() -> None:
     assert seconds_of(lambda x: None, X) == 0.0
     assert seconds_of(lambda x: (x, {"same": x}), X) == 0.0
+    assert seconds_of(lambda x: x.reshape(-1)[3:], X) == 0.0  # a view
 
 
 def test_slower_machines_take_longer() -> None:
@@ -82,7 +119,7 @@ def test_slower_machines_take_longer() -> None:
 
 def test_the_time_that_work_takes_here_does_not_matter(monkeypatch) -> None:
     ticks = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr("gradwire.runtime.calls.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(CodingTime, "clock", staticmethod(lambda: next(ticks)))
     assert seconds_of(torch.add, X, X) == pytest.approx(8.5)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -114,22 +115,22 @@ class Launch:
         self.mark = f"{os.getpid()}-{next(_numbers)}"
         self.began_s = time.time()
         temporary.mkdir(parents=True, exist_ok=True)
-        self._output = folder.parent / f"said-{self.mark}.txt"
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*job.program, *job.arguments(folder, self.resumes), *more],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "GRADWIRE_CACHE": "",
-                    "TMPDIR": str(temporary),
-                    watch.MARK: self.mark,
-                },
-            )
+        # Not on the disk that may be full: what a run prints then is what matters.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [*job.program, *job.arguments(folder, self.resumes), *more],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "GRADWIRE_CACHE": "",
+                "TMPDIR": str(temporary),
+                watch.MARK: self.mark,
+            },
+        )
         self.pid = self._process.pid
         self.trained = False  # as far as `observe` has seen
 
@@ -139,7 +140,8 @@ class Launch:
 
     @property
     def said(self) -> str:
-        return self._output.read_text(errors="replace")
+        nbytes = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), nbytes, 0).decode(errors="replace")
 
     def processes(self, role: str) -> dict[int, str]:
         """Those of a role, such as `worker`, that run now."""

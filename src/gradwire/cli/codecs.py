@@ -22,15 +22,18 @@ class CodecsCommand:
     json: bool = False
     """Print JSON."""
     costs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Measure instead what coding costs here, for --coding-costs; `only` adds codecs to it."""
+    """Measure instead what coding costs here, for --coding-costs; about five minutes on a quiet
+    machine. With --only these codecs alone: the rest stays as in the file, or as in gradwire's."""
 
     def __call__(self) -> None:
         if self.costs is not None:
             from gradwire.experiment.calibration import write_costs
 
             with show_progress() as progress:
-                write_costs(self.costs, self.only, progress)
+                found = write_costs(self.costs, self.only, progress)
             out.print(f"Costs of coding: {self.costs}", soft_wrap=True)
+            for worst in found["worst"]:
+                out.print(f"Off by the largest factor, {worst['factor']}: {worst['entry']}")
             return
         from gradwire import kernels
         from gradwire.experiment.codecs import codecs_tables, measure

@@ -24,7 +24,7 @@ from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import is_half, mean_in_order
 from gradwire.core.key import Key
-from gradwire.core.metering import VECTOR, report, report_methods
+from gradwire.core.metering import report_methods
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
@@ -291,7 +291,6 @@ class Codec(Compression):
     def _sum(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
         flat, device = spec.flat(), payloads[0].parts[self.parts[0]].device
         total = kernels.empty(spec.numel, scale_dtype(spec.dtype), device).zero_()
-        report(VECTOR, 3 * total.numel() * total.element_size())  # zeros, and a division later on
         for payload, key in zip(payloads, keys):
             total = self.add_joined(total, self._checked_parts(payload, flat), flat, key)
         return total.reshape(spec.shape)

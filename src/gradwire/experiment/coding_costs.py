@@ -23,7 +23,7 @@ from gradwire.runtime.coding_time import (
 )
 
 FILE = Path(__file__).with_name("coding_costs.json")
-FORMAT = 1
+FORMAT = 2
 _OTHERS, _LEAST = (VECTOR, PACK, UNPACK), (ENCODE, DECODE)
 
 

@@ -64,8 +64,15 @@ def simulate(
             f"simulate runs on the simulator, not on engine={chosen.engine!r}: gradwire.run"
         )
     experiment = prepare(chosen)
+    record = Record.create(Path(out), experiment.config) if out is not None else None
+    return simulate_prepared(experiment, record, progress)
+
+
+def simulate_prepared(
+    experiment: Experiment, record: Record | None = None, progress: Progress | None = None
+) -> Run:
+    """`simulate` for a configuration in which everything has been looked up."""
     with use_threads(experiment.config.threads):
-        record = Record.create(Path(out), experiment.config) if out is not None else None
         return _Simulation(experiment, record).run(progress)
 
 

@@ -15,7 +15,7 @@ _SHARED_KEPT = 64  # results remembered for ranks that have not asked yet
 
 
 class Calls:
-    """The functions that programs call, and the wall-clock seconds they took.
+    """The functions that programs call, and the seconds they took here.
 
     `coding` says what a call takes in virtual time; None: nothing.
     """
@@ -24,6 +24,7 @@ class Calls:
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by function
         self._num_ranks = num_ranks
         self._coding = coding
+        self._clock = time.perf_counter if coding is None else coding.clock
         self._shared: dict[Any, list[Any]] = {}  # key -> [result, cost, ranks to come, arguments]
 
     def run(self, effect: Call[Any]) -> tuple[Any, float]:
@@ -51,7 +52,7 @@ class Calls:
     def _priced(self, effect: Call[Any]) -> tuple[Any, float]:
         coding, work = self._coding, list[Work]()
         if coding is not None and coding.meters:
-            with metered() as work:
+            with metered(self._clock if coding.times_codecs else None) as work:
                 result, seconds = self._timed(effect)
         else:
             result, seconds = self._timed(effect)
@@ -59,9 +60,9 @@ class Calls:
         return result, cost
 
     def _timed(self, effect: Call[Any]) -> tuple[Any, float]:
-        start = time.perf_counter()
+        start = self._clock()
         result = effect.function(*effect.args)
-        seconds = time.perf_counter() - start
+        seconds = self._clock() - start
         function = effect.function
         self.seconds[getattr(function, "__qualname__", type(function).__name__)] += seconds
         return result, seconds

@@ -6,21 +6,24 @@ updating parameters. By the model an operation takes
     seconds = fixed + per_element * elements + per_byte * bytes
 
 with three numbers for each operation of each codec, from a table that was measured once. So the
-same configuration gives the same virtual times on every machine. A call costs what the codecs
-in it report (`core/metering.py`). A call without codecs costs what its function's entry says for
-the bytes of the tensors that it reads and makes; functions without one count as plain arithmetic
-on vectors. A call that only hands on what it got costs nothing.
+same configuration gives the same virtual times on every machine. A call costs what the codecs in it
+report (`core/metering.py`), and what the entry of its function says for the number of reports and
+the bytes of the tensors that it reads and makes. Functions without an entry and without codecs
+count as plain arithmetic on vectors. A call that only hands on what it got costs nothing of its
+own.
 
 An engine without either charges nothing.
 """
 
+import functools
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from gradwire.core.errors import GradwireWarning
@@ -32,10 +35,12 @@ from gradwire.core.metering import (
     ENCODE_FEEDBACK,
     MERGE,
     VECTOR,
+    Clock,
     Work,
 )
 from gradwire.core.node import Call
 from gradwire.core.notation import notation_name
+from gradwire.core.payload import Payload
 
 # What an operation costs for which a codec has no entry of its own.
 _INSTEAD = {ENCODE_FEEDBACK: (ENCODE, DECODE), DECODE_MEAN: (DECODE,), ADD: (DECODE,)}
@@ -57,7 +62,7 @@ class CostTable:
     """What operations cost on some machine."""
 
     codecs: Mapping[str, Mapping[str, Cost]]  # by name or as written with arguments, by operation
-    functions: Mapping[str, Cost]  # by module and name
+    functions: Mapping[str, Cost]  # by module and name: besides codecs, per report and byte
     others: Mapping[str, Cost]  # vector, pack, unpack
     default: Mapping[str, Cost]  # of codecs that are not in the table, by operation
 
@@ -66,6 +71,8 @@ class CodingTime(ABC):
     """What a call takes in virtual time."""
 
     meters: bool  # whether it wants to know what codecs do
+    clock: Clock = staticmethod(time.perf_counter)  # that says how long a call took here
+    times_codecs = False  # whether codecs report seconds of that clock
 
     @abstractmethod
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
@@ -74,11 +81,18 @@ class CodingTime(ABC):
 
 @dataclass(frozen=True)
 class MeasuredCoding(CodingTime):
-    """As long as it took here, times a factor."""
+    """As long as it took here, times a factor.
+
+    With one thread its own running time counts, so that other processes hardly do.
+    """
 
     slowdown: float = 1.0
 
     meters = False
+
+    @property
+    def clock(self) -> Clock:  # type: ignore[override]
+        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
         return self.slowdown * taken_s
@@ -96,20 +110,23 @@ class ModelledCoding(CodingTime):
 
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
         seconds = sum(map(self._priced, work))
-        nbytes = own_nbytes(call, result, work)
+        nbytes = touched_nbytes((call.function, call.args), result)
         if nbytes is not None:
             own = self.table.functions.get(function_name(call.function))
-            seconds += (own or self.table.others[VECTOR]).seconds(0, nbytes)
+            if own is None and not any(one.codec is not None for one in work):
+                own = self.table.others[VECTOR]
+            seconds += own.seconds(len(work), nbytes) if own is not None else 0.0
         return self.slowdown * seconds
 
     def _priced(self, work: Work) -> float:
         if work.codec is None:
             return self.table.others[work.operation].seconds(0, work.nbytes)
+        costs = self._costs(work.codec)
+        if work.operation in costs:
+            return costs[work.operation].seconds(work.elements, work.nbytes)
         if work.operation == MERGE:
             return self.table.others[VECTOR].seconds(0, work.nbytes)
-        costs = self._costs(work.codec)
-        known = work.operation in costs
-        operations = (work.operation,) if known else _INSTEAD[work.operation]
+        operations = _INSTEAD[work.operation]
         return sum(costs[one].seconds(work.elements, work.nbytes) for one in operations)
 
     def _costs(self, codec: Any) -> Mapping[str, Cost]:
@@ -130,23 +147,18 @@ class ModelledCoding(CodingTime):
         return self.table.default
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def _names(codec: Any) -> tuple[str, str]:
     return notation_name(type(codec)), repr(codec)
 
 
 def function_name(function: Callable[..., Any]) -> str:
     """By which a function is in the table."""
+    while isinstance(function, functools.partial):
+        function = function.func
     module = getattr(function, "__module__", None) or type(function).__module__
     name = getattr(function, "__qualname__", type(function).__name__)
     return f"{module}.{name}".removeprefix("gradwire.")
-
-
-def own_nbytes(call: Call[Any], result: Any, work: Sequence[Work]) -> int | None:
-    """The bytes that a call's own function touches; None if it leaves the work to codecs."""
-    if any(one.codec is not None or one.operation == VECTOR for one in work):
-        return None
-    return touched_nbytes(call.args, result)
 
 
 def touched_nbytes(args: Any, result: Any) -> int | None:
@@ -154,8 +166,9 @@ def touched_nbytes(args: Any, result: Any) -> int | None:
     if result is None:
         return None
     read = {id(tensor): tensor for tensor in _tensors(args)}
+    memory = {x.untyped_storage().data_ptr() for x in read.values()}
     results = list(_tensors(result))
-    made = [tensor for tensor in results if id(tensor) not in read]
+    made = [x for x in results if x.untyped_storage().data_ptr() not in memory]
     if results and not made:
         return None
     return sum(x.numel() * x.element_size() for x in (*read.values(), *made))
@@ -170,3 +183,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item)
+    elif isinstance(value, functools.partial):
+        yield from _tensors((value.args, value.keywords))
+    elif isinstance(value, Payload):
+        yield from _tensors(value.parts)

@@ -83,8 +83,7 @@ class PowerSGD(Reducer):
     ) -> Reduced:
         node, spec = group.node, Spec.of(x)
         plan = _plan(state["tensors"], self.rank, self.min_rate)
-        flat = corrected(x, residual).reshape(-1)
-        check_input(self, flat)
+        flat = await node.call(_checked, self, x, residual)
         q = state["q"]
         if q is None or q.numel() != sum(plan.numbers[1]):  # a rank may change with time
             q = await node.share(_random, plan, key.shared().child("q"), spec.dtype, x.device)
@@ -104,6 +103,12 @@ class PowerSGD(Reducer):
             {**state, "q": new_q if self.warm_start else None},
             None if residual is None else await node.call(_lost, flat, own),
         )
+
+
+def _checked(codec: PowerSGD, x: Tensor, residual: Tensor | None) -> Tensor:
+    flat = corrected(x, residual).reshape(-1)
+    check_input(codec, flat)
+    return flat
 
 
 class _Plan(NamedTuple):

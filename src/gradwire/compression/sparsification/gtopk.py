@@ -23,6 +23,7 @@ grows too long. With few workers take `ef(topk(0.01))`, which keeps more of the 
 nothing on the way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -66,7 +67,7 @@ class GTopK(Reducer):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         node, spec = group.node, Spec.of(x).flat()
-        full = corrected(x, residual).reshape(-1).contiguous()
+        full = await node.call(_corrected, x, residual)
         tree = _Tree(TopK(self.density), spec)
         mine = await node.call(tree.select, full)
         heard = await group.reduce_tree(mine.buffer, tree)
@@ -76,8 +77,16 @@ class GTopK(Reducer):
             mean.reshape(x.shape),
             lambda: taken().reshape(x.shape),
             state,
-            None if residual is None else (full - await node.call(taken)).reshape(x.shape),
+            None if residual is None else await node.call(_lost, full, taken, x.shape),
         )
+
+
+def _corrected(x: Tensor, residual: Tensor | None) -> Tensor:
+    return corrected(x, residual).reshape(-1).contiguous()
+
+
+def _lost(full: Tensor, taken: Callable[[], Tensor], shape: torch.Size) -> Tensor:
+    return (full - taken()).reshape(shape)
 
 
 @dataclass(frozen=True)
