@@ -140,7 +140,7 @@ def test_a_matrix_has_a_row_per_pair(capsys):
         (["run", "--config"], "--config needs a file"),
         (["compare", "--synchronization", "bps"], "Did you mean bsp"),
         (["run", "--workers", "0"], "workers must be at least 1"),
-        (["run", "--config", "."], "cannot be read"),
+        (["run", "--config", "."], "is a folder, not a configuration file"),
         (["run", "--device", "toaster"], "Try cpu"),
         (["run", "--out", "/dev/null/x"], "/dev/null"),
         (["run", "--resume", "x", "--workers", "9"], "give no others"),

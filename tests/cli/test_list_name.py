@@ -25,6 +25,19 @@ def test_everything_about_one_is_printed(capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("qsgd(bits=4)", ["qsgd"]),
+        ("ef(topk(0.01))", ["ef"]),
+        ("topk(0.01) >> qsgd(bits=4) >> rans", ["topk", "qsgd", "rans"]),
+        (" parameter_server(2) ", ["parameter_server"]),
+    ],
+)
+def test_an_expression_stands_for_its_names(text, names):
+    assert [entry["name"] for entry in about(text)] == names
+
+
+@pytest.mark.parametrize(
     ("name", "properties"),
     [
         ("topk", "biased: write ef(topk(0.01))"),

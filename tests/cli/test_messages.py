@@ -5,22 +5,28 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
+import numpy
 import pytest
 import torch
 
 import gradwire
 from gradwire.cli import main
+from gradwire.cli.front import command
 from gradwire.cli.rd import Construction
 from gradwire.coding.polar.construction import CONSTRUCTIONS
 from gradwire.compression import COMPRESSION
+from gradwire.core.codec import Codec, Kind
 from gradwire.core.errors import GradwireWarning, NotationError, UnfedWarning
+from gradwire.core.key import Key
+from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.experiment.config import Config
-from gradwire.experiment.setup import DIMENSIONS, OPTIMIZERS, SCHEDULES
+from gradwire.experiment.setup import DIMENSIONS, OPTIMIZERS, SCHEDULES, prepare
 from gradwire.runtime.compute_time import STRAGGLERS
 
+COMMANDS = ("run", "compare", "ps", "probe", "matrix", "codecs", "rd", "list", "demo")
 QUICK = ["--steps", "2", "--batch-size", "8", "--model", "mlp((8,))", "--compute", "fixed(0.001)"]
 
 
@@ -57,7 +63,32 @@ def test_wrong_settings_are_told_in_the_words_of_the_setting(command, arguments,
         (["run", "--servers", "2"], "parameter_server(2)"),
         (["matrix", "--step", "2"], "Did you mean --steps?"),
         (["run", "3"], "does not know what '3' is"),
-        (["run", "--workers", "x"], "For full helptext, see gradwire run --help"),
+        (["run", "--workers", "x"], "error: --workers takes a whole number, got 'x'. See gradwire"),
+        (["run", "--seed=abc"], "--seed takes a whole number, got 'abc'. See gradwire run --help."),
+        (["run", "--batch_size", "1.5"], "--batch-size takes a whole number, got '1.5'."),
+        (["run", "--epochs", "x"], "--epochs takes a number, got 'x'."),
+        (["run", "--workers"], "--workers needs a whole number after it."),
+        (["run", "--out", "--json"], "--out needs a value after it."),
+        (
+            ["run", "--coding", "fre"],
+            "unknown --coding 'fre'. Did you mean free? Valid names: model",
+        ),
+        (
+            ["run", "--engine", "gpu"],
+            "Valid names: simulator, process. An accelerator is chosen by",
+        ),
+        (["run", "--worker", "x", "--seed", "abc"], "--seed takes a whole number"),
+        (["rd", "--n", "256", "x"], "--n takes a whole number, got 'x'."),
+        (["rd", "--decision", "hrd"], "Did you mean hard?"),
+        (["ps", "--number", "x"], "--number takes a whole number, got 'x'."),
+        (["ps", "schedler"], "unknown role 'schedler'. Did you mean scheduler?"),
+        (["ps", "--number", "1", "wroker"], "unknown role 'wroker'. Did you mean worker?"),
+        (["run", "--augment"], "This is the default; --no-augment is the opposite."),
+        (["run", "--momentum", "0.9"], '--optimizer "sgd(0.1, momentum=0.9)"'),
+        (["compare", "--nesterov"], '--optimizer "sgd(0.1, momentum=0.9, nesterov=True)"'),
+        (["compare", "--seeds", "3"], "A run has one seed; run it again for each other one: seed"),
+        (["run", "--steps", "5", "--epochs", "3"], "error: --steps 5 and --epochs 3 both say how"),
+        (["compare", "--epochs=10", "--steps=5"], "--steps 5 and --epochs 10 both say how long"),
         (["rnu"], "unknown command 'rnu'. Did you mean run?"),
         ([], "say what to do: gradwire run, compare"),
         (["--workers", "3", "run"], "write gradwire run --workers"),
@@ -65,10 +96,59 @@ def test_wrong_settings_are_told_in_the_words_of_the_setting(command, arguments,
         (["compare", "--compression"], "--compression needs at least one value"),
         (["list", "topkk"], "Did you mean topk?"),
         (["list", "none"], "Did you mean identity?"),
+        (["list", "topk(0.01) >> qsgdd(bits=4)"], "'qsgdd'. Did you mean qsgd?"),
     ],
 )
 def test_unknown_arguments_are_answered_with_what_to_write(arguments, message, capsys):
     assert message in refused(arguments, capsys)
+
+
+def test_epochs_beside_the_steps_of_a_file_are_refused(capsys, tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("steps = 5")
+    printed = refused(["run", "--config", str(path), "--epochs", "3"], capsys)
+    assert f"steps = 5 in {path} and --epochs 3 both" in printed
+    assert "With --steps 0 epochs count." in printed
+    arguments = ["run", "--config", str(path), "--epochs", "3", "--steps", "0"]
+    assert command(arguments).config.epochs == 3.0
+    path.write_text("epochs = 3")
+    assert command(["run", "--config", str(path), "--steps", "5"]).config.steps == 5
+
+
+def test_right_values_are_let_through():
+    assert command(["run", "--workers", "3", "--epochs", "1e-1"]).config.workers == 3
+    assert command(["rd", "--n", "256", "512", "--blocks", "None"]).n == (256, 512)
+    assert command(["rd", "--decision", "hard", "--seed", "-1"]).seed == -1
+    assert command(["ps", "server", "--number", "1"]).role == "server"
+    assert command(["ps", "keys", "a.keys"]).file == Path("a.keys")
+    assert command(["compare", "--compression", "fp16", "sign"]).config.compression == (
+        "fp16",
+        "sign",
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_number_and_choice_of_a_command_is_checked(name):
+    hints = get_type_hints(type(command([name])))
+    hints |= get_type_hints(hints.pop("config")) if "config" in hints else {}
+    words = ("int", "float", "Literal")
+    checked = [option for option, hint in hints.items() if any(w in str(hint) for w in words)]
+    for option in {*checked} - {"role"}:  # which is no option but a word
+        flag = f"--{option.replace('_', '-')}"
+        with pytest.raises(
+            ValueError, match=rf"{flag} takes a (whole )?number|unknown {flag} '\?'"
+        ):
+            command([name, flag, "?"])
+    assert checked or name == "list"
+
+
+def test_a_wrong_wish_for_kernels_is_the_first_thing_that_list_says(capsys, monkeypatch):
+    monkeypatch.setenv("GRADWIRE_KERNELS", "fast")
+    with pytest.raises(SystemExit):
+        main(["list"])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "GRADWIRE_KERNELS is 'fast'" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -119,6 +199,36 @@ def test_python_calls_are_answered_in_our_words():
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = feedback.other
     assert not hasattr(feedback, "encode")
+    with pytest.raises(AttributeError, match=r"ef\(topk\(0\.5\)\) is a way .* has no algebra"):
+        _ = feedback.algebra
+    with pytest.raises(ValueError, match=r"both say how long.*With steps = 0 epochs count"):
+        gradwire.simulate(Config(steps=3), epochs=2)
+
+
+REDUCERS = [
+    c
+    for cls in COMPRESSION
+    for text in cls.examples
+    if isinstance(c := COMPRESSION.parse(text), Reducer)
+]
+
+
+@pytest.mark.parametrize("reducer", REDUCERS, ids=repr)
+def test_a_reducer_that_is_used_as_a_codec_says_what_it_is(reducer):
+    with pytest.raises(ValueError, match=r"is a way of averaging .*: init needs the number"):
+        reducer.init(Spec((8,), torch.float32))
+
+
+def test_arrays_of_numpy_are_answered_with_how_to_convert_them():
+    spec = Spec((64,), torch.float32)
+    codecs = [COMPRESSION.parse(text) for cls in COMPRESSION for text in cls.examples]
+    real = [c for c in codecs if isinstance(c, Codec) and c.takes is Kind.REAL]
+    assert len(real) > 50
+    for codec in real:
+        with pytest.raises(ValueError, match=r"got numpy\.ndarray\. .*torch\.from_numpy\(x\)"):
+            codec.encode(numpy.ones(64, "float32"), codec.init(spec), Key(0))
+    with pytest.raises(ValueError, match=r"got list\. Convert it: torch\.tensor\(x\)"):
+        COMPRESSION.parse("terngrad").encode([1.0, 2.0], None, Key(0))  # type: ignore[attr-defined]
 
 
 BIASED = ("threshold(0.01)", "powersgd(2)", "sign", "topk(0.5)", "topk(0.3) >> qsgd(bits=4)")
@@ -149,6 +259,27 @@ def test_the_warning_comes_once_and_names_the_remedy(capsys, tmp_path, monkeypat
     assert "Write ef(sign)." in printed
     with pytest.warns(UnfedWarning, match=r"Write ef\(sign\)"):
         gradwire.simulate(steps=1, compute="fixed(0.001)", model="mlp((8,))", compression="sign")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        (
+            'partition({"bias": fp16, "1": "sign", "*": "topk(0.1)"}, min_size=4)',
+            'partition({"bias": fp16, "1": ef(sign), "*": ef(topk(0.1))}, min_size=4)',
+        ),
+        ("velocity(topk(0.1), momentum=0.5)", "velocity(ef(topk(0.1)), momentum=0.5)"),
+        (
+            'velocity(partition({"*": topk(0.1) >> fp16}))',
+            'velocity(partition({"*": ef(topk(0.1) >> fp16)}))',
+        ),
+        ("layerwise(sign)", "ef(layerwise(sign))"),
+    ],
+)
+def test_the_warning_names_the_whole_expression(text, remedy):
+    with pytest.warns(UnfedWarning, match=re.escape(f"Write {remedy}.")):
+        prepare(Config(steps=1, compute="fixed(0.001)", model="mlp((8,))", compression=text))
+    assert COMPRESSION.parse(remedy).unfed(Spec((1000,), torch.float32)) is None
 
 
 @pytest.mark.parametrize(

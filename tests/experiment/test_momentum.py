@@ -17,7 +17,8 @@ from gradwire.synchronization.localsgd import LocalSGD
 from gradwire.training.optimizer import SGD, Adam
 
 MOMENTUM = SGD(0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
-SHORT = {"epochs": 1.0, "workers": 2, "threads": 1, "compute": "fixed(0.01)"}
+SMALL = {"workers": 2, "threads": 1, "compute": "fixed(0.01)"}
+SHORT = {**SMALL, "epochs": 1.0}
 
 
 def parse(text: str):
@@ -96,7 +97,7 @@ def test_an_interrupted_run_goes_on_where_it_was(text, tmp_path) -> None:
 
 def test_clipping_comes_before_the_momentum() -> None:
     """Lin et al. 2018, sec. 3.2: as if n gradients were independent."""
-    settings = {**SHORT, "steps": 1, "compression": "velocity(identity)", "optimizer": "sgd(1.0)"}
+    settings = {**SMALL, "steps": 1, "compression": "velocity(identity)", "optimizer": "sgd(1.0)"}
 
     def moved(**changes) -> float:
         start = simulate(**{**settings, **changes, "optimizer": "sgd(0.0)"}).params
@@ -157,7 +158,7 @@ def test_a_place_that_cannot_be_is_refused(compression, optimizer, synchronizati
 
 def test_any_hyper_parameter_may_change_with_time() -> None:
     """The optimizer's too: a ramp of one step is a schedule that changes after one."""
-    settings = {**SHORT, "steps": 4}
+    settings = {**SMALL, "steps": 4}
     ramp = simulate(optimizer="sgd(ramp(0.2, 0.02, steps=1))", **settings)
     step = simulate(optimizer="sgd(0.2)", schedule="step((1,))", **settings)
     torch.testing.assert_close(ramp.params, step.params, rtol=1e-6, atol=1e-7)

@@ -43,6 +43,7 @@ def test_records_are_the_simulators(ranks, name):
     assert summary["config"]["engine"] == "process"
     assert summary["bytes_handed_over"] >= summary["bytes_sent"] > 0
     assert 0 < summary["compute_time_s"] + summary["wait_time_s"] <= summary["training_time_s"]
+    assert 0 < summary["worker_time_s"] <= summary["training_time_s"]
     assert summary["training_time_s"] <= summary["wall_time_s"]
 
 

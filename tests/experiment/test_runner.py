@@ -329,7 +329,7 @@ def test_threads_do_not_change_draws():
         ({"speeds": "0"}, "above 0"),
         ({"epochs": -1.0}, "epochs must be above 0"),
         ({"colour": 3}, "unknown setting 'colour'"),
-        ({"workers": "four"}, "workers must be int"),
+        ({"workers": "four"}, "workers must be a whole number"),
         ({"batch_size": 10_000}, "smaller batch"),
         ({"optimizer": "sgd"}, "sgd needs lr"),
         ({"device": "toaster"}, "device 'toaster' cannot be used"),

@@ -61,8 +61,13 @@ def num_pushes(folder: Path) -> dict[int, int]:
 
 
 def journal_nbytes(folder: Path) -> int:
+    """Of the server that has written fewest."""
+    try:
+        paths = sorted(folder.glob("servers/*/journal-*.log"))
+    except FileNotFoundError:  # a store was removed meanwhile
+        return 0
     found = Counter[str]()
-    for path in folder.glob("servers/*/journal-*.log"):
+    for path in paths:
         found[path.parent.name] += nbytes_of(path)
     return min(found.values()) if len(found) == len(SERVERS) else 0
 

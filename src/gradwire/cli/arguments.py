@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from gradwire.core.notation import nearest
-from gradwire.experiment.config import advice
+from gradwire.experiment.advice import advice
 
 _OPTIONS = (
     tyro.conf.OmitArgPrefixes,
@@ -77,6 +77,8 @@ def explain_unknown(name: str, default: Any, unknown: list[str]) -> str:
     written = advice(option) if {"optimizer", "compute"} <= set(known) else None
     near = nearest(option, known)
     hint = written or (f"Did you mean --{near.replace('_', '-')}?" if near else "")
+    if option in known:  # a flag that is set unless its opposite is given
+        hint = f"This is the default; --no-{option.replace('_', '-')} is the opposite."
     said = (f"gradwire {name} has no {first.partition('=')[0]}.", hint, see)
     return " ".join(filter(None, said))
 

@@ -1,5 +1,6 @@
 """Everything that can be written: the registries by kind, and what is known about each entry."""
 
+import ast
 import contextlib
 import inspect
 import re
@@ -36,6 +37,7 @@ KINDS: dict[str, Registry[Any]] = {
     "stragglers": STRAGGLERS,
     "fault": FAULTS,
 }
+_MAX_EXPRESSION = 200  # characters, so that no expression is nested too deeply to parse
 _NUMEL = 100_000  # of the vector for which guarantees are shown
 
 
@@ -54,8 +56,34 @@ def entries() -> list[Row]:
     ]
 
 
-def about(name: str) -> list[Row]:
-    """Everything about the entries of this name; `ring` is an architecture and a graph."""
+def about(text: str) -> list[Row]:
+    """Everything about the entries of this name, or of those in an expression such as qsgd(bits=4).
+
+    `ring` is an architecture and a graph.
+    """
+    return [entry for name in _stage_names(text) for entry in _entries_of(name)]
+
+
+def _stage_names(text: str) -> list[str]:
+    """`topk` and `qsgd` of `topk(0.01) >> qsgd(bits=4)`; the text if it is no expression."""
+
+    def names(node: ast.expr) -> list[str]:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift):
+            return names(node.left) + names(node.right)
+        if isinstance(node, ast.Call):
+            return names(node.func)
+        return [node.id] if isinstance(node, ast.Name) else []
+
+    if len(text) > _MAX_EXPRESSION:
+        return [text]
+    try:
+        found = names(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return [text]
+    return list(dict.fromkeys(found)) or [text]
+
+
+def _entries_of(name: str) -> list[Row]:
     found = [
         _about(kind, name, registry[name]) for kind, registry in KINDS.items() if name in registry
     ]

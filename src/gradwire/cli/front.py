@@ -19,9 +19,10 @@ from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
 from gradwire.cli.run import RunCommand
+from gradwire.cli.values import check_values, given_options
 from gradwire.core.errors import DataError, StoppedError
 from gradwire.core.notation import nearest, unknown_name
-from gradwire.experiment.config import DIMENSION_NAMES, Config
+from gradwire.experiment.config import DIMENSION_NAMES, Config, both_lengths
 from gradwire.experiment.signals import Interrupted
 
 _DESCRIPTION = (
@@ -58,9 +59,11 @@ def command(argv: list[str]) -> Any:
         raise ValueError(f"--config goes with {', '.join(_WITH_CONFIG)}, not with {name or 'it'}")
     commands = _commands(path)
     if name in commands:
+        check_values(name, commands[name], argv[1:])
         found, unknown = parse_command(f"gradwire {name}", commands[name], argv[1:])
         if unknown:
             raise ValueError(explain_unknown(name, commands[name], unknown))
+        _check_length(found, argv[1:], path)
         return found
     if not name:
         raise ValueError(
@@ -75,6 +78,18 @@ def command(argv: list[str]) -> Any:
             f"{name} stands before the command: write gradwire run {name}. See gradwire --help."
         )
     raise ValueError(f"{unknown_name('command', name, list(commands))} See gradwire --help.")
+
+
+def _check_length(command: Any, argv: list[str], path: Path | None) -> None:
+    """Refuses `--epochs` where the number of steps is given, which would hold."""
+    options = dict(given_options(command, argv))
+    if "epochs" not in options or not command.config.steps:
+        return
+    epochs = f"--epochs {command.config.epochs:g}"
+    if "steps" in options:
+        raise ValueError(both_lengths(f"--steps {command.config.steps}", epochs))
+    said = both_lengths(f"steps = {command.config.steps} in {path}", epochs)
+    raise ValueError(f"{said} With --steps 0 epochs count.")
 
 
 def _split_config(argv: list[str]) -> tuple[Path | None, list[str]]:

@@ -22,6 +22,7 @@ class ListCommand:
     """Every algorithm by dimension, with one line and, where there is room, its paper.
 
     `gradwire list NAME` prints everything about one: arguments, paper, examples, guarantee, file.
+    NAME may be an expression such as "topk(0.01) >> qsgd(bits=4)".
     """
 
     name: Annotated[
@@ -53,6 +54,7 @@ class ListCommand:
         from gradwire import data, kernels
         from gradwire.cli.catalogue import KINDS, entries
 
+        backend = kernels.backend()  # refuses a wrong GRADWIRE_KERNELS before anything is printed
         listed = entries()
         if self.json:
             print(json.dumps({"algorithms": listed, "data": data.names()}))
@@ -65,7 +67,7 @@ class ListCommand:
         if not has_papers:
             out.print(f"papers: where there are {_WIDE} columns, or with --json")
         out.print(f"data: {', '.join(data.names())}")
-        out.print(f"kernels: {kernels.backend()}")
+        out.print(f"kernels: {backend}")
 
 
 def _print_entry(entry: Mapping[str, Any]) -> None:

@@ -158,7 +158,7 @@ def _momentum(config: Config) -> str:
 
 
 def _run_table(config: Config, summary: Row) -> Table:
-    times = _simulated(config, summary) if config.engine == "simulator" else _real(config, summary)
+    times = _simulated(config, summary) if config.engine == "simulator" else _real(summary)
     table = Table(show_header=False, box=None)
     lines = {
         "task": f"{config.model} on {config.data}, {summary['parameters']:,} parameters",
@@ -212,34 +212,43 @@ def _measured(summary: Row) -> str:
     )
 
 
-def _rates(config: Config, summary: Row) -> dict[str, str]:
-    """The time of training: per step if all take it together, or else per gradient of a worker."""
+def _rates(summary: Row) -> dict[str, str]:
+    """The time of training: per step if all take it together, or else gradients per second."""
     total = summary["training_time_s"]
     if summary.get("in_step", True):
         each = format_seconds(summary["step_time_s"])
         return {"time of training": f"{format_seconds(total)}, {each} per step of all workers"}
-    count = max(1, summary["gradients"])
+    rate = max(1, summary["gradients"]) / total
     return {
-        "time of training": f"{format_seconds(total)}, {count / total:.3g} gradients per second of "
-        f"all workers together, one in {format_seconds(total * config.workers / count)} of each"
+        "time of training": f"{format_seconds(total)} on the slowest node, {rate:.3g} gradients "
+        "per second of all workers together"
     }
 
 
-def _real(config: Config, summary: Row) -> dict[str, str]:
-    """Measured time, and bytes with what the transport adds."""
+def _shares(summary: Row) -> dict[str, str]:
+    """What the time of a worker's step, or gradient, is made of: the parts add up to it."""
     parts = {
         "gradients": summary["compute_time_s"],
         "coding and updates": sum(summary["call_time_s"].values()),
         "waiting": summary["wait_time_s"],
     }
-    steps = max(1.0, summary["steps_timed"])
+    in_step, whole = summary.get("in_step", True), ""
+    steps = summary["steps"] if in_step else max(1.0, summary["steps_timed"])
+    if "worker_time_s" in summary:  # not in records of older versions
+        total = summary["worker_time_s"]
+        parts["sending and the rest"] = max(0.0, total - sum(parts.values()))
+        whole = f"{format_seconds(total / steps)}: "
     shares = ", ".join(f"{name} {format_seconds(s / steps)}" for name, s in parts.items())
+    what = "of a step" if in_step else "of a gradient"
+    return {what: f"{whole}{shares} (mean of the workers)"}
+
+
+def _real(summary: Row) -> dict[str, str]:
+    """Measured time, and bytes with what the transport adds."""
     framed = format_bytes(summary["bytes_handed_over"])
     if summary["native_means"]:
         framed = "not known: means are the transport's own all-reduce"
-    lines = {"bytes with framing": framed, **_rates(config, summary)}
-    what = "of a step" if summary.get("in_step", True) else "of a gradient"
-    lines[what] = f"{shares} (mean of the workers)"
+    lines = {"bytes with framing": framed, **_rates(summary), **_shares(summary)}
     if summary["server_call_time_s"]:
         each = sum(summary["server_call_time_s"].values()) / max(1, summary["gradients"])
         lines["of a push"] = f"coding and updates {format_seconds(each)} on a server"

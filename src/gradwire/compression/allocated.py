@@ -61,6 +61,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    check_tensor,
     clamp_to,
     corrected,
     expect,
@@ -150,6 +151,7 @@ class Allocated(Codec):
         return payload.parts, state
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        check_tensor(self, x)
         flat = x.detach().reshape(-1).contiguous()
         payload, _, state = self._encoded(flat, None, Spec.of(x), state, key)
         return payload, state

@@ -53,6 +53,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    check_tensor,
     overlap,
 )
 from gradwire.core.key import Key
@@ -166,6 +167,7 @@ class Layerwise(Codec):
         return parts, whole.vector, _new_state(state, after)
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        check_tensor(self, x)
         # The inner codec looks for what is not finite, and can tell in which tensor.
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
         return self._packed(parts, Spec.of(x)), state

@@ -246,8 +246,8 @@ class Codec(Compression):
             from gradwire.core.chain import encode_with  # both ways, as for >>
 
             return encode_with(self.coder, self, x, state, key)
-        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
         check_input(self, x)
+        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
         return self._packed(parts, spec), state
 
@@ -358,13 +358,24 @@ report_methods(Codec, but=("decode_mean",))
 def check_input(compression: Compression, x: Tensor) -> None:
     """Refuses what nobody can encode: other dtypes, NaN, infinity."""
     if not isinstance(compression, Codec) or compression.takes is Kind.REAL:
-        if x.dtype not in _FLOATS:
+        if getattr(x, "dtype", None) not in _FLOATS:
+            check_tensor(compression, x)
             names = ", ".join(str(dtype) for dtype in _FLOATS)
             raise ValueError(f"{compression!r} encodes {names}; got a tensor of {x.dtype}")
         if not is_finite(x):
             raise NonFiniteError(
                 f"NaN or infinity in a tensor of shape {list(x.shape)} given to {compression!r}"
             )
+
+
+def check_tensor(compression: Compression, x: object) -> None:
+    """Refuses what is no tensor, such as an array of numpy."""
+    if not isinstance(x, Tensor):
+        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+        convert = "from_numpy" if kind.startswith("numpy.") else "tensor"
+        raise ValueError(
+            f"{compression!r} encodes torch tensors, got {kind}. Convert it: torch.{convert}(x)."
+        )
 
 
 def corrected(x: Tensor, residual: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Reducers: how workers come to the mean of their tensors; `core/lifted.py` has those of codecs."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
 
-_OF_CODECS = ("encode", "decode", "unpack", "guarantee", "encode_feedback")
+_OF_CODECS = frozenset(name for name in vars(Codec) if not name.startswith("_"))
 
 
 class Outbox(Group):
@@ -42,8 +43,32 @@ class Reduced:
     residual: Tensor | None = None  # what was lost of x + residual, if a residual was given
 
 
+def _is_no_codec(reducer: "Reducer") -> str:
+    return f"{reducer!r} is a way of averaging among workers, not a codec"
+
+
+def _asking_for_size(init: Callable[..., State]) -> Callable[..., State]:
+    """`init` of a reducer that says so if it is called as that of a codec."""
+
+    @functools.wraps(init)
+    def checked(self: "Reducer", spec: Spec, size: int | None = None) -> State:
+        if size is None:
+            raise ValueError(
+                f"{_is_no_codec(self)}: init needs the number of workers. Write init(spec, 4), or "
+                f"run it: gradwire.simulate(compression={repr(self)!r})."
+            )
+        return init(self, spec, size)
+
+    return checked
+
+
 class Reducer(Compression):
     """Averages a tensor over a group. Hyper-parameters only; state is passed in and out."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "init" in vars(cls):
+            setattr(cls, "init", _asking_for_size(vars(cls)["init"]))  # noqa: B010, for mypy
 
     # The entries of its state that are vectors [numel] (or None for zero), see core/memory.py.
     memory: ClassVar[Roles] = {}
@@ -71,9 +96,8 @@ class Reducer(Compression):
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _OF_CODECS:
                 message = (
-                    f"{self!r} is a way of averaging among workers, not a codec: it has no {name}. "
-                    "A codec such as topk(0.01) has; a run takes both: "
-                    f"gradwire.simulate(compression={repr(self)!r})."
+                    f"{_is_no_codec(self)}: it has no {name}. A codec such as topk(0.01) has; a "
+                    f"run takes both: gradwire.simulate(compression={repr(self)!r})."
                 )
             raise AttributeError(message)
 

@@ -4,7 +4,7 @@ Every field is a number or a string of the notation, so that the same words serv
 file, the command line and the records of a run.
 """
 
-import json
+import functools
 import math
 import tomllib
 import warnings
@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gradwire.core.notation import unknown_name
+from gradwire.experiment.advice import (
+    as_toml,
+    is_section,
+    no_section,
+    unknown_setting,
+    wrong_kind,
+)
 from gradwire.runtime.storage.text import has_wrong_checksum
 from gradwire.warning import GradwireWarning
 
@@ -165,7 +172,7 @@ class Config:
                 )
 
     def to_toml(self) -> str:
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(self).items())
+        return "".join(f"{name} = {as_toml(value)}\n" for name, value in asdict(self).items())
 
     @staticmethod
     def from_toml(path: Path) -> "Config":
@@ -174,6 +181,10 @@ class Config:
             values = tomllib.loads(content)
         except FileNotFoundError:
             raise ValueError(f"there is no configuration file {path}") from None
+        except IsADirectoryError:
+            inside = path / "config.toml"
+            hint = f"Write {inside}." if inside.is_file() else "Name a TOML file in it."
+            raise ValueError(f"{path} is a folder, not a configuration file. {hint}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
@@ -190,83 +201,67 @@ class Config:
 
     @staticmethod
     def from_dict(values: dict[str, Any], source: str = "configuration") -> "Config":
-        known = {field.name: field for field in fields(Config)}
         for name, value in values.items():
             if name in _REPLACED:
                 raise ValueError(
                     f"{source}: there is no setting {name} any more: {_REPLACED[name]}"
                 )
-            if name not in known and isinstance(value, dict):
-                inside = ", ".join(each for each in value if each in known)
-                raise ValueError(
-                    f"{source}: [{name}] is a section, and there are none: settings stand one "
-                    'after another, as in bandwidth = "1Gbit". '
-                    + (f"Write {inside} without it." if inside else f"Known: {', '.join(known)}.")
-                )
-            if name not in known:
-                hint = advice(name) and f"unknown setting {name!r}. {advice(name)}"
-                hint = hint or unknown_name("setting", name, list(known))
-                raise ValueError(f"{source}: {hint}")
-            wanted = type(known[name].default)
-            if wanted is float and type(value) is int:
-                value = float(value)
-            if wanted is tuple and isinstance(value, list):
-                value = tuple(value)
-            if type(value) is not wanted:
-                raise ValueError(
-                    f"{source}: {name} must be {wanted.__name__}, got {value!r} "
-                    f"({type(value).__name__})"
-                )
-            values[name] = value
-        return Config(**values)
+            if is_section(value):
+                raise ValueError(f"{source}: {no_section(name, value, vars(Config()))}")
+        try:
+            return Config(**values)
+        except SettingError as error:
+            raise ValueError(f"{source}: {error}") from None
 
 
-_SGD = 'optimizer = "sgd(0.1, momentum=0.9)", on the command line --optimizer "sgd(0.1)"'
-_RATE = f"the learning rate is part of the optimizer: {_SGD}"
-_OF_SGD = f"this is part of the optimizer: {_SGD}"
-_SERVERS = 'servers are part of the architecture: architecture = "parameter_server(2)"'
-_DENSITY = 'this is part of the compression: compression = "ef(topk(0.01))"'
-_ELSEWHERE = {  # settings of other libraries, and where they are here
-    "lr": _RATE,
-    "learning_rate": _RATE,
-    "rate": _RATE,
-    "momentum": _OF_SGD,
-    "nesterov": _OF_SGD,
-    "weight_decay": _OF_SGD,
-    "betas": _OF_SGD,
-    "warmup": 'this is part of the schedule: schedule = "cosine(warmup=100)"',
-    "servers": _SERVERS,
-    "num_servers": _SERVERS,
-    "topology": 'this is part of the architecture: architecture = "gossip(ring)"',
-    "graph": 'this is part of the architecture: architecture = "gossip(ring)"',
-    "density": _DENSITY,
-    "ratio": _DENSITY,
-    "topk": _DENSITY,
-    "error_feedback": 'feedback is written around a codec: compression = "ef(topk(0.01))"',
-    "network": 'the network is described by bandwidth = "1Gbit" and latency = "50us"',
-    "num_workers": "the number of workers is called workers",
-    "world_size": "the number of workers is called workers",
-    "nodes": "the number of workers is called workers",
-    "num_epochs": "the number of epochs is called epochs",
-    "gpu": 'an accelerator is chosen by device = "cuda"',
-    "cuda": 'an accelerator is chosen by device = "cuda"',
-}
+class SettingError(ValueError):
+    """A setting that does not exist, has another type, or contradicts another one."""
 
 
-def advice(name: str) -> str | None:
-    """Where a setting is here that others call so."""
-    where = _ELSEWHERE.get(name)
-    return where and f"{where[0].upper()}{where[1:]}."
+def _explain_wrong_settings(cls: type[Config]) -> None:
+    """Lets `Config(...)` answer unknown names and wrong types in our words, not in Python's."""
+    generated = cls.__init__
+
+    @functools.wraps(generated)
+    def init(self: Config, *args: Any, **settings: Any) -> None:
+        generated(self, *args, **_checked(settings))
+
+    setattr(cls, "__init__", init)  # noqa: B010, mypy takes no assignment to a method
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the types that the fields have."""
+    known = {field.name: field.default for field in fields(Config)}
+    checked = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise SettingError(unknown_setting(name, list(known)))
+        wanted = type(known[name])
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if wanted is tuple and isinstance(value, list):
+            value = tuple(value)
+        if type(value) is not wanted:
+            raise SettingError(wrong_kind(name, wanted, value))
+        checked[name] = value
+    # A file that a run wrote, maybe of another version, and `replace` set all, or nearly all: there
+    # `steps` was computed from `epochs`, and holds.
+    is_by_hand = 2 * len(settings) < len(known)
+    if settings.get("steps") and "epochs" in settings and is_by_hand:
+        raise SettingError(
+            both_lengths(f"steps = {settings['steps']}", f"epochs = {settings['epochs']}")
+        )
+    return checked
+
+
+_explain_wrong_settings(Config)
+
+
+def both_lengths(steps: str, epochs: str) -> str:
+    """The message for a run whose length is given twice."""
+    return f"{steps} and {epochs} both say how long to train. Leave one of them out."
 
 
 def common_settings(toml: str) -> list[str]:
     """The lines of a configuration that all nodes of a run must have alike."""
     return [line for line in toml.splitlines() if line.partition(" = ")[0] not in OWN_SETTINGS]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)  # TOML and JSON agree on strings, ints, bools

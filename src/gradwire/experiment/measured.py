@@ -46,6 +46,7 @@ def summed_up(
         training_time_s=training_s,
         in_step=pauses,
         step_time_s=training_s / experiment.plan.num_steps,
+        worker_time_s=sum(spent("training_s", workers)) / len(workers),
         compute_time_s=sum(spent("compute_s", workers)) / len(workers),
         wait_time_s=sum(spent("wait_s", workers)) / len(workers),
         call_time_s=_call_s(workers),

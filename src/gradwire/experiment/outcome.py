@@ -12,7 +12,7 @@ import gradwire
 from gradwire import kernels
 from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
-from gradwire.experiment.config import Config
+from gradwire.experiment.config import Config, both_lengths
 from gradwire.experiment.figures import number
 from gradwire.experiment.record import Row
 from gradwire.experiment.setup import Experiment
@@ -69,6 +69,10 @@ def config_of(config: Config | None, settings: Mapping[str, Any], source: str) -
             f"got {config!r}"
         )
     written = {n: repr(v) if isinstance(v, Expression) else v for n, v in settings.items()}
+    steps = 0 if config is None else written.get("steps", config.steps)
+    if steps and "epochs" in written:
+        lengths = both_lengths(f"steps = {steps}", f"epochs = {written['epochs']}")
+        raise ValueError(f"{source}: {lengths} With steps = 0 epochs count.")
     return Config.from_dict({**(asdict(config) if config else {}), **written}, source)
 
 

@@ -11,6 +11,7 @@ import torch
 from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
+from gradwire.compression.feedback.ef import with_feedback
 from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
@@ -124,11 +125,12 @@ def prepare(config: Config) -> Experiment:
     _check_comings(config.faults, ability, config)
     mixes = ability in ("mix", "mix_async")
     placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
-    unfed = compression.unfed(Spec.of(task.initial_params()))
+    spec = Spec.of(task.initial_params())
+    unfed = compression.unfed(spec)
     if unfed is not None and not (mixes or synchronization.sends_changes):
         warnings.warn(
             f"{unfed!r} is biased, and nothing feeds back what it drops: a part of the gradients "
-            f"is lost for good. Write ef({unfed!r}).",
+            f"is lost for good. Write {with_feedback(compression, spec)!r}.",
             UnfedWarning,
             stacklevel=2,
         )

@@ -11,20 +11,39 @@ it out around unbiased ones of large variance (`terngrad`, `wangni`, `atomo`, `q
 residual may grow; it holds one more vector of the gradient's size per worker.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import Feedback, check_inner, warn_unless_settles
-from gradwire.core.codec import Codec, State
+from gradwire.core.codec import Codec, Compression, State
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
 from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
+
+
+def with_feedback(compression: Compression, spec: Spec) -> Compression:
+    """The compression with `ef(...)` around every part that drops something for good."""
+    part = compression.unfed(spec)
+    if part is None:
+        return compression
+    if part == compression:
+        assert isinstance(compression, Codec | Reducer)
+        return EF(compression)
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: inside(item) for name, item in value.items()}
+        return with_feedback(value, spec) if isinstance(value, Compression) else value
+
+    changed = {f.name: inside(getattr(compression, f.name)) for f in fields(compression)}  # type: ignore[arg-type]
+    return replace(compression, **changed)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, repr=False)

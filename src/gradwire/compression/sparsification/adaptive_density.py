@@ -68,6 +68,7 @@ from gradwire.core.codec import (
     Parts,
     State,
     check_input,
+    check_tensor,
     corrected,
     is_finite,
     scale_dtype,
@@ -152,6 +153,7 @@ class AdaptiveDensity(Entries):
         return {"indices": message.indices, "values": message.values}, lost, state
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        check_tensor(self, x)
         try:
             parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
         except NonFiniteError:
