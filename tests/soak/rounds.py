@@ -112,12 +112,16 @@ class Soak:
         more: list[str] = []
         before: list[str] = []
         updates: checks.Updates = {}
+        said = ""
         while not is_finished(folder):
             if round_.num_launches == _MAX_LAUNCHES or num_in_vain == _MAX_UNDISTURBED:
-                raise Broken(f"not done after {round_.num_launches} launches: {round_.codes}")
+                raise Broken(
+                    f"not done after {round_.num_launches} launches: {round_.codes}\n{said[-4000:]}"
+                )
             done: list[str] = []
             options = ["--restarts", str(restarts[round_.num_launches]), *more]
             launch, peaks = self._launch(job, place, options, queue, done)
+            said = launch.said
             round_.num_launches += 1
             code = launch.code
             assert code is not None

@@ -420,6 +420,9 @@ class Architecture(Expression, ABC):
         """
         raise NotImplementedError(f"{self!r} has workers only")
 
+    def forget_members(self, keep: dict[Any, Any]) -> None:
+        """Drops from `keep` who was lost: it goes on in another job, whose members are new."""
+
 
 class Mixing(Protocol):
     """One worker among its neighbours: how it averages with them."""

@@ -185,6 +185,8 @@ class OtherPart:
 
     def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
         self.keep = saved["keep"]
+        if not is_told:  # a checkpoint may have been saved after a worker of that job was lost
+            self.plan.architecture.forget_members(self.keep)
 
 
 def noted(reports: Sequence[Row]) -> Row:

@@ -155,6 +155,11 @@ async def serve_collectives(
     await _Collector(node, num_servers, keep, await node.members(), limits).run()
 
 
+def forget_members(keep: dict[Any, Any]) -> None:
+    """A server that goes on in another job looks who is there."""
+    keep.pop("lost", None)
+
+
 class _Collector:
     """What a server has received and cannot answer yet."""
 

@@ -26,7 +26,11 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradwire.architecture.parameter_server._collective import ServerGroup, serve_collectives
+from gradwire.architecture.parameter_server._collective import (
+    ServerGroup,
+    forget_members,
+    serve_collectives,
+)
 from gradwire.architecture.parameter_server._scheduler import schedule
 from gradwire.core.group import Group
 from gradwire.core.lifted import ONE_WAY
@@ -92,3 +96,6 @@ class ParameterServer(Architecture):
         if node.rank == node.size + self.servers:
             return schedule(node, range(node.size, node.size + self.servers))
         return serve_collectives(node, self.servers, keep, limits)
+
+    def forget_members(self, keep: dict[Any, Any]) -> None:
+        forget_members(keep)
