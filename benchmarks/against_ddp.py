@@ -31,8 +31,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import data
-from gradwire.experiment.config import Config
-from gradwire.experiment.setup import MODELS, prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import MODELS, prepare
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.training import program

@@ -15,11 +15,11 @@ import time
 
 import torch
 
-from gradwire.compression.quantization.dq import DQ
+from gradwire.compression.source_coding.dq import DQ
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
-from gradwire.experiment.codecs import nmse, spec_of
-from gradwire.experiment.gradients import saved_gradients
+from gradwire.experiment.studies.codecs import nmse, spec_of
+from gradwire.experiment.studies.gradients import saved_gradients
 
 KEY = Key(seed=0).private(0)
 RATES = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)

@@ -17,8 +17,8 @@ import time
 import torch
 
 from gradwire.core.node import Node
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 NUM_EFFECTS = 200_000
 NUM_TRIALS = 5

@@ -32,7 +32,7 @@ import torch
 import zmq
 
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE
-from gradwire.runtime.process.zeromq import ZmqTransport
+from gradwire.runtime.zeromq import ZmqTransport
 from shaped import Host, inside, shaped
 
 SMALL, LARGE = 4_000, 10_000_000

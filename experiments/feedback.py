@@ -27,8 +27,8 @@ from typing import Any
 
 import kept
 from gradwire.core.errors import GradwireWarning, NonFiniteError
-from gradwire.experiment.config import Config
-from gradwire.experiment.runner import simulate
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.simulate.simulation import simulate
 
 KEPT = kept.ROOT / "experiments" / "feedback.json"
 PAGE = kept.ROOT / "docs" / "feedback.md"

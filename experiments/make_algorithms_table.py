@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import kept
-from gradwire.experiment.matrix import measure, pairs
-from gradwire.experiment.report import format_bytes, format_seconds
+from gradwire.experiment.report.comparison import format_bytes, format_seconds
+from gradwire.experiment.studies.matrix import measure, pairs
 
 SYNCHRONIZATION = ("bsp", "ssp(2)", "asp", "localsgd(4)")
 ARCHITECTURE = ("parameter_server", "allreduce", "gossip(ring)", "gossip(ring, adpsgd)")

@@ -22,8 +22,8 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Algebra, Codec, Compression
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
-from gradwire.experiment.codecs import REAL, formatted, formatted_reducer, measure
-from gradwire.experiment.gradients import saved_facts
+from gradwire.experiment.studies.codecs import REAL, formatted, formatted_reducer, measure
+from gradwire.experiment.studies.gradients import saved_facts
 
 KEPT = kept.ROOT / "experiments" / "codecs.json"
 PAGE = kept.ROOT / "docs" / "codecs.md"

@@ -20,9 +20,9 @@ from gradwire import kernels
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
 from gradwire.core.key import Key
-from gradwire.experiment.codecs import inputs, nmse, spec_of
-from gradwire.experiment.outcome import use_threads
-from gradwire.experiment.rd import LENGTHS, RATES, measure, rd_figure, table_rows
+from gradwire.experiment.run.outcome import use_threads
+from gradwire.experiment.studies.codecs import inputs, nmse, spec_of
+from gradwire.experiment.studies.rd import LENGTHS, RATES, measure, rd_figure, table_rows
 
 KEPT = kept.ROOT / "experiments" / "rd.json"
 FIGURE = kept.ROOT / "docs" / "rd.png"

@@ -27,12 +27,12 @@ import kept
 from gradwire import kernels
 from gradwire.compression import COMPRESSION
 from gradwire.compression.allocated import Allocated
-from gradwire.compression.quantization.dq import DQ
-from gradwire.compression.quantization.polar import Polar
+from gradwire.compression.source_coding.dq import DQ
+from gradwire.compression.source_coding.polar import Polar
 from gradwire.core.codec import Codec
 from gradwire.core.key import Key
-from gradwire.experiment.codecs import inputs, nmse, spec_of
-from gradwire.experiment.outcome import use_threads
+from gradwire.experiment.run.outcome import use_threads
+from gradwire.experiment.studies.codecs import inputs, nmse, spec_of
 
 KEPT = kept.ROOT / "experiments" / "rate_distortion.json"
 FIGURE = kept.ROOT / "docs" / "rd_gradients.png"

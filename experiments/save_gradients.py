@@ -3,8 +3,8 @@
     GRADWIRE_DATA=... python experiments/save_gradients.py
 
 writes src/gradwire/data/gradients.npz, which `gradwire codecs` and tests read through
-`gradwire.experiment.gradients`. Each network trains with gradwire itself, on one worker; early
-is after 20 steps, late after several hundred. What is kept is worker 0's gradient of the next
+`gradwire.experiment.studies.gradients`. Each network trains with gradwire itself, on one worker;
+early is after 20 steps, late after several hundred. What is kept is worker 0's gradient of the next
 mini-batch, whole layers of it in float32 (a narrower format would flatter fp16 and bf16), and one
 layer of nanogpt as four workers see it, for methods that are more than one message. Only numbers
 computed here are stored, nothing of the data sets.
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.experiment.config import Config
-from gradwire.experiment.gradients import FILE, facts
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
+from gradwire.experiment.studies.gradients import FILE, facts
 from gradwire.training.gradient import GradientRequest
 
 EARLY = 20

@@ -20,9 +20,9 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture, Replica, Synchronization
-from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Computer
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, STRAGGLERS, Computer
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training import program as program_of

@@ -10,7 +10,7 @@ from rich.console import Console
 from gradwire.cli import main
 from gradwire.cli.catalogue import KINDS
 from gradwire.cli.front import command
-from gradwire.experiment.config import Config
+from gradwire.experiment.run.config import Config
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--compute", "fixed(0.001)"]
 
@@ -179,7 +179,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch, tmp_path):
         (tmp_path / "x" / "config.toml").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradwire.experiment.runner.simulate", interrupted)
+    monkeypatch.setattr("gradwire.experiment.simulate.simulation.simulate", interrupted)
     with pytest.raises(SystemExit) as caught:
         main(["run", "--out", "x"])
     assert caught.value.code == 130

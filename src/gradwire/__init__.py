@@ -8,21 +8,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradwire.experiment.config import Config
-    from gradwire.experiment.outcome import Run
-    from gradwire.experiment.processes import run
-    from gradwire.experiment.runner import resume, simulate
+    from gradwire.experiment.processes.ranks import run
+    from gradwire.experiment.run.config import Config
+    from gradwire.experiment.run.outcome import Run
+    from gradwire.experiment.simulate.simulation import resume, simulate
 
     __version__: str
 
 __all__ = ["Config", "Run", "__version__", "resume", "run", "simulate"]
 
 _WHERE = {
-    "Config": "gradwire.experiment.config",
-    "Run": "gradwire.experiment.outcome",
-    "resume": "gradwire.experiment.runner",
-    "run": "gradwire.experiment.processes",
-    "simulate": "gradwire.experiment.runner",
+    "Config": "gradwire.experiment.run.config",
+    "Run": "gradwire.experiment.run.outcome",
+    "resume": "gradwire.experiment.simulate.simulation",
+    "run": "gradwire.experiment.processes.ranks",
+    "simulate": "gradwire.experiment.simulate.simulation",
 }
 
 

@@ -28,8 +28,8 @@ from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 LATENCY_S, BANDWIDTH = 50e-6, 1.25e9  # of a uniform network
 

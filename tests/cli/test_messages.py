@@ -22,9 +22,9 @@ from gradwire.core.errors import GradwireWarning, NotationError, UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
-from gradwire.experiment.config import Config
-from gradwire.experiment.setup import DIMENSIONS, OPTIMIZERS, SCHEDULES, prepare
-from gradwire.runtime.compute_time import STRAGGLERS
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import DIMENSIONS, OPTIMIZERS, SCHEDULES, prepare
+from gradwire.runtime.virtual.compute_time import STRAGGLERS
 
 COMMANDS = ("run", "compare", "ps", "probe", "matrix", "codecs", "rd", "list", "demo")
 QUICK = ["--steps", "2", "--batch-size", "8", "--model", "mlp((8,))", "--compute", "fixed(0.001)"]

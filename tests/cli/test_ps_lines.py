@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
-from gradwire.experiment.replay import replay
+from gradwire.experiment.processes.replay import replay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ANY = "tcp://127.0.0.1:0"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradwire.cli import main
-from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--eval-every", "2"]
 QUICK += ["--threads", "1", "--evaluation", "sequential"]
@@ -42,7 +42,9 @@ def test_a_finished_run_says_so_and_shows_its_result(capsys, monkeypatch, synchr
     method = ["--architecture", "parameter_server", "--synchronization", synchronization]
     main(["run", *SIMULATED, *method, "--out", "run", "--json"])
     whole = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr("gradwire.experiment.runner.resume", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr(
+        "gradwire.experiment.simulate.simulation.resume", lambda *_, **__: pytest.fail("it ran")
+    )
     before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
     main(["run", "--resume", "run", "--json"])
     printed = capsys.readouterr()

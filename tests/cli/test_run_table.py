@@ -8,8 +8,8 @@ from rich.console import Console
 import gradwire
 from gradwire.cli.compare import _title
 from gradwire.cli.run import _rates, _run_table, _shares
-from gradwire.experiment.coding_costs import read_costs
-from gradwire.experiment.compare import Outcome
+from gradwire.experiment.costs.coding_costs import read_costs
+from gradwire.experiment.studies.compare import Outcome
 
 QUICK = {"steps": 2, "batch_size": 4, "model": "mlp((16,))", "compute": "fixed(0.001)"}
 

@@ -11,8 +11,8 @@ from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
-from gradwire.experiment.gradients import saved_facts, saved_gradients
+from gradwire.experiment.studies.gradients import saved_facts, saved_gradients
 
 KEY = Key(3).at(1).private(0)
 

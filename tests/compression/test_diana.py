@@ -11,8 +11,8 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 SIZE, NUMEL = 4, 40
 # f_i(x) = sum of curvature_i (x - centre_i)^2 / 2: every worker has an optimum of its own.

@@ -10,13 +10,13 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding.trellis import Tables, read_tables, to_bytes
 from gradwire.compression import COMPRESSION
-from gradwire.compression.quantization import _dq_search
-from gradwire.compression.quantization._dq_quantised import prefers_signs
-from gradwire.compression.quantization.dq import DQ, _root_mean_square
+from gradwire.compression.source_coding import _dq_search
+from gradwire.compression.source_coding._dq_quantised import prefers_signs
+from gradwire.compression.source_coding.dq import DQ, _root_mean_square
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
-from gradwire.experiment.gradients import saved_facts, saved_gradients
+from gradwire.experiment.studies.gradients import saved_facts, saved_gradients
 
 KEY = Key(seed=2).private(0)
 ROWS = Spec((64 * 96,), torch.float32, tensors=(("w", 0, 64 * 96, (64, 96)),))

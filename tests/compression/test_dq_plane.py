@@ -5,15 +5,15 @@ import contextlib
 import pytest
 import torch
 
-from gradwire.compression.quantization import _dq_quantised, _dq_search
-from gradwire.compression.quantization._dq_quantised import Way, quantised
-from gradwire.compression.quantization._dq_wire import PLANE
-from gradwire.compression.quantization.dq import DQ
+from gradwire.compression.source_coding import _dq_quantised, _dq_search
+from gradwire.compression.source_coding._dq_quantised import Way, quantised
+from gradwire.compression.source_coding._dq_wire import PLANE
+from gradwire.compression.source_coding.dq import DQ
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
-from gradwire.experiment.codecs import spec_of
-from gradwire.experiment.gradients import saved_gradients
+from gradwire.experiment.studies.codecs import spec_of
+from gradwire.experiment.studies.gradients import saved_gradients
 
 KEY = Key(seed=5).private(0)
 

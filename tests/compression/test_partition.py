@@ -16,8 +16,8 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.protocols import Bucket
 from gradwire.core.spec import Spec
-from gradwire.experiment.config import Config
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
 
 TENSORS = (
     ("conv.weight", 0, 54, (6, 1, 3, 3)),

@@ -11,13 +11,13 @@ from gradwire.coding.polar.gaussian import gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
 from gradwire.coding.polar.planes import gaussian_planes, sign_plane
 from gradwire.compression import COMPRESSION
-from gradwire.compression.quantization import polar
-from gradwire.compression.quantization.polar import Polar
+from gradwire.compression.source_coding import polar
+from gradwire.compression.source_coding.polar import Polar
 from gradwire.core.codec import Codec
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
-from gradwire.experiment.gradients import saved_gradients
+from gradwire.experiment.studies.gradients import saved_gradients
 
 KEY = Key(0).private(1)
 

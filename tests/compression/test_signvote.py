@@ -18,8 +18,8 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 KEY = Key(0)
 HEADER = 24

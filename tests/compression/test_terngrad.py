@@ -19,8 +19,8 @@ from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 KEY = Key(0)
 

@@ -12,8 +12,8 @@ from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 SIZE, NUMEL = 3, 50
 

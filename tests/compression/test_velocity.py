@@ -8,8 +8,8 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 
 def directions(text: str, gradients: torch.Tensor) -> torch.Tensor:

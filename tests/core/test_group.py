@@ -15,8 +15,8 @@ from gradwire.core.group import Group, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 EXAMPLES = [
     ARCHITECTURE.parse(text)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.core.errors import GradwireWarning, LostError
-from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.conductor import Conductor
-from gradwire.experiment.signals import Interrupted, Signals
+from gradwire.experiment.processes.launch.signals import Interrupted, Signals
+from gradwire.experiment.processes.node.conductor import Conductor
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
 
 SIZE = 3
 SLOW_S = 0.2  # for a file

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gradwire.experiment import processes
+from gradwire.experiment.processes import ranks as processes
 
 SIZE = 3
 _SETTINGS: dict[str, Any] = {

@@ -266,11 +266,13 @@ def _become(argv: Sequence[str], env: Mapping[str, str], output: int | None) -> 
 
 
 def _serve() -> None:
+    from gradwire.experiment.processes.launch import children
+
     import gradwire.cli.front  # noqa: F401
     from gradwire.cli import processes as of_command  # noqa: F401
-    from gradwire.experiment import children, processes, runner, served  # noqa: F401
-    from gradwire.experiment.config import Config
-    from gradwire.experiment.setup import prepare
+    from gradwire.experiment import served  # noqa: F401
+    from gradwire.experiment.run.config import Config
+    from gradwire.experiment.run.setup import prepare
 
     # The data is there. No gradient is computed: where torch knows CUDA no fork could do so then.
     prepare(Config(steps=1, compute="fixed(0.001)"))

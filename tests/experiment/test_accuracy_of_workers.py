@@ -6,8 +6,8 @@ import pytest
 
 import gradwire
 from gradwire.cli import main
-from gradwire.experiment.config import Config
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
 
 COMMON = {
     "steps": 12,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from gradwire.runtime.storage import files as storage
 from gradwire.runtime.storage import sealed
 from gradwire.runtime.storage.files import write_atomically

@@ -18,7 +18,7 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
-from gradwire.experiment import codecs, gradients
+from gradwire.experiment.studies import codecs, gradients
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "codecs.md"
 SMALL = 20_000

@@ -15,12 +15,12 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.metering import Work
 from gradwire.core.node import Call
 from gradwire.core.notation import notation_name
-from gradwire.experiment import calibration, function_costs
-from gradwire.experiment.coding_costs import FILE, Charge, read_costs
-from gradwire.experiment.config import Config
-from gradwire.experiment.runner import simulate_prepared
-from gradwire.experiment.setup import prepare
-from gradwire.runtime.coding_time import CodingTime, Cost, call_name, touched_nbytes
+from gradwire.experiment.costs import calibration, function_costs
+from gradwire.experiment.costs.coding_costs import FILE, Charge, read_costs
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
+from gradwire.experiment.simulate.simulation import simulate_prepared
+from gradwire.runtime.virtual.coding_time import CodingTime, Cost, call_name, touched_nbytes
 
 QUICK: dict[str, Any] = {
     "steps": 6,

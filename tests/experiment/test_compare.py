@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 import gradwire
-from gradwire.experiment.compare import (
+from gradwire.experiment.report.comparison import (
+    comparison_figure,
+    comparison_table,
+    format_bytes,
+    notes,
+)
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.studies.compare import (
     combinations,
     compare,
     folder_name,
@@ -13,8 +20,6 @@ from gradwire.experiment.compare import (
     rows,
     with_baselines,
 )
-from gradwire.experiment.config import Config
-from gradwire.experiment.report import comparison_figure, comparison_table, format_bytes, notes
 
 BASE = Config(steps=4, batch_size=8, model="mlp((16,))", compute="fixed(0.001)", eval_every=2)
 
@@ -98,13 +103,17 @@ def test_a_run_that_stops_is_a_row_with_its_reason():
     ],
 )
 def test_what_concerns_everything_is_an_error_before_the_first_run(changes, message, monkeypatch):
-    monkeypatch.setattr("gradwire.experiment.compare.simulate", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(
+        "gradwire.experiment.studies.compare.simulate", lambda *_, **__: pytest.fail("ran")
+    )
     with pytest.raises(ValueError, match=message):
         compare([replace(BASE, **changes)])
 
 
 def test_folders_that_hold_something_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradwire.experiment.compare.simulate", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(
+        "gradwire.experiment.studies.compare.simulate", lambda *_, **__: pytest.fail("ran")
+    )
     (tmp_path / "fp16").mkdir()
     (tmp_path / "fp16" / "config.toml").touch()
     with pytest.raises(ValueError, match="fp16 already holds a run"):

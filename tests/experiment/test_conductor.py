@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gradwire.experiment.processes.node import conductor
 
-from gradwire.experiment import conductor
-from gradwire.experiment.conductor import Conductor
+from gradwire.experiment.processes.node.conductor import Conductor
 
 REPORT = {"signal": 0, "segment_steps": 1, "step_s": 1.0}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradwire.experiment.config import Config
+from gradwire.experiment.run.config import Config
 
 
 def test_toml_round_trip(tmp_path):

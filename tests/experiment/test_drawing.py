@@ -9,11 +9,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gradwire.cli import main
-from gradwire.experiment import report
-from gradwire.experiment.compare import Outcome, compare
-from gradwire.experiment.config import Config
-from gradwire.experiment.drawing import line_style, log_axis, save, tick_values
-from gradwire.experiment.report import comparison_figure
+from gradwire.experiment.report import comparison as report
+from gradwire.experiment.report.comparison import comparison_figure
+from gradwire.experiment.report.drawing import line_style, log_axis, save, tick_values
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.studies.compare import Outcome, compare
 
 QUICK = Config(steps=3, batch_size=8, model="mlp((8,))", compute="fixed(0.1)", threads=1)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gradwire.core.errors import StoppedError
-from gradwire.experiment.config import Config
-from gradwire.experiment.losses import lost_with
-from gradwire.experiment.runner import Run, resume, simulate
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
+from gradwire.experiment.simulate.losses import lost_with
+from gradwire.experiment.simulate.simulation import Run, resume, simulate
 from gradwire.training.server import TrainingServer
 from gradwire.training.task import Task
 

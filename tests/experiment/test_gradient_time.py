@@ -8,7 +8,7 @@ import torch
 
 import gradwire
 from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.gradient_time import default_threads, measure_gradient
+from gradwire.experiment.costs.gradient_time import default_threads, measure_gradient
 
 CPU = torch.device("cpu")
 

@@ -20,10 +20,10 @@ from gradwire.core.group import Job, Merging
 from gradwire.core.key import Key
 from gradwire.core.node import Framed, Membership, Send
 from gradwire.core.spec import Spec
-from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.matrix import pairs
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.process.frames import pack, tag_hash, unpack
-from gradwire.runtime.transport import Transport
+from gradwire.runtime.virtual.transport import Transport
 from gradwire.training import wire
 
 ANSWERS = ("dense", "compressed")
@@ -157,7 +157,10 @@ def test_errors_travel() -> None:
 
 def test_the_list_is_the_same_in_every_process() -> None:
     """In whatever order modules are imported."""
-    code = "import {}; from gradwire.experiment.headers import HEADERS; print(HEADERS.digest.hex())"
+    code = (
+        "import {}; from gradwire.experiment.processes.headers import HEADERS; "
+        "print(HEADERS.digest.hex())"
+    )
     command = [sys.executable, "-c", code.format("gradwire.compression.sparsification.gtopk")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == HEADERS.digest.hex()

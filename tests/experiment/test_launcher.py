@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
+from gradwire.experiment.processes.launch import launcher
 
-from gradwire.experiment import launcher
-from gradwire.experiment.children import LOST, WRONG, Failure
-from gradwire.experiment.launcher import launch
+from gradwire.experiment.processes.launch.children import LOST, WRONG, Failure
+from gradwire.experiment.processes.launch.launcher import launch
 
 # Ranks that need not import anything slow.
 REPORT = """

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gradwire.core.errors import NonFiniteError
-from gradwire.experiment import matrix
-from gradwire.experiment.matrix import BASE, Pair, measure, pairs, survey
+from gradwire.experiment.studies import matrix
+from gradwire.experiment.studies.matrix import BASE, Pair, measure, pairs, survey
 
 SMALL = replace(BASE, workers=3, steps=2, model="mlp((4,))")
 

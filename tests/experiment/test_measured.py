@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradwire.experiment.measured import ledger_of
+from gradwire.experiment.processes.measured import ledger_of
 from gradwire.runtime.ledger import Ledger
 
 WORKERS, SERVER, SCHEDULER, SIZE = 2, 2, 3, 4

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from gradwire.experiment.meeting import name_attempt
+from gradwire.experiment.processes.meeting import name_attempt
 
 
 def test_each_attempt_has_a_name_of_its_own():

@@ -9,9 +9,9 @@ from gradwire import resume, simulate
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.lifted import lift
-from gradwire.experiment.config import Config
-from gradwire.experiment.momentum import place
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.momentum import place
+from gradwire.experiment.run.setup import prepare
 from gradwire.synchronization.bsp import BSP
 from gradwire.synchronization.localsgd import LocalSGD
 from gradwire.training.optimizer import SGD, Adam

@@ -2,9 +2,9 @@
 
 import torch
 
-from gradwire.experiment.config import Config
-from gradwire.experiment.parts import OtherPart
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.processes.node.parts import OtherPart
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
 
 
 def test_a_server_forgets_who_was_lost_in_a_job_that_ended() -> None:

@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from gradwire.experiment.config import Config
-from gradwire.experiment.probe import measure_machine, measure_network, settings_of
-from gradwire.runtime.compute_time import COMPUTE_TIME
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.studies.probe import measure_machine, measure_network, settings_of
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.compute_time import COMPUTE_TIME
+from gradwire.runtime.virtual.engine import VirtualEngine
 from runtime.process.launching import launch
 
 
@@ -121,8 +121,8 @@ STEPS = 8  # of which two do not count
 
 def slow_at_first(rank: int, folder: Path) -> Any:
     """On every rank: gradients and coding seem to take long, in the first steps very long."""
-    from gradwire.experiment.node_run import NodeRun
-    from gradwire.experiment.prediction import probe
+    from gradwire.experiment.processes.node.run import NodeRun
+    from gradwire.experiment.studies.prediction import probe
 
     stepped = NodeRun.stepped
 

@@ -11,10 +11,10 @@ import torch
 import gradwire
 from experiment.process_cases import CASES, SIZE, SLOW_S, TINY, rows
 from experiment.process_cases import run as run_cases
-from gradwire.experiment.config import Config
-from gradwire.experiment.differences import differences, summarize_differences
-from gradwire.experiment.node_state import NodeState
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.processes.differences import differences, summarize_differences
+from gradwire.experiment.processes.node.state import NodeState
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
 from runtime.process.launching import launch
 
 SAME = ("step", "epoch", "train_loss", "test_loss", "test_accuracy", "bytes_sent", "distance")

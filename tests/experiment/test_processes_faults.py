@@ -21,7 +21,7 @@ from experiment.processes_at_work import (
     is_saved,
     simulated,
 )
-from gradwire.experiment.children import WRONG
+from gradwire.experiment.processes.launch.children import WRONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

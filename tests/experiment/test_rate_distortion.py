@@ -9,7 +9,7 @@ import pytest
 
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
-from gradwire.experiment.codecs import inputs
+from gradwire.experiment.studies.codecs import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gradwire.cli import main
 from gradwire.coding.polar.channel import binary_entropy
-from gradwire.experiment import rd
+from gradwire.experiment.studies import rd
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--n", "64", "--rate", "0.5", "--blocks", "64", "--construction", "bhattacharyya"]

@@ -13,11 +13,11 @@ import torch
 from experiment.replay_ranks import SIZE
 from gradwire.cli import main
 from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.config import Config
-from gradwire.experiment.record import read_config, write_config
-from gradwire.experiment.replay import digest_of, order_path, recorder, replay
-from gradwire.experiment.setup import prepare
-from gradwire.runtime.order import OrderError, load
+from gradwire.experiment.processes.replay import digest_of, order_path, recorder, replay
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.record import read_config, write_config
+from gradwire.experiment.run.setup import prepare
+from gradwire.runtime.replay.order import OrderError, load
 from gradwire.runtime.storage.text import LineSeal, open_json, seal_json
 from runtime.process.launching import launch
 

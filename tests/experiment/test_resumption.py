@@ -12,10 +12,10 @@ import torch
 
 import gradwire
 from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.record import Record
-from gradwire.experiment.resumption import choose
-from gradwire.experiment.shelf import Shelf
+from gradwire.experiment.processes.resumption import choose
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.shelf import Shelf
+from gradwire.experiment.run.record import Record
 from gradwire.runtime.storage.files import DamagedError
 from gradwire.runtime.storage.text import open_toml, seal_toml
 

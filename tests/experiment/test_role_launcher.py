@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from gradwire.experiment.processes.launch import role_launcher
 
 from experiment.processes_at_work import gradwire_run
 from experiment.served_at_work import flags
-from gradwire.experiment import role_launcher
-from gradwire.experiment.children import LOST, WRONG, Failure
-from gradwire.experiment.role_launcher import Cast, launch_roles
+from gradwire.experiment.processes.launch.children import LOST, WRONG, Failure
+from gradwire.experiment.processes.launch.role_launcher import Cast, launch_roles
 
 # Nodes that need not import anything slow. What is awaited ends after LIMIT_S if nobody kills it.
 WAIT_S, LIMIT_S = 300, 120

@@ -12,8 +12,8 @@ from gradwire.core.errors import GradwireWarning, NonFiniteError
 from gradwire.core.key import Key
 from gradwire.data.partition import Iid
 from gradwire.data.sampler import Sampler
-from gradwire.experiment.record import write_config
-from gradwire.experiment.setup import MODELS
+from gradwire.experiment.run.record import write_config
+from gradwire.experiment.run.setup import MODELS
 from gradwire.models.base import build_seeded
 
 QUICK = {"steps": 6, "batch_size": 8, "model": "mlp((16,))", "compute": "fixed(0.001)"}
@@ -54,7 +54,7 @@ def test_one_worker_is_plain_pytorch():
     for step in range(50):
         indices = sampler.indices(0, step)
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 * gradwire.experiment.setup.SCHEDULES.parse(
+            group["lr"] = 0.1 * gradwire.experiment.run.setup.SCHEDULES.parse(
                 "cosine(warmup=5)"
             ).factor(step, 50)
         optimizer.zero_grad()

@@ -13,13 +13,13 @@ import pytest
 
 from experiment.processes_at_work import gradwire_run
 from experiment.served_at_work import SETTINGS, flags
-from gradwire.experiment.scratch import scratch_folder
+from gradwire.experiment.processes.launch.scratch import scratch_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfd, and looks into /proc")
 LIMIT_S = 120.0
 MAKER = """
 import time
-from gradwire.experiment.scratch import scratch_folder
+from gradwire.experiment.processes.launch.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "inside").mkdir()
     (folder / "inside" / "keys").write_text("secret")

@@ -21,9 +21,9 @@ from torch import Tensor
 import gradwire
 from experiment.processes_at_work import newest_checkpoint
 from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nbytes_of
-from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.recovery import SERVERS_STATE
-from gradwire.experiment.replay import replay
+from gradwire.experiment.processes.replay import replay
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.recovery import SERVERS_STATE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 HOLDING = 'parameter_server(2, optimizer="server")'

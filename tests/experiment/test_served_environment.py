@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gradwire.cli.ps import PsCommand, from_environment
-from gradwire.experiment.config import Config
+from gradwire.experiment.run.config import Config
 
 JOB = {
     "DMLC_ROLE": "worker",
@@ -60,8 +60,8 @@ def test_what_cannot_be(command: PsCommand, variables: dict[str, str], message: 
 
 
 def test_a_worker_that_there_is_not(capsys: Any):
-    from gradwire.experiment.node_state import Where
-    from gradwire.experiment.served import Place, take_part
+    from gradwire.experiment.processes.node.state import Where
+    from gradwire.experiment.processes.served import Place, take_part
 
     config = Config(engine="process", architecture="parameter_server(1)", workers=2, steps=1)
     place = Place("worker", "tcp://127.0.0.1:1", number=2)

@@ -16,12 +16,18 @@ from typing import Any
 import pytest
 
 from experiment.served_at_work import Play, Stage, are_gone, flags, nbytes_of
-from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.record import Record
-from gradwire.experiment.recovery import BEGAN, SERVERS_STATE, began_with, open_store, recover
-from gradwire.experiment.setup import prepare
-from gradwire.runtime.process import journal
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.recovery import (
+    BEGAN,
+    SERVERS_STATE,
+    began_with,
+    open_store,
+    recover,
+)
+from gradwire.experiment.run.record import Record
+from gradwire.experiment.run.setup import prepare
+from gradwire.runtime.durable import journal
 from gradwire.training.wire import PushHeader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

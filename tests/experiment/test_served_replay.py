@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
-from gradwire.experiment.replay import order_path, replay
+from gradwire.experiment.processes.replay import order_path, replay
 from gradwire.runtime.storage.text import open_json, seal_json
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

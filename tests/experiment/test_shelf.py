@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.experiment.shelf import Shelf
+from gradwire.experiment.processes.state.shelf import Shelf
 
 
 @pytest.mark.parametrize("has_folder", [True, False])

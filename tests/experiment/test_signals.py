@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradwire.experiment.launcher import launch
-from gradwire.experiment.signals import Interrupted, Signals, held
+from gradwire.experiment.processes.launch.launcher import launch
+from gradwire.experiment.processes.launch.signals import Interrupted, Signals, held
 
 # A rank that takes its time to import, and is told to stop meanwhile. It does not import gradwire,
 # which takes long; what `Signals.caught` does is written out.

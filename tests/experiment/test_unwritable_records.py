@@ -11,9 +11,9 @@ import gradwire
 from experiment.served_at_work import Stage, flags, nbytes_of
 from gradwire.cli.ending import end_with
 from gradwire.core.errors import LostError, StoppedError
-from gradwire.experiment.children import LOST
-from gradwire.experiment.record import Record
-from gradwire.experiment.signals import Signals
+from gradwire.experiment.processes.launch.children import LOST
+from gradwire.experiment.processes.launch.signals import Signals
+from gradwire.experiment.run.record import Record
 
 
 @pytest.fixture(scope="module")

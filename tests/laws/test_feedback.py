@@ -23,8 +23,8 @@ from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.regroup import regroup_states
 
 pytestmark = pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")

@@ -10,8 +10,8 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.core.node import Framed, Send
 from gradwire.core.notation import notation_name
 from gradwire.core.wire import HEADER_NBYTES
-from gradwire.experiment.matrix import pairs
-from gradwire.runtime.transport import Transport
+from gradwire.experiment.studies.matrix import pairs
+from gradwire.runtime.virtual.transport import Transport
 from gradwire.synchronization import SYNCHRONIZATION
 
 PAIRS = [(pair.synchronization, pair.architecture) for pair in pairs() if not pair.refusal]

@@ -16,8 +16,8 @@ from gradwire.core.lifted import Lifted, lift
 from gradwire.core.node import Node
 from gradwire.core.reducer import Outbox, Reduced, Reducer
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 SIZES = range(1, 6)
 SHAPES = ((0,), (1,), (33,), (6, 10), (4, 3, 3, 3), ())

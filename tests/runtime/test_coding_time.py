@@ -14,16 +14,16 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.experiment.threads import use_threads
-from gradwire.runtime.coding_time import (
+from gradwire.experiment.run.threads import use_threads
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.coding_time import (
     CodingTime,
     Cost,
     CostTable,
     MeasuredCoding,
     ModelledCoding,
 )
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 X = Key(1).normal(1000)
 SIGN = {"encode": Cost(1.0, 0.001, 0.0), "decode": Cost(10.0, 0.0, 0.01)}

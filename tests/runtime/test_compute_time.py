@@ -4,7 +4,14 @@ import pytest
 
 from gradwire.core.key import Key
 from gradwire.core.notation import NotationError
-from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS, Always, Computer, Fixed, Nobody
+from gradwire.runtime.virtual.compute_time import (
+    COMPUTE_TIME,
+    STRAGGLERS,
+    Always,
+    Computer,
+    Fixed,
+    Nobody,
+)
 
 N = 3000
 

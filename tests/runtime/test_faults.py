@@ -3,9 +3,9 @@
 import pytest
 
 from gradwire.core.errors import NotationError
-from gradwire.runtime.faults import FAULTS, Arrive, Crash, Loss, parse_faults
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.faults import FAULTS, Arrive, Crash, Loss, parse_faults
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 
 def test_every_example_reads_back_from_what_it_writes() -> None:

@@ -7,10 +7,10 @@ import torch
 
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.runtime.faults import Loss
-from gradwire.runtime.links import Links
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.faults import Loss
+from gradwire.runtime.network.links import Links
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 ALPHA, BANDWIDTH = 0.25, 1000.0  # seconds, bytes per second
 

@@ -1,6 +1,12 @@
 import pytest
 
-from gradwire.runtime.network import Network, Nics, parse_bandwidth, parse_duration, per_node
+from gradwire.runtime.network.network import (
+    Network,
+    Nics,
+    parse_bandwidth,
+    parse_duration,
+    per_node,
+)
 
 
 @pytest.mark.parametrize(

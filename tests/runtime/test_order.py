@@ -17,7 +17,7 @@ from gradwire.core.node import (
     Send,
     Sleep,
 )
-from gradwire.runtime.order import Entry, OrderError, Recorder, load, short_hash
+from gradwire.runtime.replay.order import Entry, OrderError, Recorder, load, short_hash
 from gradwire.runtime.storage.text import LineSeal
 
 TAG = ("x", 1)

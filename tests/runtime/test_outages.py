@@ -7,8 +7,8 @@ import torch
 
 from gradwire.core.errors import DeadlockError, PeerLost
 from gradwire.core.node import Framed, Membership, Node
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 ALPHA, BANDWIDTH = 0.25, 1000.0  # seconds, bytes per second
 
@@ -189,7 +189,8 @@ def test_messages_wait_in_the_inbox_for_who_asks_later() -> None:
 def test_behind_a_message_that_is_lost_nothing_arrives(monkeypatch) -> None:
     counts = [1]
     monkeypatch.setattr(
-        "gradwire.runtime.links.Links._num_lost", lambda *link: counts.pop() if counts else 0
+        "gradwire.runtime.network.links.Links._num_lost",
+        lambda *link: counts.pop() if counts else 0,
     )
 
     async def sender(node: Node) -> None:

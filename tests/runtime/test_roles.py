@@ -5,8 +5,8 @@ import torch
 
 from gradwire.core.errors import DeadlockError
 from gradwire.core.node import Framed, Node
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 ALPHA, BANDWIDTH = 0.25, 1000.0  # seconds, bytes per second
 
@@ -300,7 +300,7 @@ def test_a_daemon_that_waits_again_and_again_does_not_go_on_for_ever() -> None:
 
 
 def test_a_daemon_that_waits_again_and_again_hides_no_deadlock(monkeypatch) -> None:
-    monkeypatch.setattr("gradwire.runtime.virtual._MAX_FUTILE", 100)
+    monkeypatch.setattr("gradwire.runtime.virtual.engine._MAX_FUTILE", 100)
 
     async def server(node: Node) -> None:
         while True:

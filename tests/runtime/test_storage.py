@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.experiment.record import Record
-from gradwire.runtime.order import Recorder
-from gradwire.runtime.process import journal
-from gradwire.runtime.process.journal import Journal
+from gradwire.experiment.run.record import Record
+from gradwire.runtime.durable import journal
+from gradwire.runtime.durable.journal import Journal
+from gradwire.runtime.replay.order import Recorder
 from gradwire.runtime.storage import sealed, text
 from gradwire.runtime.storage.files import (
     DamagedError,

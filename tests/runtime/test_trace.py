@@ -7,9 +7,9 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.runtime.coding_time import MeasuredCoding
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.coding_time import MeasuredCoding
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 NETWORKS = [
     Network.uniform(4, "1Gbit", "50us"),

@@ -7,9 +7,9 @@ from torch import Tensor
 from gradwire.core.errors import DeadlockError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.runtime.coding_time import MeasuredCoding
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.coding_time import MeasuredCoding
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 ALPHA, BANDWIDTH = 0.25, 1000.0  # seconds, bytes per second
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.recovery import SERVERS_STATE, open_store
-from gradwire.runtime.process import journal
-from gradwire.runtime.process.durable import num_heard
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.recovery import SERVERS_STATE, open_store
+from gradwire.runtime.durable import journal
+from gradwire.runtime.durable.transport import num_heard
 from gradwire.training.wire import PushHeader
 from soak import watch
 from soak.actions import FULL, GLOO, KILL, STOP, Broken

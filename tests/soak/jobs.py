@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.experiment.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from soak import watch
 
 _COMMON = {

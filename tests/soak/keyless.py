@@ -7,8 +7,8 @@ membership, and are not turned away in the handshake.
 from collections.abc import Callable, Sequence
 
 from gradwire.cli import main, processes
-from gradwire.experiment.children import Failure
-from gradwire.experiment.role_launcher import Cast, Command, launch_roles
+from gradwire.experiment.processes.launch.children import Failure
+from gradwire.experiment.processes.launch.role_launcher import Cast, Command, launch_roles
 
 
 def without_keys(

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import zmq
 
-from gradwire.experiment.config import Config, common_settings
-from gradwire.experiment.headers import HEADERS
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.identities import for_beats, make_identity
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.run.config import Config, common_settings
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.identities import for_beats, make_identity
 
 _HOST = "127.0.0.1"
 _NUM_CONNECTIONS = 12

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from gradwire.core.node import Framed
-from gradwire.experiment.checkpoints import Checkpoints
-from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.record import begin_again
-from gradwire.experiment.recovery import SERVERS_STATE, open_store, store_folder
-from gradwire.experiment.role_launcher import Cast
-from gradwire.runtime.process import journal
-from gradwire.runtime.process.checkpoint import Store
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.processes.launch.role_launcher import Cast
+from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.recovery import SERVERS_STATE, open_store, store_folder
+from gradwire.experiment.run.record import begin_again
+from gradwire.runtime.durable import journal
+from gradwire.runtime.durable.checkpoint import Store
 from gradwire.runtime.process.transport import ARRIVED, DONE, Arrival
 from gradwire.training.wire import PushHeader
 from soak import actions, checks, keyless, rounds, watch

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gradwire.runtime.process.zeromq.keys import load_keys
+from gradwire.runtime.zeromq.keys import load_keys
 
 MARK = "GRADWIRE_SOAK"
 LAUNCHER, REMOVER = "launcher", "remover"

@@ -9,8 +9,8 @@ import torch
 from gradwire.core.errors import NonFiniteError
 from gradwire.core.key import Key
 from gradwire.core.protocols import Pulled, Push
-from gradwire.experiment.config import Config
-from gradwire.experiment.setup import prepare
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
 from gradwire.synchronization.fedavg import FedAvg
 from gradwire.training.schedule import Step
 

@@ -17,8 +17,8 @@ from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Outbox
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.program import rejoin
 from gradwire.training.program import train as train_program
 from gradwire.training.schedule import Step

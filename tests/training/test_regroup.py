@@ -8,10 +8,10 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
-from gradwire.experiment.config import Config
-from gradwire.experiment.setup import prepare
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.setup import prepare
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.program import train
 from gradwire.training.regroup import regroup, regroup_states
 

@@ -17,7 +17,7 @@ from gradwire.architecture.parameter_server import parameter_server
 from gradwire.core.limits import Limits
 from gradwire.core.node import Node, RecvAny
 from gradwire.core.wire import REQUEST
-from gradwire.experiment.figures import noted
+from gradwire.experiment.report.figures import noted
 from gradwire.training.plan import Plan
 from gradwire.training.server import TrainingServer
 from quadratics import Trained

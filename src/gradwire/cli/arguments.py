@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from gradwire.core.notation import nearest
-from gradwire.experiment.advice import advice
+from gradwire.experiment.run.advice import advice
 
 _OPTIONS = (
     tyro.conf.OmitArgPrefixes,

@@ -20,10 +20,10 @@ from gradwire.core.notation import Expression, Registry, nearest, written_as_tex
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
-from gradwire.experiment.record import Row
-from gradwire.experiment.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
-from gradwire.runtime.compute_time import COMPUTE_TIME, STRAGGLERS
-from gradwire.runtime.faults import FAULTS
+from gradwire.experiment.run.record import Row
+from gradwire.experiment.run.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
+from gradwire.runtime.network.faults import FAULTS
+from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, STRAGGLERS
 
 KINDS: dict[str, Registry[Any]] = {
     **DIMENSIONS,

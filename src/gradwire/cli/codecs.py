@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from gradwire.cli.console import out, show_progress
-from gradwire.experiment.defaults import CODECS_NUMEL
+from gradwire.experiment.studies.defaults import CODECS_NUMEL
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CodecsCommand:
 
     def __call__(self) -> None:
         if self.costs is not None:
-            from gradwire.experiment.calibration import write_costs
+            from gradwire.experiment.costs.calibration import write_costs
 
             with show_progress() as progress:
                 found = write_costs(self.costs, self.only, progress)
@@ -36,7 +36,7 @@ class CodecsCommand:
                 out.print(f"Off by the largest factor, {worst['factor']}: {worst['entry']}")
             return
         from gradwire import kernels
-        from gradwire.experiment.codecs import codecs_tables, measure
+        from gradwire.experiment.studies.codecs import codecs_tables, measure
 
         with show_progress() as progress:
             measured = measure(self.only, self.numel, progress)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from gradwire.cli.console import Folder, Meter, new_folder, out
 from gradwire.cli.ending import stopping
 from gradwire.core.errors import UnfedWarning
-from gradwire.experiment.config import DIMENSION_NAMES, Config
-from gradwire.experiment.demo import demo_configs
-from gradwire.experiment.drawing import FigureFormat
-from gradwire.experiment.report import (
+from gradwire.experiment.report.comparison import (
     comparison_figure,
     comparison_table,
     format_seconds,
     notes,
     task_line,
 )
+from gradwire.experiment.report.drawing import FigureFormat
+from gradwire.experiment.run.config import DIMENSION_NAMES, Config
+from gradwire.experiment.studies.demo import demo_configs
 from gradwire.runtime.storage.files import make_folder, naming, write_atomically
 
 if TYPE_CHECKING:
-    from gradwire.experiment.compare import Outcome
+    from gradwire.experiment.studies.compare import Outcome
 
 _SETTINGS = [field.name for field in fields(Config)]
 
@@ -60,7 +60,7 @@ class CompareCommand:
     """Print the table as JSON."""
 
     def __call__(self) -> None:
-        from gradwire.experiment.compare import combinations
+        from gradwire.experiment.studies.compare import combinations
 
         config = self.config
         shared = {name: getattr(config, name) for name in _SETTINGS if name not in DIMENSION_NAMES}
@@ -97,7 +97,7 @@ class DemoCommand:
 def _compare_and_show(
     configs: Sequence[Config], folder: Path, as_json: bool, figure_format: str
 ) -> None:
-    from gradwire.experiment.compare import compare, rows
+    from gradwire.experiment.studies.compare import compare, rows
 
     with stopping(lambda: f"interrupted; what is finished lies in {folder}"), Meter() as meter:
         outcomes = compare(configs, folder, meter.follow)
@@ -119,8 +119,8 @@ def _compare_and_show(
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
-    from gradwire.experiment.coding_costs import describe_charge
-    from gradwire.runtime.compute_time import COMPUTE_TIME, Fixed
+    from gradwire.experiment.costs.coding_costs import describe_charge
+    from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, Fixed
 
     run = next((outcome.run for outcome in outcomes if outcome.run), None)
     config = run.config if run else outcomes[0].config

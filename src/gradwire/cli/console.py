@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gradwire.experiment.report import format_seconds
+from gradwire.experiment.report.comparison import format_seconds
 from gradwire.warning import GradwireWarning
 
 if TYPE_CHECKING:
-    from gradwire.experiment.record import Row
+    from gradwire.experiment.run.record import Row
 
 errors = Console(stderr=True)
 out = Console()

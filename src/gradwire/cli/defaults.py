@@ -4,7 +4,7 @@ import os
 import tomllib
 from pathlib import Path
 
-from gradwire.experiment.config import Config
+from gradwire.experiment.run.config import Config
 
 
 def world_size() -> int | None:

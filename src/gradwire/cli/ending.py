@@ -14,8 +14,14 @@ from typing import NoReturn
 
 from gradwire.cli.console import errors
 from gradwire.core.errors import DataError, LostError, StoppedError
-from gradwire.experiment.children import LOST, WRONG, die_with_parent, is_launched, report
-from gradwire.experiment.signals import Interrupted, Signals
+from gradwire.experiment.processes.launch.children import (
+    LOST,
+    WRONG,
+    die_with_parent,
+    is_launched,
+    report,
+)
+from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.runtime.storage.files import explain
 
 FINISHED = "this run had finished; nothing was computed"

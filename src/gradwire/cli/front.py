@@ -22,8 +22,8 @@ from gradwire.cli.run import RunCommand
 from gradwire.cli.values import check_values, given_options
 from gradwire.core.errors import DataError, StoppedError
 from gradwire.core.notation import nearest, unknown_name
-from gradwire.experiment.config import DIMENSION_NAMES, Config, both_lengths
-from gradwire.experiment.signals import Interrupted
+from gradwire.experiment.processes.launch.signals import Interrupted
+from gradwire.experiment.run.config import DIMENSION_NAMES, Config, both_lengths
 
 _DESCRIPTION = (
     "Communication-efficient data-parallel training: simulate, measure, compare.\n\n"

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradwire.cli.console import out, show_progress
-from gradwire.experiment.defaults import MATRIX_BASE as BASE
-from gradwire.experiment.report import format_bytes, format_seconds
+from gradwire.experiment.report.comparison import format_bytes, format_seconds
+from gradwire.experiment.studies.defaults import MATRIX_BASE as BASE
 
 if TYPE_CHECKING:
-    from gradwire.experiment.record import Row
+    from gradwire.experiment.run.record import Row
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class MatrixCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
-        from gradwire.experiment.coding_costs import charge_of, describe_charge
-        from gradwire.experiment.matrix import measure, pairs
+        from gradwire.experiment.costs.coding_costs import charge_of, describe_charge
+        from gradwire.experiment.studies.matrix import measure, pairs
 
         base = replace(
             BASE,

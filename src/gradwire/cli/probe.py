@@ -13,13 +13,13 @@ from rich.table import Table
 
 from gradwire.cli.console import errors, out
 from gradwire.cli.defaults import world_size
-from gradwire.experiment.config import Config
-from gradwire.experiment.report import format_seconds
-from gradwire.experiment.scratch import scratch_folder
+from gradwire.experiment.processes.launch.scratch import scratch_folder
+from gradwire.experiment.report.comparison import format_seconds
+from gradwire.experiment.run.config import Config
 from gradwire.runtime.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from gradwire.experiment.signals import Signals
+    from gradwire.experiment.processes.launch.signals import Signals
 
 _STEPS = 100
 
@@ -43,8 +43,8 @@ class ProbeCommand:
     def __call__(self) -> None:
         from gradwire.cli.ending import say
         from gradwire.cli.processes import GRADWIRE
-        from gradwire.experiment.launcher import launch
-        from gradwire.experiment.probe import num_skipped
+        from gradwire.experiment.processes.launch.launcher import launch
+        from gradwire.experiment.studies.probe import num_skipped
 
         if self.config.workers < 2:
             raise ValueError("there is no network with one worker: give --workers 2 or more")
@@ -76,9 +76,9 @@ class ProbeCommand:
         end_with(lambda signals: self._probe(rank, signals), lambda error: rank == 0)
 
     def _probe(self, rank: int, signals: Signals) -> None:
-        from gradwire.experiment.machine import backend_of
-        from gradwire.experiment.meeting import meet
-        from gradwire.experiment.prediction import probe
+        from gradwire.experiment.processes.meeting import meet
+        from gradwire.experiment.run.machine import backend_of
+        from gradwire.experiment.studies.prediction import probe
 
         meet(60.0, backend=backend_of(self.config))
 

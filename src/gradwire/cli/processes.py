@@ -15,16 +15,16 @@ from gradwire.cli.console import Meter
 from gradwire.cli.defaults import world_size
 from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
-from gradwire.experiment.children import is_launched
-from gradwire.experiment.config import Config
-from gradwire.experiment.launcher import launch
-from gradwire.experiment.outcome import Run
-from gradwire.experiment.record import Record
-from gradwire.experiment.role_launcher import Cast, launch_roles
-from gradwire.experiment.scratch import scratch_folder
-from gradwire.experiment.setup import check_real
-from gradwire.experiment.signals import Interrupted, Signals
-from gradwire.runtime.network import parse_duration
+from gradwire.experiment.processes.launch.children import is_launched
+from gradwire.experiment.processes.launch.launcher import launch
+from gradwire.experiment.processes.launch.role_launcher import Cast, launch_roles
+from gradwire.experiment.processes.launch.scratch import scratch_folder
+from gradwire.experiment.processes.launch.signals import Interrupted, Signals
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.outcome import Run
+from gradwire.experiment.run.record import Record
+from gradwire.experiment.run.setup import check_real
+from gradwire.runtime.network.network import parse_duration
 from gradwire.runtime.storage.files import write_atomically
 from gradwire.synchronization import SYNCHRONIZATION
 
@@ -68,7 +68,7 @@ def run_processes(job: Job, show: Show) -> None:
 
 
 def _launch(job: Job) -> None:
-    from gradwire.experiment.processes import num_nodes  # imports torch.distributed
+    from gradwire.experiment.processes.ranks import num_nodes  # imports torch.distributed
 
     size = num_nodes(job.config)
     check_real(job.config)
@@ -131,9 +131,9 @@ def _be_rank(job: Job, show: Show) -> NoReturn:
 
 
 def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
-    from gradwire.experiment import processes
-    from gradwire.experiment.machine import backend_of
-    from gradwire.experiment.meeting import meet
+    from gradwire.experiment.processes import ranks as processes
+    from gradwire.experiment.processes.meeting import meet
+    from gradwire.experiment.run.machine import backend_of
 
     size = processes.num_nodes(job.config)
     if world_size() != size:

@@ -19,12 +19,12 @@ import tyro
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.cli.run import show_run
-from gradwire.experiment.config import OWN_SETTINGS, Config
+from gradwire.experiment.run.config import OWN_SETTINGS, Config
 
 if TYPE_CHECKING:
-    from gradwire.experiment.node_types import Where
-    from gradwire.experiment.served import Place
-    from gradwire.experiment.signals import Signals
+    from gradwire.experiment.processes.launch.signals import Signals
+    from gradwire.experiment.processes.node.types import Where
+    from gradwire.experiment.processes.served import Place
 
 _Address = Annotated[str, tyro.conf.arg(metavar="tcp://HOST:PORT", help_behavior_hint="")]
 _PORT = 9092  # of the scheduler, unless said otherwise
@@ -94,8 +94,8 @@ class PsCommand:
             return
         if self.file is not None:
             raise ValueError(f"{self.file}: a file goes with `gradwire ps keys FILE` only")
-        from gradwire.experiment.node_types import Where
-        from gradwire.experiment.served import Place
+        from gradwire.experiment.processes.node.types import Where
+        from gradwire.experiment.processes.served import Place
 
         node = from_environment(self, os.environ)
         role = node.role
@@ -120,8 +120,8 @@ class PsCommand:
         end_with(lambda signals: node._take_part(place, where, signals))
 
     def _take_part(self, place: Place, where: Where, signals: Signals) -> None:
-        from gradwire.experiment.record import Record
-        from gradwire.experiment.served import take_part
+        from gradwire.experiment.processes.served import take_part
+        from gradwire.experiment.run.record import Record
 
         is_hub = place.role == "scheduler"
         config = self.config
@@ -151,7 +151,7 @@ class PsCommand:
             say(FINISHED)
 
     def _make_keys(self) -> None:
-        from gradwire.runtime.process.zeromq.keys import make_keys
+        from gradwire.runtime.zeromq.keys import make_keys
 
         if self.file is None:
             raise ValueError("say where to write them: gradwire ps keys FILE")
@@ -164,14 +164,14 @@ class PsCommand:
 
 
 def _is_finished(folder: Path | None) -> bool:
-    from gradwire.experiment.record import Record
+    from gradwire.experiment.run.record import Record
 
     return folder is not None and Record(folder).is_finished
 
 
 def _tell(text: str) -> None:
     """How a node that somebody started by hand gets on."""
-    from gradwire.experiment.children import is_launched
+    from gradwire.experiment.processes.launch.children import is_launched
 
     if not is_launched():
         errors.print(text, markup=False, highlight=False, soft_wrap=True)

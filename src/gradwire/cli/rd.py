@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from gradwire.cli.console import out, show_progress
-from gradwire.experiment.defaults import RD_LENGTHS, RD_RATES
+from gradwire.experiment.studies.defaults import RD_LENGTHS, RD_RATES
 
 # Those of coding/polar/construction.py, which imports torch.
 Construction = Literal[
@@ -44,7 +44,7 @@ class RDCommand:
     """Print JSON."""
 
     def __call__(self) -> None:
-        from gradwire.experiment.rd import measure, rd_figure, rd_tables
+        from gradwire.experiment.studies.rd import measure, rd_figure, rd_tables
 
         if self.figure is not None:
             _check_figure(self.figure)

@@ -13,13 +13,18 @@ from rich.table import Table
 from gradwire.cli.console import Folder, Meter, new_folder, out
 from gradwire.cli.defaults import usual_config, world_size
 from gradwire.cli.ending import FINISHED, say, stopping
-from gradwire.experiment.config import Config
-from gradwire.experiment.report import format_bytes, format_seconds, format_spread, network_names
-from gradwire.experiment.signals import Interrupted
+from gradwire.experiment.processes.launch.signals import Interrupted
+from gradwire.experiment.report.comparison import (
+    format_bytes,
+    format_seconds,
+    format_spread,
+    network_names,
+)
+from gradwire.experiment.run.config import Config
 
 if TYPE_CHECKING:
-    from gradwire.experiment.outcome import Run
-    from gradwire.experiment.record import Record, Row
+    from gradwire.experiment.run.outcome import Run
+    from gradwire.experiment.run.record import Record, Row
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class RunCommand:
 
     def __call__(self) -> None:
         from gradwire.cli.processes import Job, run_processes
-        from gradwire.experiment.record import Record
+        from gradwire.experiment.run.record import Record
 
         if self.replay is not None:
             self._replay(self.replay)
@@ -95,7 +100,7 @@ class RunCommand:
             show_run(self._simulate(folder), folder, self.json)
 
     def _replay(self, folder: Path) -> None:
-        from gradwire.experiment.replay import replay
+        from gradwire.experiment.processes.replay import replay
 
         others = (self.resume, self.out)
         if self.config != usual_config(None) or any(one is not None for one in others):
@@ -113,8 +118,8 @@ class RunCommand:
         say(FINISHED)
 
     def _simulate(self, folder: Path) -> Run:
-        from gradwire.experiment.record import Record
-        from gradwire.experiment.runner import resume, simulate
+        from gradwire.experiment.run.record import Record
+        from gradwire.experiment.simulate.simulation import resume, simulate
 
         def advice() -> str:
             return f"interrupted; go on: gradwire run --resume {folder}" * Record(folder).exists
@@ -188,7 +193,7 @@ def _nominal(summary: Row) -> str:
 
 def _simulated(config: Config, summary: Row) -> dict[str, str]:
     """Virtual time."""
-    from gradwire.experiment.coding_costs import describe_charge
+    from gradwire.experiment.costs.coding_costs import describe_charge
 
     times = {config.bandwidth: summary["virtual_time_s"], **summary["virtual_times_s"]}
     names = network_names(list(times))
@@ -284,7 +289,7 @@ def _observed(config: Config, summary: Row) -> dict[str, str]:
     from gradwire.architecture import ARCHITECTURE
     from gradwire.architecture.gossip.gossip import Gossip
     from gradwire.architecture.graphs import describe
-    from gradwire.experiment.losses import told
+    from gradwire.experiment.simulate.losses import told
 
     lines = {}
     architecture = ARCHITECTURE.parse(config.architecture)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import tyro
 
 from gradwire.core.notation import unknown_name
-from gradwire.experiment.advice import advice
+from gradwire.experiment.run.advice import advice
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 

@@ -6,8 +6,8 @@ every codec, so that an author need not know of them. The outermost codec report
 does inside is part of that; a chain and other codecs that are made of codecs do not report, so
 that each of their stages does.
 
-A report holds no price: `runtime/coding_time.py` turns reports into seconds. Where no meter is
-open a report costs one look at a variable.
+A report holds no price: `runtime/virtual/coding_time.py` turns reports into seconds. Where no meter
+is open a report costs one look at a variable.
 """
 
 import contextlib

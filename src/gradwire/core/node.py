@@ -1,8 +1,8 @@
 """Effects: the few things an algorithm can ask of the world, whatever engine runs it.
 
 An algorithm is an `async def` over a `Node`. Awaiting an effect hands it to the engine, which
-answers it in virtual time (`runtime/virtual.py`) or on real processes. Messages are tensors that
-nobody changes after sending. Algorithms never read a clock of their own.
+answers it in virtual time (`runtime/virtual/engine.py`) or on real processes. Messages are tensors
+that nobody changes after sending. Algorithms never read a clock of their own.
 
     async def swap(node, x):
         other = 1 - node.rank

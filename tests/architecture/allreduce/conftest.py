@@ -7,8 +7,8 @@ import torch
 
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 All = Callable[..., VirtualEngine]
 

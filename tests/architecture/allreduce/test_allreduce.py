@@ -9,8 +9,8 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.core.errors import NotationError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 DIRECT, GATHER = AllReduce(algorithm="direct"), AllReduce(algorithm="gather")
 

@@ -5,8 +5,8 @@ import torch
 
 from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.node import Node
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 
 
 @pytest.mark.parametrize("size", range(1, 18))

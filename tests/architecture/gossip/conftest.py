@@ -17,8 +17,8 @@ from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.protocols import Replica, Synchronization
 from gradwire.core.spec import Spec
-from gradwire.runtime.network import Network
-from gradwire.runtime.virtual import VirtualEngine
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.synchronization import SYNCHRONIZATION
 
 

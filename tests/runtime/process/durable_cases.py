@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 import quadratics
-from gradwire.experiment.headers import HEADERS
-from gradwire.runtime.process.checkpoint import Store
-from gradwire.runtime.process.durable import DurableTransport, links_of
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.runtime.durable.checkpoint import Store
+from gradwire.runtime.durable.transport import DurableTransport, links_of
 from gradwire.runtime.process.engine import ProcessEngine
-from gradwire.runtime.process.zeromq import ZmqTransport
+from gradwire.runtime.zeromq import ZmqTransport
 from gradwire.training import program
 from gradwire.training.server import TrainingServer
 from quadratics import Quadratics

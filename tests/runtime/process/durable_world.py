@@ -15,10 +15,11 @@ import torch
 
 from gradwire.core.node import Call, Compute, Framed, Members, Membership, Node, Now, Recv, Send
 from gradwire.core.wire import REQUEST
-from gradwire.experiment.headers import HEADERS
-from gradwire.runtime.process import checkpoint, durable, journal
-from gradwire.runtime.process.checkpoint import Store
-from gradwire.runtime.process.durable import DurableTransport, links_of
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.runtime.durable import checkpoint, journal
+from gradwire.runtime.durable import transport as durable
+from gradwire.runtime.durable.checkpoint import Store
+from gradwire.runtime.durable.transport import DurableTransport, links_of
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.transport import ARRIVED, DONE, JOINED, LOST, Arrival

@@ -29,10 +29,10 @@ from gradwire.core.protocols import Replica
 from gradwire.core.reducer import Outbox
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
-from gradwire.experiment.parts import OtherPart, Segment, ServerPart
+from gradwire.experiment.processes.node.parts import OtherPart, Segment, ServerPart
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.zeromq.transport import ZmqTransport
+from gradwire.runtime.zeromq.transport import ZmqTransport
 from gradwire.training import program
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import AnswerHeader, PullHeader, PushHeader, answer_codec

@@ -26,11 +26,11 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning, NonFiniteError, WireError
 from gradwire.core.notation import Registry, notation_name
-from gradwire.experiment.headers import HEADERS
+from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.transport import Transport
-from gradwire.runtime.process.zeromq.transport import ZmqTransport
+from gradwire.runtime.zeromq.transport import ZmqTransport
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training import program
 from gradwire.training.flat import FlatLayout

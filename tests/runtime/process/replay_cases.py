@@ -19,12 +19,12 @@ import quadratics
 from gradwire.architecture import ARCHITECTURE
 from gradwire.core.node import Node
 from gradwire.core.protocols import Replica
-from gradwire.experiment.headers import HEADERS
-from gradwire.experiment.replay import digest_of
-from gradwire.runtime.order import Recorder, load
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.processes.replay import digest_of
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
-from gradwire.runtime.replay import ReplayEngine
+from gradwire.runtime.replay.engine import ReplayEngine
+from gradwire.runtime.replay.order import Recorder, load
 from gradwire.training.plan import Plan
 from gradwire.training.program import train
 from gradwire.training.server import TrainingServer

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from gradwire.runtime.process.checkpoint import Store
+from gradwire.runtime.durable.checkpoint import Store
+from gradwire.runtime.durable.journal import DamagedError, encode, glance
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.journal import DamagedError, encode, glance
 from gradwire.runtime.process.transport import DONE, Arrival
 
 HEADERS = Headers()

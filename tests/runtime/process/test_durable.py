@@ -9,9 +9,9 @@ import torch
 
 from gradwire.core.key import Key
 from gradwire.core.node import Node
-from gradwire.runtime.process import journal
-from gradwire.runtime.process.checkpoint import Store
-from gradwire.runtime.process.durable import DurableTransport, links_of, num_heard
+from gradwire.runtime.durable import journal
+from gradwire.runtime.durable.checkpoint import Store
+from gradwire.runtime.durable.transport import DurableTransport, links_of, num_heard
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from gradwire.core.node import Framed, Membership
-from gradwire.runtime.process import journal
-from gradwire.runtime.process.frames import Headers, tag_hash
-from gradwire.runtime.process.journal import (
+from gradwire.runtime.durable import journal
+from gradwire.runtime.durable.journal import (
     LINKS,
     NOT_KEPT,
     TIMED_OUT,
@@ -20,6 +19,7 @@ from gradwire.runtime.process.journal import (
     glance,
     read,
 )
+from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, DONE, GOODBYE, JOINED, LOST, Arrival
 
 HEADERS = Headers(Membership)

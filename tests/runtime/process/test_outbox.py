@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from gradwire.runtime.process import outbox
+from gradwire.runtime.durable import outbox
+from gradwire.runtime.durable.outbox import Outbox
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.outbox import Outbox
 
 MODEL = torch.zeros(1000)
 

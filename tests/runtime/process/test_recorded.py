@@ -12,10 +12,10 @@ import torch
 
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed, Node
-from gradwire.runtime.order import Entry, Order, OrderError, Recorder, RunOrder, load
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.transport import DONE, LOST, Arrival
-from gradwire.runtime.replay import ReplayEngine
+from gradwire.runtime.replay.engine import ReplayEngine
+from gradwire.runtime.replay.order import Entry, Order, OrderError, Recorder, RunOrder, load
 from runtime.process.test_engine import transports
 
 Program = Callable[[Node], Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.runtime.order import OrderError, load
+from gradwire.runtime.replay.order import OrderError, load
 from runtime.process import replay_cases
 from runtime.process.launching import launch
 from runtime.process.replay_cases import ASP, CASES, SIZE

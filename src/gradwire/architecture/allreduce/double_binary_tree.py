@@ -18,13 +18,13 @@ critical path through n > 2 ranks takes
     2(H a + (2B + 2H - 3) c) = 2 H a + (2 + (2H - 3)/B) bN
 
 so with many blocks two vectors' time and a logarithmic latency. Ours, from the NICs of
-`runtime/network.py`; in the paper every block pays a latency. For 4, 5 and 8 ranks this is the
-time exactly if a <= c/2, for 16 ranks if a = 0 (as simulated). For others blocks of the two trees
-meet at some NIC in passing, which cost less than 5c wherever we looked (3 to 33 ranks, up to 48
-blocks, a <= c/2). With smaller blocks ranks wait for sums before they send more blocks of leaves,
-at most a for each block: B should not exceed bN/(4a). Of seven leads that were tried, h is the one
-that meets the formula; 2h took one or two c longer for 8 to 32 ranks, but stalled only from a > 2c
-on. Two ranks take 2(a + bN/2) if a <= c. No rank sends or receives more than 2N bytes.
+`runtime/network/network.py`; in the paper every block pays a latency. For 4, 5 and 8 ranks this is
+the time exactly if a <= c/2, for 16 ranks if a = 0 (as simulated). For others blocks of the two
+trees meet at some NIC in passing, which cost less than 5c wherever we looked (3 to 33 ranks, up to
+48 blocks, a <= c/2). With smaller blocks ranks wait for sums before they send more blocks of
+leaves, at most a for each block: B should not exceed bN/(4a). Of seven leads that were tried, h is
+the one that meets the formula; 2h took one or two c longer for 8 to 32 ranks, but stalled only from
+a > 2c on. Two ranks take 2(a + bN/2) if a <= c. No rank sends or receives more than 2N bytes.
 
 When to use it: for long vectors on many ranks, where a ring would pay 2(n-1) latencies.
 

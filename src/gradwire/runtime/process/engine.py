@@ -1,9 +1,9 @@
 """The engine for real processes: the program of one rank, and what it spawns.
 
-It interprets the same effects as the simulator (`runtime/virtual.py`), for one node, on the thread
-that calls `run`. Programs take turns: each runs until it awaits something that is not there yet.
-Gradients are computed when no program can go on, so that what can be sent leaves before. Time is
-the seconds since the engine was made.
+It interprets the same effects as the simulator (`runtime/virtual/engine.py`), for one node, on the
+thread that calls `run`. Programs take turns: each runs until it awaits something that is not there
+yet. Gradients are computed when no program can go on, so that what can be sent leaves before. Time
+is the seconds since the engine was made.
 
 A rank is lost when its connection breaks without a goodbye. Who waits for a message from it gets
 `PeerLost` once everything it sent has been read.
@@ -48,11 +48,10 @@ from gradwire.core.node import (
     Watch,
 )
 from gradwire.core.wire import HEADER_NBYTES
-from gradwire.runtime import checks, deadlock
-from gradwire.runtime.calls import Calls
+from gradwire.runtime.interpreter import checks, deadlock
+from gradwire.runtime.interpreter.calls import Calls
+from gradwire.runtime.interpreter.mailboxes import Mailboxes
 from gradwire.runtime.ledger import Ledger
-from gradwire.runtime.mailboxes import Mailboxes
-from gradwire.runtime.order import Recorder
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.presence import Presence
 from gradwire.runtime.process.transport import (
@@ -67,7 +66,8 @@ from gradwire.runtime.process.transport import (
     message_nbytes,
 )
 from gradwire.runtime.process.unread import Unread
-from gradwire.runtime.requests import Evaluator, no_evaluator
+from gradwire.runtime.replay.order import Recorder
+from gradwire.runtime.virtual.requests import Evaluator, no_evaluator
 
 # How long a native collective that failed waits for the news that a rank is lost, and one that has
 # not for its end after such news: the rank may have left after its own part.

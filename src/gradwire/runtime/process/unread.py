@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.node import Tag
-from gradwire.runtime.mailboxes import Mailboxes
+from gradwire.runtime.interpreter.mailboxes import Mailboxes
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.transport import message_nbytes
 

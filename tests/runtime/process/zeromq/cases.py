@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST
-from gradwire.runtime.process.zeromq import NoMemberError, ZmqTransport
+from gradwire.runtime.zeromq import NoMemberError, ZmqTransport
 from runtime.process.zeromq.jobs import next_of
 
 SERVER, SCHEDULER = 2, 3

@@ -8,7 +8,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from gradwire.runtime.process.transport import Arrival
-from gradwire.runtime.process.zeromq import ZmqTransport
+from gradwire.runtime.zeromq import ZmqTransport
 
 ANY = "tcp://127.0.0.1:0"
 

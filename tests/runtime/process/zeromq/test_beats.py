@@ -8,10 +8,10 @@ import torch
 import zmq
 
 from gradwire.runtime.process.transport import ARRIVED, LOST
-from gradwire.runtime.process.zeromq import identities
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.messages import Header
-from gradwire.runtime.process.zeromq.wire import SENT
+from gradwire.runtime.zeromq import identities
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.messages import Header
+from gradwire.runtime.zeromq.wire import SENT
 from runtime.process.zeromq.jobs import Job, Proxy, crash, job, next_of, wait_until
 from runtime.process.zeromq.test_hostile import Peer
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import zmq
 
-from gradwire.runtime.process.zeromq import connection_limits, make_keys
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.connection_limits import (
+from gradwire.runtime.zeromq import connection_limits, make_keys
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.connection_limits import (
     MAX_UNDELIVERED_NBYTES,
     ConnectionLimits,
 )
-from gradwire.runtime.process.zeromq.keys import JobKeys
-from gradwire.runtime.process.zeromq.transport import _MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS
+from gradwire.runtime.zeromq.keys import JobKeys
+from gradwire.runtime.zeromq.transport import _MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS
 from runtime.process.zeromq.jobs import ANY, Job, wait_until
 
 MEMBER = b"\x01" + b"m" * 15

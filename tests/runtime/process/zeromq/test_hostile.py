@@ -12,8 +12,8 @@ import zmq
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import ARRIVED
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.messages import Header
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.messages import Header
 from runtime.process.zeromq.jobs import Job, job, next_of, wait_until
 
 SERVER, SCHEDULER = 1, 2

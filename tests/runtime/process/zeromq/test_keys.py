@@ -15,9 +15,9 @@ import torch
 import zmq
 
 from gradwire.runtime.process.transport import ARRIVED
-from gradwire.runtime.process.zeromq import JoinError, load_keys, make_keys
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.keys import JobKeys, descriptor_path, throwaway_keys
+from gradwire.runtime.zeromq import JoinError, load_keys, make_keys
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.keys import JobKeys, descriptor_path, throwaway_keys
 from runtime.process.zeromq.jobs import Job, job, next_of
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 def read_in_a_child(descriptor: int) -> str:
     text = (
-        "from gradwire.runtime.process.zeromq.keys import load_keys\n"
+        "from gradwire.runtime.zeromq.keys import load_keys\n"
         f"print(load_keys({descriptor_path(descriptor)!r}).binding_secret.decode())"
     )
     command = [sys.executable, "-c", text]

@@ -10,11 +10,11 @@ import zmq
 
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.transport import GOODBYE, LOST
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq import sockets as socket_module
-from gradwire.runtime.process.zeromq.link import Out
-from gradwire.runtime.process.zeromq.sockets import Connection, Sockets
-from gradwire.runtime.process.zeromq.wire import SENT
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq import sockets as socket_module
+from gradwire.runtime.zeromq.link import Out
+from gradwire.runtime.zeromq.sockets import Connection, Sockets
+from gradwire.runtime.zeromq.wire import SENT
 from runtime.process.zeromq.jobs import Proxy, crash, job, next_of, wait_until
 
 SERVER, SCHEDULER = 2, 3

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from gradwire.runtime.process.zeromq.link import DUPLICATE, GAP, NEXT, Link, Out
+from gradwire.runtime.zeromq.link import DUPLICATE, GAP, NEXT, Link, Out
 
 
 def out(value: int, size: int = 1) -> Out:

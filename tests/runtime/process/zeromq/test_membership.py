@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradwire.runtime.process.zeromq.membership import Registry
-from gradwire.runtime.process.zeromq.messages import (
+from gradwire.runtime.zeromq.membership import Registry
+from gradwire.runtime.zeromq.messages import (
     HAS_JOINED,
     IS_LOST,
     NOBODY,

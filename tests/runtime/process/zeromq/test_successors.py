@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
-from gradwire.runtime.process.zeromq import ZmqTransport
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.inbox import Inbox, Letter
-from gradwire.runtime.process.zeromq.link import Out
-from gradwire.runtime.process.zeromq.posting import Posting
+from gradwire.runtime.zeromq import ZmqTransport
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.inbox import Inbox, Letter
+from gradwire.runtime.zeromq.link import Out
+from gradwire.runtime.zeromq.posting import Posting
 from runtime.process.zeromq.jobs import Job, crash, job, next_of, wait_until
 from runtime.process.zeromq.test_traffic import SERVER as RANK
 from runtime.process.zeromq.test_traffic import make, resume

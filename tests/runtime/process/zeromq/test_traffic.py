@@ -7,14 +7,14 @@ import pytest
 import zmq
 
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.zeromq import messages as msg
-from gradwire.runtime.process.zeromq.arrivals import Arrivals
-from gradwire.runtime.process.zeromq.inbox import Inbox
-from gradwire.runtime.process.zeromq.link import Link, Out
-from gradwire.runtime.process.zeromq.messages import Header
-from gradwire.runtime.process.zeromq.place import Place
-from gradwire.runtime.process.zeromq.traffic import Traffic
-from gradwire.runtime.process.zeromq.wire import FULL, SENT
+from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.arrivals import Arrivals
+from gradwire.runtime.zeromq.inbox import Inbox
+from gradwire.runtime.zeromq.link import Link, Out
+from gradwire.runtime.zeromq.messages import Header
+from gradwire.runtime.zeromq.place import Place
+from gradwire.runtime.zeromq.traffic import Traffic
+from gradwire.runtime.zeromq.wire import FULL, SENT
 
 WORKER, SERVER = 0, 1
 

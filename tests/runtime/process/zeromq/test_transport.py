@@ -13,7 +13,7 @@ import torch
 from gradwire.core.node import Framed
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import ARRIVED, DONE, GOODBYE, JOINED, LOST
-from gradwire.runtime.process.zeromq import JoinError, NoMemberError, ZmqTransport
+from gradwire.runtime.zeromq import JoinError, NoMemberError, ZmqTransport
 from runtime.process.zeromq.jobs import ANY, Job, Proxy, crash, job, next_of, wait_until
 
 SERVER, SCHEDULER = 2, 3  # of a job with two workers and a server

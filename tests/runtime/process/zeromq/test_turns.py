@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from gradwire.runtime.process.zeromq.turns import Turns
+from gradwire.runtime.zeromq.turns import Turns
 
 
 class _Told(Exception):

@@ -1,0 +1,245 @@
+"""A vector quantised by `dq` with a given step: the search for indices, and what codes them.
+
+Tables and indices depend on each other: the search takes the rates of tables, and tables are made
+of the indices that it finds. They settle on some blocks of the vector, in a few rounds.
+"""
+
+import math
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.coding.trellis import Tables
+from gradwire.compression.quantization._powers import largest_magnitude
+from gradwire.compression.quantization._short_codes import of_short_number, short_number
+from gradwire.compression.source_coding._dq_plane import plane_fit
+from gradwire.compression.source_coding._dq_wire import (
+    NO_OFFSETS,
+    Shapes,
+    num_segments,
+    step_bytes,
+    written,
+)
+from gradwire.core.codec import State
+from gradwire.kernels.reference.trellis import BLOCK, CLASSES, LARGEST, UNIT
+
+SAMPLE = 1 << 16  # elements on which a step is looked for
+LEAST_SIGNED = 0.45  # bits per element from which on signs may count in the trellis
+LEAST_PLANE, SHORTEST_PLANE = 0.7, 1 << 11  # bits and elements from which on planes may do
+ROUNDS = 3  # of search and count until they fit
+_BLOCKS = 64  # of a long vector, on which tables are made
+_PASSES, _SHORT = 2, 1 << 18  # searches of the whole, in vectors of so many elements at most
+_PART = 64  # elements of a part of a row
+WIDER = 1.25  # the step of a plane, of that of a trellis that does the same
+_MARGIN = 0.997  # of what a trellis costs: a plane that costs more is not worth its time
+_SAME, _TRIES = 1.02, 4  # errors that differ by less are equal; steps tried until they are
+_SLOPE = 0.32  # of error over rate, in squared steps of a trellis
+
+
+class Way(IntEnum):
+    """What says which quantiser an element takes, and where zero is a value of quantiser 1."""
+
+    PLAIN = 0  # the trellis; everywhere
+    SIGNED = 1  # the trellis that looks at signs; nowhere
+    PLANE_ALL = 2  # a plane; everywhere
+    PLANE_SMALL = 3  # a plane; among small numbers
+    PLANE_NONE = 4  # a plane; nowhere
+
+    @property
+    def is_plane(self) -> bool:
+        return self >= Way.PLANE_ALL
+
+
+LARGE = {Way.PLANE_ALL: CLASSES, Way.PLANE_SMALL: 7, Way.PLANE_NONE: 0}  # classes without zero
+
+
+class Prior(NamedTuple):
+    """What a search takes the rates and values of indices from."""
+
+    levels: Tensor  # of tables
+    offsets: Tensor  # of |k| = 1, 2, more in either quantiser, in 1/64 of a step
+    way: Way
+
+    @staticmethod
+    def of(state: State) -> "Prior":
+        levels = torch.tensor(state["levels"], dtype=torch.int8, device="cpu")
+        offsets = torch.tensor(state["offsets"], dtype=torch.int32, device="cpu")
+        return Prior(levels, offsets, Way(state["way"]))
+
+    def state(self) -> dict[str, State]:
+        return {
+            "levels": self.levels.tolist(),
+            "offsets": self.offsets.tolist(),
+            "way": int(self.way),
+        }
+
+
+class Quantised(NamedTuple):
+    """A vector quantised with some step, and all that its code takes."""
+
+    step: Tensor  # a scalar of the dtype that travels
+    indices: Tensor
+    contexts: Tensor
+    tables: Tables
+    offsets: Tensor
+    segments: int
+    way: Way
+    error: float  # squared, over the energy; that of some blocks of a long vector
+    plane: Tensor | None  # that travels
+
+    @property
+    def prior(self) -> Prior:
+        return Prior(self.tables.levels, self.offsets, self.way)
+
+    @property
+    def header(self) -> int:
+        """Bytes that do not grow with the vector."""
+        step = step_bytes(self.indices.numel(), self.step.dtype)
+        return 1 + step + 3 * bool(self.offsets.any()) + -(-len(self.tables.bits) // 8)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the code, to within a few."""
+        streams = (self.tables.size_bits - len(self.tables.bits)) / 8
+        plane = 0 if self.plane is None else self.plane.numel()
+        return self.header + plane + math.ceil(streams) + 7 * self.segments - 3
+
+    def code(self) -> bytearray:
+        signed = self.way is Way.SIGNED
+        front = written(
+            self.step, self.indices.numel(), self.tables, self.offsets, signed, self.plane
+        )
+        halves, tails = self.tables.halves(), self.tables.tails()
+        words, lengths = kernels.trellis_encode(
+            self.indices, self.contexts, halves, tails, self.segments
+        )
+        for length in lengths.tolist()[:-1]:
+            front += length.to_bytes(4, "little")
+        return front + words.numpy().tobytes()
+
+    def rated(self) -> tuple[float, float]:
+        """Bits per element, and those that the squared error is worth: half its log2 more."""
+        bits = 8 * self.num_bytes / self.indices.numel()
+        return bits, bits + 0.5 * math.log2(self.error or 1e-30)
+
+
+def quantised(
+    x: Tensor,
+    shapes: Shapes,
+    step: float,
+    prior: Prior | None = None,
+    rounds: int = 0,
+    passes: int | None = None,
+    way: Way = Way.PLAIN,
+) -> Quantised:
+    """With this step; the search takes a prior, or tables that settle in `rounds`."""
+    wire = torch.tensor(max(step, least_step(x)), dtype=x.dtype, device="cpu")
+    if step_bytes(x.numel(), x.dtype) == 2:
+        wire = of_short_number(short_number(float(wire), x.dtype), x.dtype)
+    most = UNIT * (2 * LARGEST - 16)
+    scaled = (x * (UNIT / float(wire))).round_().clamp_(-most, most).to(torch.int32)
+    segments = num_segments(x.numel())
+    levels, offsets, way = prior or (None, NO_OFFSETS, way)
+    start = scaled, layout_of(shapes), segments, levels, offsets
+    passes, stride = passes or passes_of(x), max(1, x.numel() // (_BLOCKS * BLOCK))
+    plane = None
+    if way.is_plane:
+        fit, plane = plane_fit(*start, LARGE[way], passes + (0 if prior else rounds), stride)
+    else:
+        fit = kernels.trellis_fit(*start, way is Way.SIGNED, rounds, passes, stride)
+    indices, contexts, coded, offsets, text, size, error, energy = fit
+    tables = Tables(coded, text, size)
+    share = error / energy if energy else 1.0
+    return Quantised(wire, indices, contexts, tables, offsets, segments, way, share, plane)
+
+
+@lru_cache(maxsize=1024)
+def layout_of(shapes: Shapes) -> Tensor:
+    return torch.tensor(shapes, dtype=torch.int64, device="cpu")
+
+
+def prefers_signs(x: Tensor, shapes: Shapes, step: float) -> bool:
+    """Whether the trellis had better look at signs: see `kernels/reference/trellis.py`."""
+    plain, signed = (quantised(x, shapes, step, None, 2, 1, way) for way in (Way.PLAIN, Way.SIGNED))
+    bits, worth = signed.rated()
+    return bits >= LEAST_SIGNED and worth < plain.rated()[1] - 0.01
+
+
+def preferred_plane(x: Tensor, shapes: Shapes, step: float, way: Way) -> Way | None:
+    """The plane that does better than the trellis does with this step, if one does.
+
+    Compared are error and bits, as much of one for the other as the search itself would give.
+    """
+    energy = float(x.double().square().mean())
+
+    def cost(tried: Quantised) -> float:
+        return tried.error * energy + _SLOPE * step**2 * tried.rated()[0]
+
+    most = cost(quantised(x, shapes, step, None, 2, 1, way))
+    planes = (own for own in Way if own.is_plane)
+    found = {own: cost(quantised(x, shapes, WIDER * step, None, 2, 2, own)) for own in planes}
+    best = min(found, key=lambda own: found[own])
+    return best if found[best] < _MARGIN * most else None
+
+
+def at_step(
+    x: Tensor, shapes: Shapes, step: float, way: Way, passes: int | None = None
+) -> Quantised:
+    """With this step, and tables that settle in it."""
+    return quantised(x, shapes, step, None, 1 if way.is_plane else ROUNDS, passes, way)
+
+
+def plane_at_step(
+    x: Tensor, shapes: Shapes, step: float, way: Way, passes: int
+) -> tuple[Way, float] | None:
+    """The plane that takes fewer bits than the trellis with this step does, if one does.
+
+    With it a factor of the step, so that the error is the same.
+    """
+    trellis = at_step(x, shapes, step, way, passes)
+    bits = trellis.rated()[0]
+    plane = preferred_plane(x, shapes, step, way) if bits >= LEAST_PLANE else None
+    if plane is None:
+        return None
+    factor = WIDER
+    for _ in range(_TRIES):
+        tried = at_step(x, shapes, factor * step, plane, passes)
+        ratio = tried.error / trellis.error if trellis.error else math.inf
+        if 1 / _SAME <= ratio <= _SAME:
+            own = tried.rated()[0] + 0.5 * math.log2(ratio)  # what is left of a difference
+            return (plane, factor) if own < _MARGIN * bits else None
+        factor /= min(max(math.sqrt(ratio), 0.8), 1.25)
+    return None
+
+
+def passes_of(x: Tensor) -> int:
+    return _PASSES if x.numel() <= _SHORT else 1
+
+
+def least_step(x: Tensor) -> float:
+    """The smallest that leaves indices in their range."""
+    # A step of two bytes may be smaller than asked for by 1/64.
+    return 1.02 * largest_magnitude(x) / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
+
+
+def sampled(x: Tensor, shapes: Shapes, numel: int) -> tuple[Tensor, Shapes]:
+    """Some rows of every matrix, and if there are few, parts of them, if the vector is long."""
+    stride = x.numel() // numel
+    if stride < 2:
+        return x, shapes
+    pieces, own, start = [], [], 0
+    for rows, width in shapes:
+        tensor = x[start : start + rows * width].view(rows, width)
+        start += rows * width
+        leap = min(stride, max(1, rows // 8))
+        kept, few = tensor[::leap], stride // leap
+        if few > 1 and width >= 2 * _PART:
+            whole = kept[:, : width // _PART * _PART].unflatten(1, (-1, _PART))
+            kept = whole[:, ::few].flatten(1)
+        pieces.append(kept.reshape(-1))
+        own.append((kept.shape[0], kept.shape[1]))
+    return torch.cat(pieces), tuple(own)

@@ -1,0 +1,410 @@
+"""The step with which `dq` keeps to a rate.
+
+From one call to the next little changes, so that a search begins where the last one ended; the
+first one begins with a sample, which also decides between trellis and plane. That is decided anew,
+as if there had been no call before, where the vectors are no longer like those that it was decided
+for (`Choice`), and now and then anyhow. Sizes of short vectors jump, and then all steps are tried.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.compression.quantization._powers import largest_magnitude
+from gradwire.compression.quantization._short_codes import peaks, plain
+from gradwire.compression.source_coding._dq_quantised import (
+    LEAST_PLANE,
+    LEAST_SIGNED,
+    ROUNDS,
+    SAMPLE,
+    SHORTEST_PLANE,
+    WIDER,
+    Prior,
+    Quantised,
+    Way,
+    least_step,
+    passes_of,
+    preferred_plane,
+    prefers_signs,
+    quantised,
+    sampled,
+)
+from gradwire.compression.source_coding._dq_wire import NO_OFFSETS, NOTHING, Shapes
+from gradwire.core.codec import State
+from gradwire.kernels.reference.trellis import CLASSES, UNIT
+
+_GRID = 14  # steps of all sizes, each half of the one before
+_LARGER = 1 << 18  # elements on which a step is corrected
+_TRIES, _SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole, on a sample
+_SLACK, _AIM = 0.02, -0.012  # how far below the rate will do, and what to try for, as log2
+_AROUND = 9  # bytes of a payload besides its part and the length of it: see core/payload.py
+_SPARE, _FEW = 16, 256  # bytes beyond the rate, if there are no more than so many with them
+_LEAST_ROOM = 14  # bytes, of a trellis
+_CALLS, _WORSE = 32, 1.5  # after so many, or with an error so much larger, all steps are tried
+_AGE, _REST = 128, 3  # calls that a choice lasts at most, and, however much changes, at least
+_OTHER, _MORE = 0.06, 1.1  # a shape beyond by so much, or so many times the error, is a change
+_SOME = 1 << 14  # elements that tell a shape
+
+
+class Hint(NamedTuple):
+    """Where all steps were tried, the best."""
+
+    error: float
+    step: float  # log2, in terms of the root mean square
+    way: Way
+    follows: bool = False  # the size, as longer vectors do, which was better than any of these
+    age: int = 0  # calls since then
+
+    @staticmethod
+    def of(state: State) -> "Hint":
+        error, step, way, follows, age = state
+        return Hint(error, step, Way(way), follows, age)
+
+    def state(self) -> State:
+        return self.error, self.step, int(self.way), self.follows, self.age
+
+
+class Choice(NamedTuple):
+    """For which vectors a way was chosen, and found to be still the best."""
+
+    low: float  # shapes: see `_shape`
+    high: float
+    error: float  # the largest of those
+    last: float  # error
+    age: int = 0  # calls since then
+
+    def holds(self, shape: float) -> bool:
+        if self.age < _REST:
+            return True
+        is_like = self.low - _OTHER <= shape <= self.high + _OTHER
+        return is_like and self.last <= _MORE * self.error and self.age < _AGE
+
+    def confirmed(self, by: "Choice") -> "Choice":
+        """The same way was chosen again. After its time all that it was good for is forgotten."""
+        if self.age >= _AGE:
+            return by
+        low, high = min(self.low, by.low), max(self.high, by.high)
+        return Choice(low, high, max(self.error, by.error), by.last)
+
+
+class Start(NamedTuple):
+    """Where a search for the step begins: at that of the last vector, or of a sample."""
+
+    step: float  # log2, in terms of the root mean square
+    slope: float  # by how many times faster the size falls than the step grows, as logarithms
+    prior: Prior
+    choice: Choice | None = None
+    hint: Hint | None = None
+
+    @staticmethod
+    def of(state: State) -> "Start":
+        hint = None if state["hint"] is None else Hint.of(state["hint"])
+        choice = Choice(*state["choice"]) if state.get("choice") else None
+        return Start(state["step"], state["slope"], Prior.of(state), choice, hint)
+
+    def state(self) -> State:
+        return {
+            "step": self.step,
+            "slope": self.slope,
+            **self.prior.state(),
+            "choice": None if self.choice is None else tuple(self.choice),
+            "hint": None if self.hint is None else self.hint.state(),
+        }
+
+
+def _start_anew() -> Start:
+    levels = kernels.trellis_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device="cpu"))[0]
+    return Start(0.0, 1.0, Prior(levels, NO_OFFSETS, Way.PLAIN))
+
+
+def coded(
+    x: Tensor,
+    shapes: Shapes,
+    rms: float,
+    rate: float,
+    start: Start | None,
+) -> tuple[bytearray, Start | None]:
+    """The code with about the smallest step that keeps to a rate, and a start for the next one.
+
+    Tables and indices depend on each other, and where nearly all is zero what is not costs so much
+    that even more becomes zero: sizes jump. So tables settle while the step follows the rate, on a
+    sample; then they stay, and the size changes smoothly with the step. If that comes to less than
+    any source allows, or to nothing, all steps are tried, and the least error is taken. What was
+    best is then taken for some calls, as long as the error stays about the same.
+    """
+    room = _room(rate, x.numel())
+    hint = None if start is None else start.hint
+    followed: tuple[float, bytearray, Start | None] | None = None
+    if start is not None and hint is not None:
+        older = hint._replace(age=hint.age + 1)
+        if hint.follows:
+            followed = error, code, next_start = _followed(x, shapes, rms, rate, room, start)
+        else:
+            code, found = _tried_all(x, shapes, rms, room, hint)
+            error, next_start = found.error, start
+        if next_start is not None and error <= _WORSE * hint.error + 1e-9 and older.age < _CALLS:
+            return code, next_start._replace(hint=older)
+    error, code, start = followed or _followed(x, shapes, rms, rate, room, start)
+    bound = 4.0 ** -(8 * max(room - 24, 0) / x.numel())  # of a Gaussian; all others are easier
+    most = min((1.3 if rate < 4 else 1.6) * bound, 0.5 + 0.5 * bound)
+    near = error <= most and len(code) >= 0.9 * room
+    if room >= _FEW and (near or error <= 1e-4 * bound):
+        return code, start
+    other, found = _tried_all(x, shapes, rms, room, None)
+    if found.error < error:
+        return other, (start or _start_anew())._replace(hint=found)
+    if start is not None:
+        start = start._replace(hint=found._replace(error=error, follows=True))
+    return code, start
+
+
+def _followed(
+    x: Tensor,
+    shapes: Shapes,
+    rms: float,
+    rate: float,
+    room: int,
+    start: Start | None,
+) -> tuple[float, bytearray, Start | None]:
+    """The code of least error found by following the size, with that error: 1 if all is zero."""
+    if room < _LEAST_ROOM:
+        return 1.0, bytearray([NOTHING]), None
+    guess = math.log2(rms)
+    tried: Quantised | None = None
+    shape, last = _shape(x, rms), start
+    if start is not None and (start.choice is None or not start.choice.holds(shape)):
+        start = None
+    if start is not None:
+        tried = quantised(x, shapes, 2.0 ** (guess + start.step), start.prior)
+        if not 0.7 <= tried.num_bytes / max(room, 1) <= 1.4:
+            start = tried = None
+    is_anew = start is None
+    if start is None:
+        start = _settled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN)
+        sample = sampled(x, shapes, SAMPLE)
+        if start and rate >= LEAST_SIGNED and prefers_signs(*sample, 2.0 ** (guess + start.step)):
+            at = guess + start.step
+            start = _settled_start(x, shapes, guess, rate, room, at, Way.SIGNED) or start
+        if start and rate >= LEAST_PLANE and x.numel() >= SHORTEST_PLANE:
+            at = guess + start.step
+            plane = preferred_plane(*sample, 2.0**at, start.prior.way)
+            at += math.log2(WIDER)
+            if plane is not None:
+                start = _settled_start(x, shapes, guess, rate, room, at, plane) or start
+    if start is None:
+        return 1.0, bytearray([NOTHING]), None
+    at, slope = guess + start.step, start.slope
+    lowest, highest = least_step(x), largest_magnitude(x) * UNIT
+    low: _Point | None = None  # a step too small
+    high: _Point | None = None
+    best, code, least = start, bytearray([NOTHING]), 1.0
+    for _ in range(_TRIES):
+        tried = tried or quantised(x, shapes, 2.0**at, start.prior)
+        size = tried.num_bytes
+        if size < 1.005 * room:  # an estimate is not enough
+            own = tried.code()
+            size = len(own)
+            error = tried.error if size <= room else math.inf
+            if error < least:
+                # A single pass starts from rougher contexts than those that its code is in.
+                kept = tried.prior if passes_of(x) > 1 else start.prior
+                best = Start(at - guess, slope, kept)
+                least, code = error, own
+            if room * (1 - _SLACK) <= size <= room or room - 2 <= size <= room:
+                break
+        point, tried = (at, math.log2(size / max(room, 1))), None
+        before = low if size > room else high
+        if size > room:
+            low = point
+        else:
+            high = point
+        if low and high:
+            slope = _slope(low, high)
+            share = (low[1] - _AIM) / (low[1] - high[1])
+            at = low[0] + (high[0] - low[0]) * min(max(share, 0.1), 0.9)
+            if high[0] - low[0] < 0.003:
+                break
+        else:
+            if before:
+                slope = _slope(before, point)
+            at += min(max((point[1] - _AIM) / slope, -2.0), 2.0)
+        if not lowest <= 2.0**at <= highest:
+            break
+    choice = Choice(shape, shape, least, least)
+    if last is not None and last.choice is not None and best.prior.way is last.prior.way:
+        if is_anew:
+            choice = last.choice.confirmed(choice)
+        else:
+            choice = last.choice._replace(last=least, age=last.choice.age + 1)
+    return least, code, best._replace(choice=choice)
+
+
+def _tried_all(
+    x: Tensor, shapes: Shapes, rms: float, room: int, hint: "Hint | None"
+) -> tuple[bytearray, "Hint"]:
+    """The code of least error of all kinds and steps, or of those near a hint, and where it was."""
+    found = [peaks(x, room), plain(x, room)]
+    errors = [(error, Hint(error, 0.0, Way.PLAIN)) for error, _ in found]
+    if room >= _LEAST_ROOM:
+        error, code, at, way = _best_step(x, shapes, rms, room, hint)
+        found.append((error, code))
+        errors.append((error, Hint(error, at - math.log2(rms), way)))
+    best = min(range(len(found)), key=lambda i: found[i][0])
+    return found[best][1], errors[-1][1]._replace(error=found[best][0])
+
+
+def _best_step(
+    x: Tensor, shapes: Shapes, rms: float, room: int, hint: "Hint | None"
+) -> tuple[float, bytearray, float, Way]:
+    """The least error of all steps, where a part of the vector may go without bits.
+
+    Sizes jump where all numbers are about as large: they take one bit each or none. Between the two
+    the part of least energy becomes zero. With feedback it is another part next time.
+    """
+    sample, own = sampled(x, shapes, SAMPLE)
+    found: list[tuple[float, float, Way, float]] = []
+
+    def look(at: float, way: Way) -> float:
+        tried = quantised(sample, own, 2.0**at, None, 2, None, way)
+        excess = _excess(tried, x, sample, room)
+        spared = max(0.0, 1 - 2.0**-excess)
+        found.append((tried.error * (1 - spared) + spared, at, way, spared))
+        return excess
+
+    if hint is None:
+        at = math.log2(largest_magnitude(x)) + 1
+        for _ in range(_GRID):
+            if 2.0**at < least_step(x) or look(at, Way.PLAIN) > 2:
+                break
+            at -= 1
+        _, at, way, _ = min(found)
+        for move in (0.0, -1.0, 1.0):
+            look(at + move, Way.SIGNED)
+        for width in (0.5, 0.25):
+            _, at, way, _ = min(found)
+            look(at - width, way)
+            look(at + width, way)
+    else:
+        look(math.log2(rms) + hint.step, hint.way)
+    least, code = 1.0, bytearray([NOTHING])
+    _, at, way, spared = min(found)
+    low, high = -1.0, 1.0  # shares that are too small, and that will do
+    for _ in range(_TRIES):
+        kept, lost = _without(x, spared)
+        tried = quantised(kept, shapes, 2.0**at, None, ROUNDS, None, way)
+        fresh = tried.code()
+        error = tried.error * (1 - lost) + lost if len(fresh) <= room else math.inf
+        if error < least:
+            least, code = error, fresh
+        share = len(fresh) / room
+        if len(fresh) > room:
+            low = spared
+        elif spared == 0.0 or share > 1 - _SLACK or len(fresh) >= room - 1:
+            break
+        else:
+            high = spared
+        spared = max(0.0, 1 - (1 - spared) / share * (1 - _SLACK / 3))
+        if not low < spared < high:
+            spared = max(0.0, low + high) / 2
+        if (high - low) * x.numel() < 1:
+            break
+    return least, code, at, way
+
+
+def _without(x: Tensor, share: float) -> tuple[Tensor, float]:
+    """The vector without a run of this share of its length, and its share of the energy: the least.
+
+    All runs of the length are looked at.
+    """
+    run = min(math.ceil(share * x.numel()), x.numel())
+    if not run:
+        return x, 0.0
+    sums = torch.zeros(x.numel() + 1, dtype=torch.float64, device="cpu")
+    torch.cumsum((x.double() / largest_magnitude(x)).square(), 0, out=sums[1:])
+    energies = sums[run:] - sums[: sums.numel() - run]
+    first = int(energies.argmin())
+    kept = x.clone()
+    kept[first : first + run] = 0
+    return kept, float(energies[first] / sums[-1])
+
+
+def _shape(x: Tensor, rms: float) -> float:
+    """How the mean magnitude compares with the root mean square, as log2: less in heavy tails."""
+    some = x[:: x.numel() // _SOME | 1]  # odd: not always the same column
+    mean = float(kernels.mean_magnitudes(some, some.numel()))
+    return math.log2(max(mean / rms, 1e-30))
+
+
+def _room(rate: float, numel: int) -> int:
+    """Bytes of a code: what the rate gives, less what goes around it.
+
+    A payload may have 16 bytes more, but no more than 256 with them: a vector of few elements would
+    have no bits left otherwise, and never be heard of.
+    """
+    own = rate * numel / 8
+    total = int(max(own, min(own + _SPARE, _FEW)))
+    length = 1
+    while total - _AROUND - length >= 1 << 7 * length:
+        length += 1
+    return total - _AROUND - length
+
+
+_Point = tuple[float, float]  # log2 of a step, log2 of its bytes over what there is room for
+
+
+def _settled_start(
+    x: Tensor,
+    shapes: Shapes,
+    rms: float,
+    rate: float,
+    room: int,
+    at: float,
+    way: Way,
+) -> Start | None:
+    """A step for the rate and tables that go with it, from samples; None if there is no room."""
+    slope = min(max(1.44 / rate, 0.4), 6.0)
+    least_slope = min(1.0 / rate, 1.0)
+    lowest, highest = math.log2(least_step(x)), math.log2(largest_magnitude(x) * UNIT)
+    prior: Prior | None = None
+    found: Start | None = None
+    before: _Point | None = None
+    sample, own = sampled(x, shapes, SAMPLE)
+    for i in range(_SAMPLE_TRIES):
+        at = min(max(at, lowest), highest)
+        tried = quantised(sample, own, 2.0**at, prior, 1, passes_of(x), way)
+        point = at, _excess(tried, x, sample, room)
+        is_near = abs(point[1] - _AIM) < 1
+        if before and abs(before[0] - at) > 0.01:
+            slope = max(_slope(before, point), least_slope)
+        before = point
+        move = min(max((point[1] - _AIM) / slope, -2.0), 2.0)
+        prior = tried.prior
+        start = Start(at + move - rms, slope, prior)
+        if is_near or found is None or move < 0:
+            found = start
+        if (abs(point[1] - _AIM) < 0.03 and i >= 2) or (at in (lowest, highest) and i):
+            break
+        if not is_near:
+            prior = None
+        at += move
+    if found is not None and x.numel() >= 4 * _LARGER:
+        sample, own = sampled(x, shapes, _LARGER)
+        at = rms + found.step
+        point = at, _excess(quantised(sample, own, 2.0**at, found.prior), x, sample, room)
+        if abs(point[1] - _AIM) < 1:
+            found = found._replace(step=found.step + (point[1] - _AIM) / slope)
+    return found
+
+
+def _excess(tried: Quantised, x: Tensor, sample: Tensor, room: int) -> float:
+    """By how much x would be too long, as log2, if it were all like the sample."""
+    share = x.numel() / sample.numel()
+    size = tried.header + share * (tried.num_bytes - tried.header)
+    return math.log2(size / max(room, 1))
+
+
+def _slope(a: _Point, b: _Point) -> float:
+    return min(max((a[1] - b[1]) / ((b[0] - a[0]) or 1e-9), 0.2), 40.0)

@@ -1,0 +1,200 @@
+"""Processes of a run that were started here: how they are watched, and tell why they failed.
+
+They leave a report (a small JSON file), so that the first cause is shown, once. They are killed
+when the process that started them ends, however it ends.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gradwire.experiment.processes.launch.signals import Interrupted, held
+from gradwire.runtime.storage.files import write_atomically
+
+_REPORT, _PARENT = "GRADWIRE_REPORT", "GRADWIRE_PARENT"
+_TAIL = 20  # lines shown of a rank that died without a report
+WRONG, LOST = 2, 3  # exit codes: what was asked for cannot be done; a rank was lost
+
+
+class Failure(NamedTuple):
+    """Why ranks failed: what to show, the exit code, and whether to try again may help."""
+
+    message: str
+    code: int
+    may_retry: bool
+
+
+class Children:
+    """The processes, by rank. What `shown` prints is the run's output; of others only what they say
+    when they die."""
+
+    def __init__(
+        self,
+        place: Path,
+        size: int,
+        shown: int = 0,
+        name: Callable[[int], str] = lambda rank: f"rank {rank}",
+    ) -> None:
+        self.name = name
+        self._place = place
+        self._shown = shown
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.size = size
+
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: dict[str, str],
+        files: Sequence[int] = (),
+    ) -> None:
+        """In the place of one that has ended, if there was one. It inherits these descriptors."""
+        own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
+        self._report(rank).unlink(missing_ok=True)
+        _joined(self._report(rank)).unlink(missing_ok=True)
+        is_shown = rank == self._shown
+        with self._output(rank).open("wb") as output, held():
+            self._processes[rank] = subprocess.Popen(
+                command,
+                env=environment | own,
+                stdin=subprocess.DEVNULL,
+                stdout=None if is_shown else output,
+                stderr=None if is_shown else output,
+                pass_fds=files,
+                start_new_session=True,  # what a terminal sends comes from here, once
+            )
+
+    def poll(self) -> list[int | None]:
+        """Exit codes; None of those that run; negative: a signal."""
+        return [self._processes[rank].poll() for rank in range(self.size)]
+
+    def signal(self, number: int) -> None:
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+
+    def report(self, rank: int) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads(self._report(rank).read_text())
+            return found
+        return None
+
+    def has_joined(self, rank: int) -> bool:
+        """Whether it has called `tell_joined`."""
+        return _joined(self._report(rank)).exists()
+
+    def is_shown(self, rank: int) -> bool:
+        return rank == self._shown
+
+    def tail(self, rank: int) -> str:
+        lines = self._output(rank).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_TAIL:])
+
+    def _report(self, rank: int) -> Path:
+        return self._place / f"report-{rank}.json"
+
+    def _output(self, rank: int) -> Path:
+        return self._place / f"output-{rank}"
+
+
+def failure_of(
+    children: Children, codes: Sequence[int | None], first: int | None, passed_on: int
+) -> Failure:
+    reports = {rank: children.report(rank) for rank in range(len(codes))}
+    told = {rank: report for rank, report in reports.items() if report is not None}
+    # Who keeps the record knows most.
+    order = sorted(told, key=lambda rank: (not children.is_shown(rank), rank))
+    stopped = [told[rank] for rank in order if told[rank]["kind"] == "signal"]
+    if passed_on or (stopped and not any(r["kind"] == "error" for r in told.values())):
+        number = passed_on or stopped[0]["code"] - 128
+        text = stopped[0]["message"] if stopped else str(Interrupted(number))
+        return Failure(text, 128 + number, False)
+    for kind in ("error", "lost"):  # who was lost to others is a consequence
+        for report in (told[rank] for rank in order):
+            if report["kind"] == kind:
+                dead = deaths(dict(enumerate(codes)), children.name) if kind == "lost" else ""
+                return Failure(
+                    "\n".join(filter(None, [report["message"], dead])),
+                    report["code"],
+                    report["code"] != WRONG,
+                )
+    message = deaths(dict(enumerate(codes)), children.name) or "the ranks did not end"
+    if first is not None and not children.is_shown(first) and (tail := children.tail(first)):
+        message += f"\nthe last lines of {children.name(first)}:\n{tail}"
+    return Failure(message, LOST, True)
+
+
+def without_the_living(codes: Sequence[int | None]) -> list[int | None]:
+    """Exit codes that blame nobody who only waited for another one."""
+    return [0 if code is None else code for code in codes]
+
+
+def deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
+    """Who died of what, without a word."""
+    texts = []
+    for rank, code in codes.items():
+        if code is None:
+            texts.append(f"{name(rank)} did not end and was killed")
+        elif code < 0:
+            texts.append(f"{name(rank)} was killed by {signal.Signals(-code).name}")
+        elif code not in (0, WRONG, LOST):
+            texts.append(f"{name(rank)} ended with exit code {code}")
+    return "; ".join(texts)
+
+
+# In a rank.
+
+
+def is_launched() -> bool:
+    """Whether this process was started by a launcher of ours."""
+    return _REPORT in os.environ
+
+
+def report(kind: str, message: str, code: int) -> None:
+    """In a rank: leaves word why it failed."""
+    content = json.dumps({"kind": kind, "message": message, "code": code})
+    with contextlib.suppress(OSError):  # who started this is gone
+        write_atomically(Path(os.environ[_REPORT]), content.encode())
+
+
+def tell_joined() -> None:
+    """In a rank: tells the launcher that this one has met the others (the scheduler: all of them).
+    From now on the ranks themselves notice if one is lost."""
+    with contextlib.suppress(OSError):
+        _joined(Path(os.environ[_REPORT])).touch()
+
+
+def _joined(report: Path) -> Path:
+    return report.with_suffix(".joined")
+
+
+def die_with_parent() -> None:
+    """In a rank: it is killed when the process that started it ends."""
+    parent = int(os.environ[_PARENT])
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    else:
+
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(1.0)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,103 @@
+"""What was measured on real processes, from the reports of all ranks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from gradwire.experiment.processes.node.parts import noted, slim
+from gradwire.experiment.report.figures import counted
+from gradwire.experiment.run.outcome import summary_of
+from gradwire.experiment.run.record import Row
+from gradwire.experiment.run.setup import Experiment
+from gradwire.runtime.ledger import Ledger
+
+_LOST = "of workers that were lost"  # in the place of a tensor's name
+
+
+def summed_up(
+    experiment: Experiment, last: Row, reports: Sequence[Row | None]
+) -> tuple[Row, Ledger]:
+    """The summary and the ledger, given the last row of metrics and the report of every rank, None
+    of a worker that is lost.
+
+    What a worker counted in a life that has ended is lost with it, but servers have counted what
+    they heard. Times are those of the slowest, their parts means over the workers that are there,
+    for as many gradients as `steps_timed` says.
+    """
+    num_workers = experiment.config.workers
+    there = [report for report in reports if report is not None]
+    workers = [report for report in reports[:num_workers] if report is not None]
+    others = [report for report in reports[num_workers:] if report is not None]
+    pauses = experiment.plan.pauses
+
+    def spent(name: str, rows: Sequence[Row]) -> list[float]:
+        return [row["spent"].get(name, 0.0) for row in rows]
+
+    # Where workers may be lost the time of one that came later is not that of the run.
+    training_s = max(spent("training_s", workers if pauses else there))
+    ledger = ledger_of(reports, num_workers)
+    lost_nbytes = ledger.tensor_bytes.get(_LOST, 0)  # what framed it is not known
+    summary = summary_of(
+        experiment,
+        last,
+        ledger,
+        _num_gradients(reports, num_workers, pauses),
+        training_time_s=training_s,
+        in_step=pauses,
+        step_time_s=training_s / experiment.plan.num_steps,
+        worker_time_s=sum(spent("training_s", workers)) / len(workers),
+        compute_time_s=sum(spent("compute_s", workers)) / len(workers),
+        wait_time_s=sum(spent("wait_s", workers)) / len(workers),
+        call_time_s=_call_s(workers),
+        server_call_time_s=_call_s([report for report in others if _is_server(report)]),
+        steps_timed=sum(report["num_gradients"] for report in workers) / len(workers),
+        bytes_handed_over=int(sum(spent("handed_nbytes", there))) + lost_nbytes,
+        native_means=int(max(spent("native_means", there))),
+        threads=torch.get_num_threads(),
+        noted={**noted(there), **counted(slim(workers))},
+    )
+    return summary, ledger
+
+
+def ledger_of(reports: Sequence[Row | None], num_workers: int) -> Ledger:
+    """What all have sent, and what came from those that cannot say it any more."""
+    ledger = Ledger(len(reports))
+    for report in reports:
+        if report is not None:
+            ledger.add(report["ledger"])
+    for rank, report in enumerate(reports):
+        if report is None or not _is_server(report):
+            continue
+        heard = report["heard"]
+        for src in range(num_workers):
+            missing = heard["link_bytes"][src][rank] - ledger.link_bytes[src][rank]
+            if missing > 0:
+                ledger.link_bytes[src][rank] += missing
+                ledger.link_messages[src][rank] = heard["link_messages"][src][rank]
+                ledger.tensor_bytes[_LOST] += missing
+    return ledger
+
+
+def _num_gradients(reports: Sequence[Row | None], num_workers: int, pauses: bool) -> int:
+    """Where workers do not pause each gradient is pushed, to all servers."""
+    total = 0
+    for rank, report in enumerate(reports[:num_workers]):
+        own = 0 if report is None else report["num_gradients"]
+        pushed = [] if pauses else [row.get("pushes", {}) for row in reports if row is not None]
+        total += max(own, *(pushes.get(str(rank), 0) for pushes in pushed), 0)
+    return total
+
+
+def _is_server(report: Row) -> bool:
+    """Of one that holds a part of the model."""
+    return "pushes" in report
+
+
+def _call_s(rows: Sequence[Row]) -> dict[str, float]:
+    """Seconds by function, mean of these ranks."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        for name, own in row["call_s"].items():
+            seconds[name] += own / len(rows)
+    return dict(seconds)

@@ -1,0 +1,277 @@
+"""Takes part in a run with servers, over ZeroMQ: as the scheduler, a server or a worker.
+
+The scheduler keeps the record. A server that has a folder survives the end of its process (see
+`runtime/durable/transport.py`): started again, it finds there what it was and what it had been
+told. A worker that is lost may be replaced where the others can go on without it; the new one asks
+the servers for the model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from gradwire.core.errors import LostError, RefusedError
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.processes.launch.children import is_launched, tell_joined
+from gradwire.experiment.processes.launch.signals import Interrupted, Signals
+from gradwire.experiment.processes.node.run import NodeRun
+from gradwire.experiment.processes.node.types import Where
+from gradwire.experiment.processes.ranks import num_nodes, prepared
+from gradwire.experiment.processes.state.recovery import (
+    CONFIG,
+    open_store,
+    remove_store,
+    store_folder,
+)
+from gradwire.experiment.run.config import Config, common_settings
+from gradwire.experiment.run.machine import default_threads, name_of, own_device
+from gradwire.experiment.run.outcome import Progress, Run, use_threads
+from gradwire.experiment.run.record import write_config
+from gradwire.experiment.run.setup import Experiment
+from gradwire.runtime.durable.checkpoint import Store
+from gradwire.runtime.durable.transport import DurableTransport, Links, links_of
+from gradwire.runtime.network.network import parse_duration
+from gradwire.runtime.zeromq import ZmqTransport
+from gradwire.runtime.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
+from gradwire.runtime.zeromq.keys import load_keys
+from gradwire.runtime.zeromq.sockets import (
+    check_allowed,
+    check_target,
+    host_of,
+    is_loopback,
+)
+
+Role = Literal["scheduler", "server", "worker"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a node is, and how it finds the others."""
+
+    role: Role
+    scheduler: str  # tcp://HOST:PORT
+    number: int | None = None  # among the workers, or the servers
+    bind: str = "tcp://127.0.0.1:0"  # where a server listens
+    advertise: str | None = None
+    keys: Path | None = None
+    insecure: bool = False
+    is_durable: bool = False
+    silence: str = "5s"
+    server_wait: str = "60s"
+    join_wait: str = "60s"
+
+
+def take_part(
+    config: Config,
+    place: Place,
+    where: Where,
+    *,
+    checkpoint_every: str = "30s",
+    timeout: str = "300s",
+    signals: Signals | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Runs until the job is done; on every node the summary, on the scheduler also the model."""
+    size = num_nodes(config)
+    with use_threads(config.threads or default_threads(size)):
+        experiment = prepared(config, is_quiet=place.role != "scheduler")
+        if isinstance(experiment, str):
+            raise RefusedError(experiment)
+        try:
+            node = _Served(experiment, place, where, tell)
+        except NotAdmittedError as error:
+            raise RefusedError(str(error)) from error
+        except JoinError as error:
+            raise LostError(str(error), None) from error
+        return node.run(
+            checkpoint_every_s=parse_duration(checkpoint_every),
+            timeout_s=parse_duration(timeout),
+            signals=signals or Signals(),
+            progress=progress,
+            say=say,
+        )
+
+
+def _who_may(address: str) -> str:
+    """What anybody can do who reaches this address of a job without keys."""
+    where = "every user of this machine" if is_loopback(address) else "everybody on the network"
+    return (
+        f"{where} can join, and read and change the model. `gradwire ps keys FILE` makes keys; "
+        "give all nodes --keys FILE"
+    )
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+class _Served:
+    """A node on its transport."""
+
+    def __init__(
+        self, experiment: Experiment, place: Place, where: Where, tell: Callable[[str], None]
+    ) -> None:
+        self.experiment = experiment
+        self.place = place
+        self.where = where
+        self.store: Store | None = None
+        self._has_begun = False
+        config, architecture = experiment.config, experiment.plan.architecture
+        assert architecture.num_others, f"{architecture!r} has no servers"
+        keys = None if place.keys is None else load_keys(place.keys)
+        check_allowed(place.scheduler, keys, place.insecure)
+        if place.role != "scheduler":
+            check_target(place.scheduler)
+        if place.role == "worker":
+            tell(f"worker: joining the scheduler at {place.scheduler}")
+        self.transport = ZmqTransport(
+            place.role,
+            scheduler=place.scheduler,
+            num_workers=config.workers,
+            num_servers=architecture.num_servers,
+            rank=self._wanted(),
+            bind=place.bind,
+            advertise=place.advertise,
+            on_bound=lambda address: tell(self._is_at(address)),
+            on_wait=lambda text: tell(f"{place.role}: waiting, {text}"),
+            fingerprint=self._fingerprint(),
+            headers=HEADERS,
+            keys=keys,
+            insecure=place.insecure,
+            heartbeat_s=parse_duration(place.silence),
+            join_s=parse_duration(place.join_wait),
+            server_s=parse_duration(place.server_wait),
+            acknowledges="asked" if self._keeps_a_store else "received",
+            links=self._open_store if self._keeps_a_store else None,
+            device=own_device(config),
+        )
+        self.tell = tell
+        self.name = name_of(self.transport.rank, config.workers, self.transport.size)
+        if is_launched():
+            tell_joined()
+        if place.role == "scheduler":
+            tell("scheduler: all are there")
+        else:
+            tell(f"{place.role}: joined as {self.name}")
+
+    def _is_at(self, address: str) -> str:
+        """What others must know of this node, which listens there."""
+        place, plan = self.place, self.experiment.plan
+        if place.role == "server":
+            return f"server: at {address}, joining the scheduler at {place.scheduler}"
+        needed = (
+            f"{_some(plan.num_workers, 'worker')} and "
+            f"{_some(plan.architecture.num_servers, 'server')}"
+        )
+        host, hint = host_of(address), ""
+        if host in ("0.0.0.0", "::", "*"):
+            address = f"tcp://HOST:{address.rpartition(':')[2]}"
+            hint = ", where HOST is how they reach this machine"
+        flags = f"--scheduler {address}"
+        if place.keys is not None:
+            flags += f" --keys {place.keys}"
+        elif place.insecure:
+            flags += " --insecure"
+        warning = "" if place.keys is not None else f"\nwarning: without keys {_who_may(address)}"
+        return f"scheduler: waiting for {needed}. Start them with {flags}{hint}{warning}"
+
+    @property
+    def _keeps_a_store(self) -> bool:
+        return self.place.role == "server" and self.where.folder is not None
+
+    def _wanted(self) -> int | None:
+        """The rank to ask for."""
+        number, config = self.place.number, self.experiment.config
+        count = config.workers
+        if self.place.role == "server":
+            count = self.experiment.plan.architecture.num_servers
+        if number is None:
+            return None
+        if not 0 <= number < count:
+            raise ValueError(
+                f"there is no {self.place.role} number {number}: there are {count}, from 0"
+            )
+        return number + (config.workers if self.place.role == "server" else 0)
+
+    def _fingerprint(self) -> bytes:
+        """What only nodes have that are configured alike, and speak the same language."""
+        text = "\n".join(common_settings(self.experiment.config.to_toml()))
+        return blake2b(text.encode() + HEADERS.digest, digest_size=16).digest()
+
+    def _open_store(self, rank: int, life: float, job: str) -> Links:
+        """What this server was before, in this job."""
+        assert self.where.folder is not None
+        self.store = open_store(store_folder(self.where.folder, rank, job))
+        write_config(self.store.folder / CONFIG, self.experiment.config)
+        return links_of(self.store)
+
+    def _begun(self, program: Any) -> Any:
+        """Around programs that are not recorded: with the first the training begins. Until then
+        the run may be refused, and there is no record."""
+        if self.place.role == "scheduler" and not self._has_begun:
+            self._has_begun = True
+            self.tell(f"scheduler: the training begins; the record is in {self.where.folder}")
+        return program
+
+    def run(
+        self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **told: Any
+    ) -> Run:
+        transport, state, durable = self.transport, None, None
+        lost: int | None = transport.rank  # unless it goes well
+        try:
+            if self.store is not None:
+                state = None if self.store.state is None else self.store.state["state"]
+                durable = DurableTransport(
+                    transport,
+                    self.store,
+                    lambda: node.state(),
+                    headers=HEADERS,
+                    is_durable=self.place.is_durable,
+                    checkpoint_every_s=checkpoint_every_s,
+                    device=own_device(self.experiment.config),
+                )
+            node = NodeRun(
+                self.experiment,
+                transport if durable is None else durable,
+                self.experiment.config.workers,
+                self.where,
+                checkpoint_every_s=checkpoint_every_s,
+                timeout_s=timeout_s,
+                signals=signals,
+                life=transport.life,
+                wrap=self._begun if durable is None else durable.recorded,
+                keep=None if self.store is None else self.store.folder,
+                is_by_hand=not is_launched(),
+                **told,
+            )
+            if self.store is not None and self.store.skipped:
+                node.notices.append(self.store.skipped)
+            run = node.run(state)
+            lost = None
+            if self.place.role != "scheduler":
+                self.tell(f"{self.name}: done; the scheduler has the record")
+            return run
+        except LostError as error:
+            lost = error.rank
+            raise
+        except RefusedError:  # all know
+            lost = None
+            raise
+        except Interrupted:
+            if self.experiment.plan.pauses:  # all stop
+                lost = None
+            raise
+        except NoMemberError as error:
+            raise LostError(str(error), transport.rank) from error
+        finally:
+            try:
+                if durable is not None:
+                    durable.close()
+            finally:
+                transport.close(lost)
+            if lost is None and self.store is not None:  # nobody will go on from it
+                remove_store(self.store.folder)

@@ -1,0 +1,149 @@
+"""What people look at: the table of a comparison and its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from gradwire.experiment.report.drawing import line_style, log_axis, save
+
+if TYPE_CHECKING:  # the command line's help needs no torch
+    from gradwire.experiment.run.record import Row
+    from gradwire.experiment.studies.compare import Outcome
+
+
+def format_bytes(count: float) -> str:
+    """Decimal units, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def format_spread(row: Row) -> str:
+    """From the worst to the best worker, under gossip."""
+    least, most = 100 * row["test_accuracy_min"], 100 * row["test_accuracy_max"]
+    return f"which have {least:.1f}% to {most:.1f}%"
+
+
+def comparison_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
+    table.add_column("method", overflow="fold", min_width=16)
+    for column in ("test\nacc.", "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in network_names(_bandwidths(rows)):
+        table.add_column(f"time at\n{name}", justify="right", no_wrap=True)
+    for row in rows:
+        if "failure" in row:
+            table.add_row(escape(row["method"]), row["failure"].partition(":")[0])
+            continue
+        table.add_row(
+            escape(row["method"]),
+            f"{100 * row['test_accuracy']:.1f}%",
+            format_bytes(row["bytes_per_worker_step"]),
+            _times(row["ratio_fp32"]),
+            _times(row["ratio_fp16"]),
+            *("-" if s is None else format_seconds(s) for s in row["virtual_times_s"].values()),
+        )
+    return table
+
+
+def _bandwidths(rows: Sequence[Row]) -> list[str]:
+    return next((list(row["virtual_times_s"]) for row in rows if "failure" not in row), [])
+
+
+def network_names(bandwidths: Sequence[str]) -> list[str]:
+    """What a column is called: the bandwidth, or a number where each node has its own."""
+    return [
+        f"net {number}" if "," in bandwidth else bandwidth.removesuffix("/s")
+        for number, bandwidth in enumerate(bandwidths, start=1)
+    ]
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What the table cannot say: networks with a number, steps dropped, methods that failed."""
+    done = [row for row in rows if "failure" not in row]
+    bandwidths = _bandwidths(rows)
+    return [
+        *(
+            f"{name}: {bandwidth}"
+            for name, bandwidth in zip(network_names(bandwidths), bandwidths)
+            if "," in bandwidth
+        ),
+        *(
+            f"{row['method']} dropped {row['dropped_steps']} steps because of NaN or infinity"
+            for row in done
+            if row["dropped_steps"]
+        ),
+        *(
+            f"{row['method']}: the accuracy is the mean over the workers' own models, "
+            f"{format_spread(row)}"
+            for row in done
+            if "test_accuracy_min" in row
+        ),
+        *(f"{row['method']} {remark}" for row in done for remark in row.get("remarks", ())),
+        *(f"{row['method']} {row['failure']}" for row in rows if "failure" in row),
+    ]
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
+
+
+def task_line(outcomes: Sequence[Outcome]) -> str:
+    """What was trained, in one line, with the number of seeds that the figures come from."""
+    run = next((outcome.run for outcome in outcomes if outcome.run), None)
+    config = run.config if run else outcomes[0].config
+    return (
+        f"{config.workers} workers, {config.model or 'default model'} on {config.data}, "
+        f"{config.steps} steps of batch {config.batch_size}, 1 seed"
+    )
+
+
+def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Accuracy against virtual time and against bytes per worker, one line per method.
+
+    The suffix of the path says the format: .png, .pdf or .svg.
+    """
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure.suptitle(task_line(outcomes), fontsize=12)
+    by_time, by_bytes = figure.subplots(1, 2, sharey=True)
+    bandwidth = ""
+    for number, outcome in enumerate(outcomes):
+        run = outcome.run
+        if run is None:
+            continue
+        bandwidth = run.config.bandwidth
+        accuracy = [100 * row["test_accuracy"] for row in run.metrics]
+        for axes, values in (
+            (by_time, [row["virtual_time_s"] for row in run.metrics]),
+            (by_bytes, [row["bytes_sent"] / run.config.workers for row in run.metrics]),
+        ):
+            axes.plot(values, accuracy, label=outcome.label, **line_style(number))
+    by_time.set_xlabel(f"virtual time at {network_names([bandwidth])[0]}")
+    by_bytes.set_xlabel("sent per worker")
+    by_time.set_ylabel("test accuracy [%]")
+    for axes, unit in ((by_time, "s"), (by_bytes, "B")):
+        if axes.lines:  # a logarithmic axis without data cannot be drawn
+            log_axis(axes, unit)
+        axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    handles, labels = by_time.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=9, handlelength=3.5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)

@@ -1,0 +1,60 @@
+"""Figures of a run that are read off its workers and servers."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.core.protocols import Replica
+from gradwire.experiment.run.record import Row
+from gradwire.training.server import Noted, TrainingServer
+
+
+def number(value: float) -> float | None:
+    """JSON knows no NaN and no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def distance_of(models: list[Tensor]) -> float:
+    """How far apart the models are: the root mean square distance to their mean."""
+    if all(model is models[0] for model in models):
+        return 0.0
+    stacked = torch.stack(models).double()
+    return float((stacked - stacked.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+
+
+def noted(servers: Sequence[TrainingServer]) -> Row:
+    """What servers noted, such as the staleness of gradients: mean and maximum of each."""
+    return taken_together([server.notes for server in servers])
+
+
+def taken_together(notes: Sequence[Mapping[str, Noted]]) -> Row:
+    """Mean and maximum of each, given every server's notes."""
+    found: dict[str, list[Noted]] = {}
+    for one in notes:
+        for name, figures in one.items():
+            found.setdefault(name, []).append(figures)
+    return {
+        name: {
+            "mean": sum(total for total, _, _ in figures) / sum(count for _, count, _ in figures),
+            "max": max(most for _, _, most in figures),
+        }
+        for name, figures in found.items()
+    }
+
+
+def counted(replicas: Sequence[Replica]) -> Row:
+    """What algorithms count with each worker: how often it had something to say, staleness."""
+    memories, found = [replica.memory for replica in replicas], {}
+    if "num_uploads" in memories[0]:
+        uploads = [float(memory["num_uploads"]) for memory in memories]
+        found["uploads"] = {"mean": sum(uploads) / len(uploads), "max": max(uploads)}
+    if "staleness_sum" in memories[0]:
+        total, count = (
+            sum(int(memory[f"staleness_{name}"]) for memory in memories)
+            for name in ("sum", "count")
+        )
+        most = max(int(memory["staleness_max"]) for memory in memories)
+        found["staleness"] = {"mean": total / max(1, count), "max": most}
+    return found

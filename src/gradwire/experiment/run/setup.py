@@ -1,0 +1,286 @@
+"""From a configuration to a plan: every name is looked up, every choice checked, before a step."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradwire import data
+from gradwire.architecture import ARCHITECTURE
+from gradwire.compression import COMPRESSION
+from gradwire.compression.feedback.ef import with_feedback
+from gradwire.core.epochs import steps_of_epochs
+from gradwire.core.errors import UnfedWarning
+from gradwire.core.key import Key
+from gradwire.core.lifted import lift
+from gradwire.core.notation import Registry
+from gradwire.core.protocols import Ability, ability_of
+from gradwire.core.spec import Spec
+from gradwire.data.dataset import Dataset
+from gradwire.data.partition import Partition
+from gradwire.data.sampler import Sampler
+from gradwire.experiment.costs.coding_costs import Charge, charge_of
+from gradwire.experiment.costs.gradient_time import GradientTime, default_threads, measure_gradient
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.momentum import place
+from gradwire.models.base import Model, build_seeded
+from gradwire.runtime.network.faults import Arrive, Crash, Fault, parse_faults
+from gradwire.runtime.network.network import Network, parse_duration, per_node
+from gradwire.runtime.virtual.compute_time import (
+    COMPUTE_TIME,
+    STRAGGLERS,
+    Computer,
+    Fixed,
+    Measured,
+)
+from gradwire.scheduling import SCHEDULING
+from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.training.gradient import Batch, GradientRequest
+from gradwire.training.optimizer import Optimizer
+from gradwire.training.plan import Plan
+from gradwire.training.schedule import Schedule
+from gradwire.training.task import Task
+
+DIMENSIONS: dict[str, Registry[Any]] = {
+    "compression": COMPRESSION,
+    "synchronization": SYNCHRONIZATION,
+    "architecture": ARCHITECTURE,
+    "scheduling": SCHEDULING,
+}
+MODELS = Registry("model", Model, "gradwire.models")  # type: ignore[type-abstract]
+OPTIMIZERS = Registry("optimizer", Optimizer, "gradwire.training.optimizer", varies=True)  # type: ignore[type-abstract]
+SCHEDULES = Registry("schedule", Schedule, "gradwire.training.schedule")  # type: ignore[type-abstract]
+PARTITIONS = Registry("partition", Partition, "gradwire.data.partition")  # type: ignore[type-abstract]
+
+_TEST_CHUNK = 1024  # examples made into network inputs at a time
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration with everything looked up. `config` is the resolved one."""
+
+    config: Config
+    plan: Plan
+    dataset: Dataset
+    network: Network
+    what_if: dict[str, Network]
+    computer: Computer
+    steps_per_epoch: int
+    faults: tuple[Fault, ...] = ()
+    heartbeat_s: float = 0.0
+    charge: Charge | None = None  # of coding; real processes take the time they take
+    measured: GradientTime | None = None  # if `compute` was measured
+
+    def test_batches(self) -> Iterator[Batch]:
+        device = self.plan.task.device
+        for indices in torch.arange(self.dataset.num_test).split(_TEST_CHUNK):
+            yield (
+                self.dataset.inputs(indices, device, "test"),
+                self.dataset.targets(indices, device, "test"),
+            )
+
+
+def default_model(dataset: Dataset) -> str:
+    """The usual network for data of this kind."""
+    if dataset.kind == "text":
+        return "char_lstm"
+    channels, height, _ = dataset.input_shape
+    if channels == 3:
+        return "resnet20"
+    return "mnist_cnn" if height == 28 else "mlp"
+
+
+def prepare(config: Config) -> Experiment:
+    """Looks everything up. The result's configuration is complete and in canonical words."""
+    if config.engine == "process":
+        check_real(config)
+    compression = COMPRESSION.parse(config.compression)
+    synchronization = SYNCHRONIZATION.parse(config.synchronization)
+    architecture = ARCHITECTURE.parse(config.architecture)
+    scheduling = SCHEDULING.parse(config.scheduling)
+    optimizer = OPTIMIZERS.parse(config.optimizer)
+    schedule = SCHEDULES.parse(config.schedule)
+    partition = PARTITIONS.parse(config.partition)
+    compute = COMPUTE_TIME.parse(config.compute)
+    stragglers = STRAGGLERS.parse(config.stragglers)
+    stragglers.check(config.workers)
+    faults = parse_faults(config.faults, config.workers)
+    others = architecture.num_others
+    network = Network.parse(config.workers, config.bandwidth, config.latency, others)
+    what_if = {
+        bandwidth: Network.parse(config.workers, bandwidth, config.latency, others)
+        for bandwidth in config.what_if
+    }
+    speeds = _speeds(config)
+    dataset = data.load(config.data)
+    model = MODELS.parse(config.model or default_model(dataset))
+
+    key = Key(config.seed)
+    device = _device(config.device)
+    module = build_seeded(model, dataset.input_shape, dataset.num_classes, config.seed)
+    task = Task(model, module, device, config.evaluation)
+    if device.type != "cpu":
+        dataset = dataset.to(device)
+    sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
+    steps = config.steps or steps_of_epochs(config.epochs, sampler.steps_per_epoch)
+    steps_per_epoch = float(sampler.steps_per_epoch)
+    ability = ability_of(synchronization, architecture)
+    _check_comings(config.faults, ability, config)
+    mixes = ability in ("mix", "mix_async")
+    placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
+    spec = Spec.of(task.initial_params())
+    unfed = compression.unfed(spec)
+    if unfed is not None and not (mixes or synchronization.sends_changes):
+        warnings.warn(
+            f"{unfed!r} is biased, and nothing feeds back what it drops: a part of the gradients "
+            f"is lost for good. Write {with_feedback(compression, spec)!r}.",
+            UnfedWarning,
+            stacklevel=2,
+        )
+    plan = Plan(
+        task=task,
+        batch=_batches(config, dataset, sampler, device, key.child("augment")),
+        optimizer=placed.optimizer,
+        schedule=schedule,
+        reducer=lift(placed.compression, steps_per_epoch),
+        synchronization=synchronization,
+        architecture=architecture,
+        scheduling=scheduling,
+        num_workers=config.workers,
+        num_steps=steps,
+        key=key,
+        clip_norm=config.clip_norm or None,
+        local_clip=placed.is_local,
+        local_decay=placed.local_decay,
+        nonfinite=config.nonfinite,
+        steps_per_epoch=steps_per_epoch,
+        num_examples=sampler.num_examples_of_workers,
+        batch_size=config.batch_size,
+    )
+    simulated, measured = config.engine == "simulator", None
+    if isinstance(compute, Measured) and simulated:
+        measured = measure_gradient(warm_up(plan, 0), device, config.threads or 1)
+        compute = Fixed(measured.seconds)
+    resolved = replace(
+        config,
+        model=repr(model),
+        optimizer=repr(optimizer),
+        momentum_at=placed.where,
+        schedule=repr(schedule),
+        partition=repr(partition),
+        steps=steps,
+        compression=repr(compression),
+        synchronization=repr(synchronization),
+        architecture=repr(architecture),
+        scheduling=repr(scheduling),
+        compute=repr(compute),
+        stragglers=repr(stragglers),
+        faults=tuple(map(repr, faults)),
+        eval_every=config.eval_every or max(1, -(-steps // 10)),
+        evaluation=task.mode,
+        threads=config.threads or default_threads(task.initial_params().numel()),
+        coding_costs=str(Path(config.coding_costs).absolute()) if config.coding_costs else "",
+    )
+    computer = Computer(compute, stragglers, speeds, key.child("computer"))
+    return Experiment(
+        resolved,
+        plan,
+        dataset,
+        network,
+        what_if,
+        computer,
+        sampler.steps_per_epoch,
+        faults,
+        parse_duration(config.heartbeat),
+        charge_of(resolved) if simulated else None,
+        measured,
+    )
+
+
+# What only the simulator knows: real processes have a real network, and crash by themselves.
+_SIMULATED = (
+    "bandwidth",
+    "latency",
+    "what_if",
+    "compute",
+    "speeds",
+    "stragglers",
+    "faults",
+    "heartbeat",
+    "coding",
+    "coding_costs",
+    "coding_slowdown",
+)
+
+
+def check_real(config: Config) -> None:
+    """Refuses settings that would have no effect on real processes."""
+    usual = Config()
+    given = [name for name in _SIMULATED if getattr(config, name) != getattr(usual, name)]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)}: this describes what the simulator models, and engine = "
+            '"process" runs on a real network. Leave it out, or take engine = "simulator".'
+        )
+
+
+def _check_comings(faults: Sequence[str], ability: Ability, config: Config) -> None:
+    """Refuses workers that come (back) where all are needed from beginning to end."""
+    for fault in parse_faults(faults, config.workers):
+        comes = isinstance(fault, Arrive) or (isinstance(fault, Crash) and fault.rejoin is not None)
+        if comes and ability == "mean":
+            raise ValueError(
+                f"{fault!r}: {config.synchronization} on {config.architecture} needs all workers "
+                "from beginning to end, so none can come (back). Take ssp, asp or bsp(backup=1) on "
+                "parameter_server, or gossip."
+            )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} cannot be used here: {reason}. Try cpu.") from None
+
+
+def _speeds(config: Config) -> tuple[float, ...]:
+    values = per_node(config.speeds, config.workers, "speeds")
+    try:
+        speeds = tuple(float(value) for value in values)
+    except ValueError:
+        raise ValueError(f"speeds must be numbers, got {config.speeds!r}") from None
+    if not all(0 < speed < float("inf") for speed in speeds):
+        raise ValueError(f"speeds must be above 0, got {config.speeds!r}")
+    return speeds
+
+
+def _batches(
+    config: Config, dataset: Dataset, sampler: Sampler, device: torch.device, key: Key
+) -> Callable[[int, int], Batch]:
+    def batch(rank: int, step: int) -> Batch:
+        indices = sampler.indices(rank, step)
+        inputs = dataset.inputs(indices, device)
+        if config.augment and dataset.augmentable:
+            inputs = dataset.augment(inputs, key.at(step), rank * config.batch_size)
+        return inputs, dataset.targets(indices, device)
+
+    return batch
+
+
+def warm_up(plan: Plan, rank: int) -> Callable[[], None]:
+    """Evaluates one gradient, and returns what evaluates it again: the first takes longer."""
+    replica = plan.initial_replicas()[rank]
+    inputs, targets = plan.batch(rank, 0)
+    key = plan.key.private(rank)
+    request = GradientRequest(replica.params, replica.buffers, inputs, targets, key)
+
+    def evaluate() -> None:
+        (result,) = plan.task.gradients([request])
+        float(result.loss)  # waits for an accelerator
+
+    evaluate()
+    return evaluate

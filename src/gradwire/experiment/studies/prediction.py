@@ -1,0 +1,199 @@
+"""Probes real ranks, lets the simulator predict their step time, and compares.
+
+All ranks call `probe`. It measures the network (`probe.py`), then what a gradient takes and by how
+much coding is slower when all ranks code at once. From these settings alone the simulator runs each
+method for a few steps; the same methods then run for real.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.compression.quantization.sign import Sign
+from gradwire.core.key import Key
+from gradwire.core.node import Node
+from gradwire.core.protocols import Replica
+from gradwire.core.spec import Spec
+from gradwire.experiment.processes.headers import HEADERS
+from gradwire.experiment.processes.launch.signals import Signals
+from gradwire.experiment.processes.node.run import NodeRun
+from gradwire.experiment.processes.node.types import Where
+from gradwire.experiment.processes.ranks import num_nodes, rank_of
+from gradwire.experiment.report.comparison import format_seconds
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.machine import default_threads, own_device
+from gradwire.experiment.run.outcome import Run, use_threads
+from gradwire.experiment.run.setup import prepare, warm_up
+from gradwire.experiment.simulate.simulation import simulate
+from gradwire.experiment.studies.probe import (
+    Machine,
+    Measured,
+    Work,
+    measure_machine,
+    measure_network,
+    num_skipped,
+    settings_of,
+)
+from gradwire.runtime.process.engine import ProcessEngine
+from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.training.plan import Plan
+from gradwire.training.worker import TrainingWorker
+
+_TIMEOUT_S = 300.0  # in which nothing happens in a real run
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One method: seconds per step. Of the real run the same steps count for all of them."""
+
+    compression: str
+    measured_s: float
+    predicted_s: float
+    compute_s: float  # of the measured: in gradients, mean of the ranks
+    coding_s: float  # and in coding and updates
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what was measured."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class Probed:
+    network: Measured
+    machine: Machine
+    settings: dict[str, Any]  # for the simulator
+    predictions: list[Prediction]
+
+    @property
+    def parts_of_compute(self) -> str:
+        """What the setting `compute` is made of."""
+        gradient = format_seconds(max(self.machine.compute_s))
+        overhead = format_seconds(self.machine.overhead_s)
+        return f"a gradient ({gradient}) and the overhead of a step ({overhead})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: with what follows from the fields."""
+        predictions = [{**asdict(one), "error": one.error} for one in self.predictions]
+        return {**asdict(self), "predictions": predictions}
+
+    def to_toml(self) -> str:
+        """A file for `gradwire run --config`."""
+        config = replace(Config(), **self.settings)
+        lines = config.to_toml().splitlines(keepends=True)
+        chosen = [line for line in lines if line.split(" = ")[0] in self.settings]
+        return (
+            "# Measured between real ranks by `gradwire probe`. Use it as\n"
+            '#     gradwire run --config FILE --compression "ef(topk(0.01))" ...\n'
+            f"# compute is {self.parts_of_compute} together.\n"
+        ) + "".join(chosen)
+
+
+def probe(
+    config: Config, compressions: Sequence[str], steps: int, say: Callable[[str], None]
+) -> Probed:
+    """On every rank of a process group; all have the same settings."""
+    if dist.get_world_size() != num_nodes(config):
+        raise ValueError(
+            f"workers = {config.workers} on {config.architecture} makes {num_nodes(config)} ranks, "
+            f"but there are {dist.get_world_size()}"
+        )
+    threads = config.threads or default_threads(config.workers)
+    skipped = num_skipped(steps) if compressions else steps
+    base = replace(config, engine="process", steps=steps, eval_every=skipped, threads=threads)
+    base = replace(base, record_order=False)  # there is no folder
+    with use_threads(threads):
+        plan = prepare(base).plan
+        transport = GlooTransport(headers=HEADERS, device=own_device(base))
+        engine = ProcessEngine(transport, evaluate=plan.task.gradients)
+        say("the network")
+        nbytes = 4 * plan.task.initial_params().numel() // config.workers
+        network = engine.run(partial(measure_network, long_nbytes=nbytes))
+        say("gradients and coding")
+        work = _gradient(plan, engine.rank), _coding(plan)
+        machine = engine.run(lambda node: measure_machine(node, *work))
+        assert network is not None
+        assert machine is not None
+        transport.close()
+    settings = {**settings_of(network, machine), "threads": threads}
+    predictions = []
+    for compression in compressions:
+        say(compression)
+        chosen = replace(base, compression=compression)
+        with use_threads(threads):
+            run, spent = _run(chosen)
+        first, last = run.metrics[0], run.metrics[-1]
+        counted = last["step"] - first["step"]
+        measured = (last["time_s"] - first["time_s"]) / counted
+        compute, coding = (spent / counted).tolist()
+        predicted = 0.0
+        if engine.rank == 0:  # the others wait for it in the next run
+            values = {**asdict(chosen), **settings, "engine": "simulator", "native": False}
+            predicted = simulate(Config.from_dict(values)).virtual_time_s / steps
+        predictions.append(Prediction(compression, measured, predicted, compute, coding))
+    return Probed(network, machine, settings, predictions)
+
+
+class _Counting(NodeRun):
+    """A rank that tells what it spent since the first row of metrics, from which on steps count."""
+
+    before = torch.zeros(2, dtype=torch.float64)
+
+    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        super().stepped(rank, step, replica, now)
+        if step + 1 == self.config.eval_every:
+            self.before = self._in_all()
+
+    def spent_since(self) -> Tensor:
+        """Seconds in gradients, and in coding and updates: means of all ranks, which all call."""
+        seconds = self._in_all() - self.before
+        dist.all_reduce(seconds)
+        return seconds / self.engine.size
+
+    def _in_all(self) -> Tensor:
+        coding_s = sum(self.engine.call_s.values())
+        return torch.tensor([self.engine.compute_s, coding_s], dtype=torch.float64)
+
+
+def _run(config: Config) -> tuple[Run, Tensor]:
+    """A real run without records, and what was spent in the steps that count."""
+    never = 0.0  # a checkpoint: there is no folder
+    with rank_of(_Counting, config, Where(None), never, _TIMEOUT_S, signals=Signals()) as node:
+        run = node.run()
+    return run, node.spent_since()
+
+
+def _gradient(plan: Plan, rank: int) -> Work:
+    """The work of a step until the gradient is there, as a worker does it."""
+    warm_up(plan, rank)
+    replica, steps = plan.initial_replicas()[rank], count()
+    worker: TrainingWorker | None = None
+
+    async def work(node: Node) -> None:
+        nonlocal worker
+        worker = worker or TrainingWorker(plan, node)
+        await worker.gradient(replica, next(steps))
+
+    return work
+
+
+def _coding(plan: Plan) -> Work:
+    """Work like that of codecs, on a vector like the gradient."""
+    params = plan.task.initial_params()
+    x = torch.randn(params.numel(), generator=torch.Generator().manual_seed(0)).to(params)
+    codec, spec, key = Sign(), Spec.of(x), Key(0)
+
+    def coded() -> None:
+        payload, _ = codec.encode(x, codec.init(spec), key)
+        codec.decode(payload, spec, key).add_(x)
+
+    async def work(node: Node) -> None:
+        await node.call(coded)
+
+    return work

@@ -1,0 +1,363 @@
+"""The simulator without a clock: a real run done again, in the order that it recorded.
+
+Every node's order (`runtime/replay/order.py`) says which of its programs went on, by what, and what
+it was told. Here the programs of all nodes run in one process; each goes on only when its node's
+order says so, messages go from one to the other directly, and gradients are computed one by one, as
+the real ranks did. So the parameters are the same to the last bit where one gradient is.
+
+A node whose order names a message that has not been sent yet waits for its sender, which is the
+only thing that nodes wait for; of those that need not wait the one whose last known time is
+earliest is next, so that who looks on sees about what was to be seen then. Whatever does not fit
+is an `OrderError`, which says at which entry of which node.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, NoReturn, TypeVar
+
+from gradwire.core.errors import PeerLost
+from gradwire.core.node import (
+    Call,
+    Collective,
+    Compute,
+    Framed,
+    Join,
+    Members,
+    Membership,
+    Node,
+    Now,
+    Recv,
+    RecvAny,
+    Send,
+    Sleep,
+    Spawn,
+    Task,
+    Watch,
+)
+from gradwire.runtime.interpreter import checks
+from gradwire.runtime.interpreter.calls import Calls
+from gradwire.runtime.interpreter.deadlock import described
+from gradwire.runtime.interpreter.mailboxes import Mailboxes
+from gradwire.runtime.ledger import Ledger
+from gradwire.runtime.process.frames import tag_hash
+from gradwire.runtime.replay import order
+from gradwire.runtime.replay.order import Entry, Order, OrderError, RunOrder, short_hash
+from gradwire.runtime.virtual.requests import Evaluator, no_evaluator
+
+R = TypeVar("R")
+Program = Callable[[Node], Coroutine[Any, Any, R]]
+
+# What a program must have asked for to be answered so.
+_ASKED: dict[str, tuple[type, ...]] = {
+    order.RECEIVED: (Recv,),
+    order.RECEIVED_ANY: (RecvAny,),
+    order.NOTHING: (RecvAny,),
+    order.TOLD: (Recv, RecvAny),
+    order.LOST: (Recv,),
+    order.COMPUTED: (Compute,),
+    order.SLEPT: (Sleep,),
+    order.JOINED: (Join,),
+    order.NOW: (Now,),
+    order.MEMBERS: (Members,),
+}
+_DECIDED = frozenset(kind for kinds in _ASKED.values() for kind in kinds)
+_END_OF_RUN, _KILLED = "the end of the run", "where it was killed"
+
+
+class _Replayed:
+    """One node: where it stands in its order, and its programs."""
+
+    def __init__(self, one: Order) -> None:
+        self.order = one
+        self.rank = one.rank
+        self.run: RunOrder | None = None
+        self.position = 0  # the entry that is next
+        self.tasks: dict[int, Task[Any]] = {}  # by number, those that have not ended
+        self.numbers = count()
+        self.now = 0.0  # the time it knew last
+
+    @property
+    def entry(self) -> Entry | None:
+        """What is next; None: nothing in this run."""
+        assert self.run is not None
+        entries = self.run.entries
+        return entries[self.position] if self.position < len(entries) else None
+
+    def begin(self, number: int, program: Coroutine[Any, Any, Any]) -> Task[Any]:
+        runs = self.order.runs
+        if number >= len(runs):
+            program.close()
+            raise OrderError(
+                f"the order of rank {self.rank} has {len(runs)} runs; this is number {number + 1}"
+            )
+        self.run, self.position, self.numbers = runs[number], 0, count()
+        return self.spawn(program)
+
+    def spawn(self, program: Coroutine[Any, Any, Any]) -> Task[Any]:
+        task = Task(self.rank, program)
+        self.tasks[next(self.numbers)] = task
+        return task
+
+    def where(self) -> str:
+        assert self.run is not None
+        source = self.order.source
+        line = f" ({source}, line {self.run.first_line + self.position})" if source else ""
+        return f"rank {self.rank}, entry {self.position}{line}"
+
+    def says(self) -> str:
+        """What is next, in words."""
+        entry = self.entry
+        if entry is None:
+            assert self.run is not None
+            return _END_OF_RUN if self.run.end_s is not None else _KILLED
+        return " ".join([f"task {entry.task}: {entry.kind}", *map(repr, entry.values)])
+
+
+class ReplayEngine:
+    """Runs the programs of all nodes as they ran. `orders` are those of the ranks 0, 1, ..."""
+
+    def __init__(self, orders: Sequence[Order], *, evaluate: Evaluator = no_evaluator) -> None:
+        if not orders:
+            raise OrderError("no orders to replay")
+        first = orders[0]
+        for rank, one in enumerate(orders):
+            told = (one.rank, one.num_nodes, one.num_workers, one.about)
+            if told != (rank, len(orders), first.num_workers, first.about):
+                name = one.source or f"order number {rank}"
+                raise OrderError(
+                    f"{name} is that of rank {one.rank} of {one.num_nodes}, with {one.num_workers} "
+                    f"workers; expected rank {rank} of {len(orders)}, with {first.num_workers}, "
+                    "of the same run"
+                )
+            steps, others = [run.steps for run in one.runs], [run.steps for run in first.runs]
+            if steps != others:
+                raise OrderError(
+                    f"the order of rank {rank} has runs of the steps {steps}, that of rank 0 has "
+                    f"{others}"
+                )
+        self.size, self.num_workers = len(orders), first.num_workers
+        self.steps = [run.steps for run in first.runs]  # of the runs
+        self.ledger = Ledger(self.size)
+        self.num_effects = 0
+        self._evaluate = evaluate
+        self._calls = Calls(self.num_workers)
+        self._nodes = [_Replayed(one) for one in orders]
+        self._mailboxes = Mailboxes(self.size)  # by sender and hash of the tag
+        self._arrivals = count()
+        self._blocked: dict[int, tuple[int, int]] = {}  # rank -> the sender and tag it waits for
+        self._able: list[tuple[float, int]] = []  # a heap of (time, rank): those that can go on
+        self._run_number = 0
+
+    @property
+    def now(self) -> float:
+        """The time at which the last worker was done, on its own clock."""
+        return max(node.now for node in self._nodes[: self.num_workers])
+
+    @property
+    def call_s(self) -> defaultdict[str, float]:
+        """Wall-clock seconds in `call` and `share` by function."""
+        return self._calls.seconds
+
+    @property
+    def alive(self) -> frozenset[int]:
+        """The workers that were not killed, in the run that is replayed or was last."""
+        return frozenset(
+            node.rank
+            for node in self._nodes[: self.num_workers]
+            if node.run is None or node.run.end_s is not None
+        )
+
+    def run(
+        self, programs: Sequence[Program[R]], daemons: Sequence[Program[Any]] = ()
+    ) -> list[R | Any]:
+        """The next run of the recorded ones: one program per worker, one daemon per other node.
+
+        Returns the workers' results; None of one that was killed.
+        """
+        every = [*programs, *daemons]
+        assert len(programs) == self.num_workers, f"{len(programs)} programs"
+        assert len(every) == self.size, f"{len(every)} programs for {self.size} nodes"
+        number, self._run_number = self._run_number, self._run_number + 1
+        try:
+            mains = [
+                node.begin(number, program(Node(node.rank, self.num_workers)))
+                for node, program in zip(self._nodes, every)
+            ]
+            self._able = [(node.now, node.rank) for node in self._nodes]
+            while self._able:
+                _, rank = heappop(self._able)
+                self._advance(self._nodes[rank])
+            if self._blocked:
+                raise OrderError(self._missing())
+            for node, main in zip(self._nodes[: self.num_workers], mains):
+                if not main.done and node.rank in self.alive:
+                    self._refuse(node, f"the program waits for {described(main.waiting_for)}")
+            return [main.result for main in mains[: self.num_workers]]
+        finally:
+            for node in self._nodes:
+                for task in node.tasks.values():
+                    task.program.close()
+                node.tasks.clear()
+            self._blocked.clear()
+            self._able.clear()
+            self._calls.forget()
+
+    def _advance(self, node: _Replayed) -> None:
+        """As far as it comes, unless another one is behind."""
+        while (entry := node.entry) is not None:
+            task = self._asking(node, entry)
+            message = None
+            if entry.kind in (order.RECEIVED, order.RECEIVED_ANY):
+                key = (entry.values[0], tag_hash(task.waiting_for.tag))
+                message = self._mailboxes.take(node.rank, *key)
+                if message is None:
+                    self._blocked[node.rank] = key
+                    return
+            value, failure = self._answer(node, task, entry, message)
+            self._step(node, entry.task, value, failure)
+            node.position += 1
+            if entry.kind == order.NOW and self._able and self._able[0] < (node.now, node.rank):
+                heappush(self._able, (node.now, node.rank))
+                return
+        assert node.run is not None
+        if node.run.end_s is not None:
+            node.now = node.run.end_s
+
+    def _asking(self, node: _Replayed, entry: Entry) -> Task[Any]:
+        """The task that goes on, if it waits for what the order says that it gets."""
+        task = node.tasks.get(entry.task)
+        if task is None:
+            self._refuse(node, f"there is no such task; there are {list(node.tasks)}")
+        effect = task.waiting_for
+        if entry.kind == order.START:
+            if effect is not None:
+                self._refuse(node, f"it runs already, and waits for {described(effect)}")
+            return task
+        if effect is None:
+            self._refuse(node, "it has not started")
+        if type(effect) not in _ASKED[entry.kind]:
+            self._refuse(node, f"the program waits for {described(effect)}")
+        if isinstance(effect, Recv | RecvAny):
+            src, tag = _named(entry)
+            if tag != short_hash(effect.tag) or (
+                isinstance(effect, Recv) and src not in (None, effect.src)
+            ):
+                self._refuse(node, f"the program waits for {described(effect)}")
+        if isinstance(effect, Join) and not effect.task.done:
+            self._refuse(node, "what it waits for has not ended")
+        return task
+
+    def _answer(
+        self, node: _Replayed, task: Task[Any], entry: Entry, message: tuple[int, Any] | None
+    ) -> tuple[Any, Exception | None]:
+        kind, effect, values = entry.kind, task.waiting_for, entry.values
+        if kind == order.RECEIVED:
+            assert message is not None
+            return message[1], None
+        if kind == order.RECEIVED_ANY:
+            return message, None
+        if kind == order.COMPUTED:
+            try:
+                (result,) = self._evaluate([effect.request])
+            except Exception as error:
+                return None, error
+            return result, None
+        if kind == order.NOW:
+            node.now = float(values[0])
+            return values[0], None
+        if kind == order.MEMBERS:
+            return frozenset(values), None
+        if kind == order.JOINED:
+            return effect.task.result, None
+        if kind == order.TOLD:
+            _, rank, there, time_s = values
+            news = Framed(Membership(rank, bool(there), time_s))
+            return (news if isinstance(effect, Recv) else (node.rank, news)), None
+        if kind == order.LOST:
+            return None, PeerLost(*values[2:])
+        return None, None
+
+    def _step(self, node: _Replayed, number: int, value: Any, failure: Exception | None) -> None:
+        """Runs a program until it asks for something that the order decides."""
+        task = node.tasks[number]
+        send, throw = task.program.send, task.program.throw
+        task.waiting_for = None
+        while True:
+            try:
+                effect = send(value) if failure is None else throw(failure)
+            except StopIteration as end:
+                task.done, task.result = True, end.value
+                del node.tasks[number]
+                return
+            except Exception as error:
+                error.add_note(f"in the program of rank {node.rank}, replayed: {node.where()}")
+                raise
+            self.num_effects += 1
+            value = failure = None
+            try:
+                if type(effect) in _DECIDED:
+                    self._check(node, effect)
+                    task.waiting_for = effect
+                    return
+                value = self._do(node, effect)
+            except Exception as error:
+                failure = error
+
+    def _check(self, node: _Replayed, effect: Any) -> None:
+        if isinstance(effect, Sleep):
+            checks.check_sleep(effect, node.rank)
+        elif isinstance(effect, RecvAny):
+            checks.check_wait(effect, node.rank)
+
+    def _do(self, node: _Replayed, effect: Any) -> Any:
+        """What a node answers itself."""
+        kind = type(effect)
+        if kind is Send:
+            return self._send(node.rank, effect)
+        if kind is Call:
+            return self._calls.run(effect)[0]
+        if kind is Spawn:
+            return node.spawn(effect.program)
+        if kind is Watch or kind is Collective:  # the order has what it is told; there is none
+            return None
+        raise checks.unknown(effect, node.rank)
+
+    def _send(self, src: int, effect: Send) -> None:
+        checks.check_send(effect, src, self.size)
+        dst, tag = effect.dst, tag_hash(effect.tag)
+        if dst != src:
+            self.ledger.record(src, dst, effect.nbytes, effect.label)
+        box = self._mailboxes.inbox[dst].setdefault((src, tag), deque())
+        box.append((next(self._arrivals), effect.data))
+        if self._blocked.get(dst) == (src, tag):
+            del self._blocked[dst]
+            heappush(self._able, (self._nodes[dst].now, dst))
+
+    # What does not fit.
+
+    def _refuse(self, node: _Replayed, why: str) -> NoReturn:
+        raise OrderError(
+            f"{node.where()}: the order says {node.says()!r}, but {why}. It is that of another "
+            "configuration or program, or damaged."
+        )
+
+    def _missing(self) -> str:
+        lines = ["orders name messages that nobody sends:"]
+        for rank, (src, _) in sorted(self._blocked.items()):
+            node, sender = self._nodes[rank], self._nodes[src]
+            lines.append(
+                f"  {node.where()}: {node.says()!r}; rank {src} stands at entry {sender.position}, "
+                f"{sender.says()!r}"
+            )
+        lines.append("They are not those of one run of these programs, or damaged.")
+        return "\n".join(lines)
+
+
+def _named(entry: Entry) -> tuple[int | None, int]:
+    """The sender and the hash in an entry about a message."""
+    if entry.kind in (order.NOTHING, order.TOLD):
+        return None, entry.values[0]
+    src, tag, *_ = entry.values
+    return src, tag

@@ -1,0 +1,54 @@
+"""Where this node stands in its job."""
+
+from dataclasses import dataclass
+
+from gradwire.runtime.zeromq.messages import (
+    NOBODY,
+    ROLES,
+    SCHEDULER,
+    SERVER,
+    WORKER,
+    Header,
+)
+
+
+@dataclass
+class Place:
+    """Ranks of workers come first, then those of servers, then the scheduler's."""
+
+    role: int
+    num_workers: int
+    num_servers: int
+    identity: bytes  # of this process; how binding sockets of others know it
+    job: bytes  # the hash that all messages carry
+    rank: int = NOBODY
+    life: float = 0.0  # when it came, on the clock of the scheduler; 0: at the start
+    is_closed: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.num_workers + self.num_servers + 1
+
+    @property
+    def scheduler(self) -> int:
+        return self.size - 1
+
+    @property
+    def role_name(self) -> str:
+        return ROLES[self.role]
+
+    @property
+    def is_scheduler(self) -> bool:
+        return self.role == SCHEDULER
+
+    @property
+    def is_server(self) -> bool:
+        return self.role == SERVER
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role == WORKER
+
+    def header(self, kind: int, dst: int = NOBODY, code: int = 0) -> bytes:
+        """Of a message that belongs to no link."""
+        return Header(kind, self.job, self.rank, dst, code=code).pack()
