@@ -270,7 +270,7 @@ def _serve() -> None:
 
     import gradwire.cli.front  # noqa: F401
     from gradwire.cli import processes as of_command  # noqa: F401
-    from gradwire.experiment import served  # noqa: F401
+    from gradwire.experiment.processes import served  # noqa: F401
     from gradwire.experiment.run.config import Config
     from gradwire.experiment.run.setup import prepare
 
