@@ -1,8 +1,8 @@
 """What one node of a run on real processes is and keeps, whatever its role.
 
-It begins with all others, or goes on from a checkpoint, or, a server whose process ended, from
-where it was; it leaves checkpoints; and it can tell how to go on after an end that nobody wanted.
-What it does in between is in `node_run.py`.
+A node begins together with all others, or continues from a checkpoint; a durable server continues
+from its own state. It saves checkpoints, and after an unexpected end it says how to continue. What
+it does between beginning and end is in `run.py`.
 """
 
 import time
@@ -13,8 +13,8 @@ from typing import Any
 
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
 from gradwire.experiment.processes.agreement import Agreement
-from gradwire.experiment.processes.differences import differences, summarize_differences
 from gradwire.experiment.processes.launch.signals import Signals
+from gradwire.experiment.processes.node.admission import Admission, folder_content
 from gradwire.experiment.processes.node.conductor import Conductor, Reports
 from gradwire.experiment.processes.node.parts import ServerPart, part_of
 from gradwire.experiment.processes.node.types import Counting, Glimpse, Where
@@ -39,7 +39,6 @@ from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay.order import Recorder
 from gradwire.runtime.virtual.requests import no_evaluator
 
-_THIS, _ANOTHER = "this run", "another run"  # what a folder holds
 _RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
 
 
@@ -130,13 +129,21 @@ class NodeState:
 
     def _begin(self) -> None:
         """All have the same configuration, and know the folder."""
-        holds = self._holds()
+        holds = ""
+        try:
+            if not self.failure:
+                holds = folder_content(self.where, self.experiment)
+        except (ValueError, OSError) as error:
+            self.failure = f"{self._name(self.rank)}: {error}"
         report = {
             "failure": self.failure,
             "config": "" if self.failure else self.experiment.config.to_toml(),
             "holds": holds,
         }
-        decision = self.agreement.agree(report, self._admit)
+        experiment = None if self.failure else self.experiment
+        admission = Admission(experiment, self.where, self.rank, self._name)
+        decision = self.agreement.agree(report, admission.decide)
+        self._record, self._goes_on = admission.record, admission.continues
         if "lost" in decision:
             raise LostError(decision["failure"], decision["lost"])
         if "differs" in decision:
@@ -157,58 +164,6 @@ class NodeState:
             self._conductor = Conductor(
                 self.experiment, self._record, self._every_s if saves else None, self._progress
             )
-
-    def _holds(self) -> str:
-        """What is in the folder, here: on another machine it may be another one."""
-        if self.failure or self.where.folder is None:
-            return ""
-        record = Record(self.where.folder)
-        if not record.exists:
-            return _ANOTHER if record.remains else ""
-        try:
-            there = record.config.to_toml()
-        except (ValueError, OSError) as error:
-            self.failure = f"{self._name(self.rank)}: {error}"
-            return ""
-        own = self.experiment.config.to_toml()
-        return _THIS if common_settings(there) == common_settings(own) else _ANOTHER
-
-    def _admit(self, reports: Reports) -> Row:
-        """On the hub: may the run begin, and where are its records?"""
-        own = reports[self.hub]
-        assert own is not None
-        for rank, report in enumerate(reports):
-            if report is None:
-                text = f"{self._name(rank)} was lost before the run began"
-                return {"failure": text, "lost": rank}
-            if report["failure"]:
-                return {"failure": report["failure"]}
-        configs = [report["config"] for report in reports if report is not None]
-        if differs := differences(configs, self.hub, self._name):
-            return {"failure": summarize_differences(differs), "differs": differs}
-        folder, config = self.where.folder, self.experiment.config
-        goes_on = self.where.resumes or (self.where.is_restart and own["holds"] == _THIS)
-        try:
-            is_over = goes_on and folder is not None and Record(folder).is_finished
-        except (ValueError, OSError) as error:
-            return {"failure": str(error)}
-        if is_over and not self.experiment.plan.pauses:
-            return {"failure": f"{folder} holds a run that is finished; begin a new one"}
-        for rank, report in enumerate(reports):
-            what = report["holds"] if report is not None else ""
-            # Of what is where the hub is, `create` tells.
-            is_news = rank != self.hub and (goes_on or not own["holds"])
-            if is_news and what and not (goes_on and what == _THIS):
-                text = f"{folder} already holds another run where {self._name(rank)} is"
-                return {"failure": text}
-        try:
-            if folder is not None:
-                self._record = Record.open(folder) if goes_on else Record.create(folder, config)
-                self._record.reopen()
-                self._goes_on = goes_on
-        except (ValueError, OSError) as error:
-            return {"failure": str(error)}
-        return {"failure": "", "folder": None if folder is None else str(folder)}
 
     def _restore(self) -> None:
         """Goes on from the newest checkpoint of which every rank has its part.
