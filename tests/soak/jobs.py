@@ -155,9 +155,11 @@ class Launch:
 
     def is_training(self) -> bool:
         """Whether it has left something since it started that only a run that trains leaves."""
-        found = list(self.folder.glob("servers/*/journal-*.log"))
-        if self.job.is_synchronous:  # else they may be what servers had before
-            found += self.folder.glob("checkpoints/step-*/rank-*.pt")
+        found: list[Path] = []
+        with suppress(FileNotFoundError):  # a folder may vanish while it is listed
+            found += self.folder.glob("servers/*/journal-*.log")
+            if self.job.is_synchronous:  # else they may be what servers had before
+                found += self.folder.glob("checkpoints/step-*/rank-*.pt")
         for path in found:
             with suppress(OSError):
                 status = path.stat()
