@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 
 from gradwire.cli import main, processes
 from gradwire.experiment.processes.launch.children import Failure
-from gradwire.experiment.processes.launch.role_launcher import Cast, Command, launch_roles
+from gradwire.experiment.processes.launch.role_launcher import Command, RoleCounts, launch_roles
 
 
 def without_keys(
-    cast: Cast, command: Command, restarts: int = 0, say: Callable[[str], None] = print
+    roles: RoleCounts, command: Command, restarts: int = 0, say: Callable[[str], None] = print
 ) -> Failure | None:
     def node(role: str, number: int, scheduler: str, keys: str, goes_on: bool) -> Sequence[str]:
         words = list(command(role, number, scheduler, keys, goes_on))
         at = words.index("--keys")
         return words[:at] + words[at + 2 :]
 
-    return launch_roles(cast, node, restarts, say)
+    return launch_roles(roles, node, restarts, say)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 
 from gradwire.core.node import Framed
 from gradwire.experiment.processes.headers import HEADERS
-from gradwire.experiment.processes.launch.role_launcher import Cast
+from gradwire.experiment.processes.launch.role_launcher import RoleCounts
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from gradwire.experiment.processes.state.recovery import SERVERS_STATE, open_store, store_folder
 from gradwire.experiment.run.record import begin_again
@@ -150,7 +150,7 @@ def test_the_keyless_job_has_no_keys() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keyless, "launch_roles", launch)
-        keyless.without_keys(Cast(1, 1, True, True), command)
+        keyless.without_keys(RoleCounts(1, 1, True, True), command)
     assert seen == [["ps", "server", "--durable"]]
 
 

@@ -1,4 +1,4 @@
-"""How a process that is one of many ends: with an exit code, and one of them with a word why.
+"""How a process that is one of many ends: with an exit code, and one of them with the reason.
 
 Exit codes: 0 done; 2 what was asked for cannot be done; 3 a rank was lost or nothing happened for
 too long; 1 anything unexpected; 128 + n stopped by signal n, with a checkpoint.
@@ -25,7 +25,7 @@ from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.runtime.storage.files import explain
 
 FINISHED = "this run had finished; nothing was computed"
-_END_S = 30.0  # how long a process may take to end once it was told to end at once
+_END_S = 30.0  # how long a process may take to end once it must end at once
 
 
 def end_with(

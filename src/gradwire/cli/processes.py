@@ -17,7 +17,7 @@ from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
 from gradwire.experiment.processes.launch.children import is_launched
 from gradwire.experiment.processes.launch.launcher import launch
-from gradwire.experiment.processes.launch.role_launcher import Cast, launch_roles
+from gradwire.experiment.processes.launch.role_launcher import RoleCounts, launch_roles
 from gradwire.experiment.processes.launch.scratch import scratch_folder
 from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.experiment.run.config import Config
@@ -82,15 +82,14 @@ def _launch(job: Job) -> None:
         restart = ["--restart"] if job.restart else []
 
         def which(is_again: bool) -> list[str]:
-            goes_on = job.resumes or (is_again and Record(job.folder).exists)
-            if goes_on:
+            if job.resumes or (is_again and Record(job.folder).exists):
                 return ["--resume", str(job.folder)]
             return ["--config", str(path), "--out", str(job.folder)]
 
         def rank(attempt: int) -> list[str]:
             return [*GRADWIRE, "run", *which(attempt > 0), *limits, *as_json, *restart]
 
-        def node(role: str, number: int, scheduler: str, keys: str, goes_on: bool) -> list[str]:
+        def node(role: str, number: int, scheduler: str, keys: str, is_restart: bool) -> list[str]:
             own = {
                 "scheduler": ["--silence", job.silence, *as_json, *restart],
                 "server": ["--durable"] if job.durable else [],
@@ -99,10 +98,10 @@ def _launch(job: Job) -> None:
             where = ["--scheduler", scheduler, "--keys", keys, "--join-wait", job.join_wait]
             if role != "scheduler":
                 where += ["--number", str(number)]
-            return [*GRADWIRE, "ps", role, *where, *which(goes_on), *limits, *own[role]]
+            return [*GRADWIRE, "ps", role, *where, *which(is_restart), *limits, *own[role]]
 
         if size > job.config.workers:
-            failure = launch_roles(_cast(job.config), node, job.restarts, say)
+            failure = launch_roles(_role_counts(job.config), node, job.restarts, say)
         else:
             failure = launch(size, rank, job.restarts, say)
     if failure is not None:
@@ -110,11 +109,11 @@ def _launch(job: Job) -> None:
         sys.exit(failure.code)
 
 
-def _cast(config: Config) -> Cast:
+def _role_counts(config: Config) -> RoleCounts:
     architecture = ARCHITECTURE.parse(config.architecture)
     synchronization = SYNCHRONIZATION.parse(config.synchronization)
     replaces = not synchronization.pauses
-    return Cast(config.workers, architecture.num_servers, replaces, replaces_servers=True)
+    return RoleCounts(config.workers, architecture.num_servers, replaces, replaces_servers=True)
 
 
 def _be_rank(job: Job, show: Show) -> NoReturn:

@@ -24,7 +24,7 @@ from gradwire.experiment.run.config import OWN_SETTINGS, Config
 if TYPE_CHECKING:
     from gradwire.experiment.processes.launch.signals import Signals
     from gradwire.experiment.processes.node.types import Where
-    from gradwire.experiment.processes.served import Place
+    from gradwire.experiment.processes.served import NodeOptions
 
 _Address = Annotated[str, tyro.conf.arg(metavar="tcp://HOST:PORT", help_behavior_hint="")]
 _PORT = 9092  # of the scheduler, unless said otherwise
@@ -95,7 +95,7 @@ class PsCommand:
         if self.file is not None:
             raise ValueError(f"{self.file}: a file goes with `gradwire ps keys FILE` only")
         from gradwire.experiment.processes.node.types import Where
-        from gradwire.experiment.processes.served import Place
+        from gradwire.experiment.processes.served import NodeOptions
 
         node = from_environment(self, os.environ)
         role = node.role
@@ -103,7 +103,7 @@ class PsCommand:
         folder = node.resume or node.out
         if folder is None and role == "scheduler":
             folder = new_folder("run")
-        place = Place(
+        place = NodeOptions(
             role,
             node.scheduler,
             node.number,
@@ -119,7 +119,7 @@ class PsCommand:
         where = Where(folder, node.resume is not None, may_restart=node.restart)
         end_with(lambda signals: node._take_part(place, where, signals))
 
-    def _take_part(self, place: Place, where: Where, signals: Signals) -> None:
+    def _take_part(self, place: NodeOptions, where: Where, signals: Signals) -> None:
         from gradwire.experiment.processes.served import take_part
         from gradwire.experiment.run.record import Record
 
@@ -142,7 +142,7 @@ class PsCommand:
                 signals=signals,
                 progress=meter.follow(name) if is_hub else None,
                 say=say,
-                tell=_tell,
+                report=_tell,
             )
         if is_hub:
             assert where.folder is not None

@@ -289,7 +289,7 @@ def _observed(config: Config, summary: Row) -> dict[str, str]:
     from gradwire.architecture import ARCHITECTURE
     from gradwire.architecture.gossip.gossip import Gossip
     from gradwire.architecture.graphs import describe
-    from gradwire.experiment.simulate.losses import told
+    from gradwire.experiment.simulate.losses import describe_loss
 
     lines = {}
     architecture = ARCHITECTURE.parse(config.architecture)
@@ -302,5 +302,7 @@ def _observed(config: Config, summary: Row) -> dict[str, str]:
         lines[name] = f"{figures['mean']:.3g} on average, at most {most:.0f}{_WHAT.get(name, '')}"
     for lost in summary["lost"]:
         name = f"worker {lost['rank']} lost"
-        lines[name] = f"{lines[name]}\n{told(lost)}" if name in lines else told(lost)
+        lines[name] = (
+            f"{lines[name]}\n{describe_loss(lost)}" if name in lines else describe_loss(lost)
+        )
     return lines

@@ -1,9 +1,9 @@
-"""What the nodes of a run on real processes tell one another between two segments.
+"""What the nodes of a run on real processes agree on between two segments.
 
 Everyone sends a report to the one that keeps the record (rank 0, or the scheduler if there is one),
-that one decides, everyone hears the decision: JSON both ways. It goes through the engine like any
-message, but it is not the algorithm's: neither the ledger nor a recorded order knows of it. Nodes
-wait patiently: others may still have to load, to evaluate, to save, or to train.
+that one decides, everyone receives the decision: JSON both ways. It goes through the engine like
+any message, but it is not the algorithm's: neither the ledger nor a recorded order knows of it.
+Nodes wait patiently: others may still have to load, to evaluate, to save, or to train.
 """
 
 import json
@@ -98,7 +98,7 @@ class Agreement:
             result = engine.run(program, serves=False, is_patient=True)
         finally:
             engine.ledger, engine.heard, engine.log = ledger, heard, log
-        assert result is not None, "a node did not hear the decision"
+        assert result is not None, "a node did not receive the decision"
         return result
 
 

@@ -1,4 +1,4 @@
-"""Whether all nodes of a run have the same settings, and what each of them is told if not."""
+"""Whether all nodes of a run have the same settings, and the message for each of them if not."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest

@@ -22,8 +22,8 @@ def summed_up(
     of a worker that is lost.
 
     What a worker counted in a life that has ended is lost with it, but servers have counted what
-    they heard. Times are those of the slowest, their parts means over the workers that are there,
-    for as many gradients as `steps_timed` says.
+    they received. Times are those of the slowest, their parts means over the workers that are
+    there, for as many gradients as `steps_timed` says.
     """
     num_workers = experiment.config.workers
     there = [report for report in reports if report is not None]
@@ -69,12 +69,12 @@ def ledger_of(reports: Sequence[Row | None], num_workers: int) -> Ledger:
     for rank, report in enumerate(reports):
         if report is None or not _is_server(report):
             continue
-        heard = report["heard"]
+        received = report["heard"]
         for src in range(num_workers):
-            missing = heard["link_bytes"][src][rank] - ledger.link_bytes[src][rank]
+            missing = received["link_bytes"][src][rank] - ledger.link_bytes[src][rank]
             if missing > 0:
                 ledger.link_bytes[src][rank] += missing
-                ledger.link_messages[src][rank] = heard["link_messages"][src][rank]
+                ledger.link_messages[src][rank] = received["link_messages"][src][rank]
                 ledger.tensor_bytes[_LOST] += missing
     return ledger
 

@@ -1,8 +1,8 @@
 """How the ranks of a run find each other: a process group of their own on the store of torchrun.
 
 torchrun keeps its store when it starts ranks again, with the addresses of those that are dead. So
-each attempt gets a name that nobody had before. Rank 0 makes it up, and must tell it to ranks of
-this attempt only: a rank leaves a word of its own, and the name is told to whoever knows that word.
+each attempt gets a name that nobody had before. Rank 0 chooses it, and only
+ranks of this attempt may learn it: each rank stores a random token, and rank 0 answers under it.
 """
 
 import time
@@ -38,9 +38,9 @@ def name_attempt(
         name = uuid4().hex
         _invite(store, size, name, news, until)
         return name, news
-    word = uuid4().hex
-    store.set(f"gradwire/word/{rank}", word)
-    invitation = f"gradwire/invitation/{word}"
+    token = uuid4().hex
+    store.set(f"gradwire/token/{rank}", token)
+    invitation = f"gradwire/invitation/{token}"
     _wait(lambda: store.check([invitation]), until, "rank 0 has not come")
     name, _, news = store.get(invitation).decode().partition(" ")
     store.set(f"gradwire/{name}/{rank}", "here")
@@ -55,11 +55,11 @@ def _invite(store: dist.Store, size: int, name: str, news: str, until: float) ->
         for rank in sorted(missing):
             if store.check([f"gradwire/{name}/{rank}"]):
                 missing.remove(rank)
-            elif store.check([f"gradwire/word/{rank}"]):
-                word = store.get(f"gradwire/word/{rank}").decode()  # maybe of one that is dead
-                if word not in invited:
-                    invited.add(word)
-                    store.set(f"gradwire/invitation/{word}", f"{name} {news}")
+            elif store.check([f"gradwire/token/{rank}"]):
+                token = store.get(f"gradwire/token/{rank}").decode()  # maybe of one that is dead
+                if token not in invited:
+                    invited.add(token)
+                    store.set(f"gradwire/invitation/{token}", f"{name} {news}")
         return not missing
 
     _wait(are_here, until, lambda: f"rank {min(missing)} has not come")

@@ -54,9 +54,9 @@ def run(
     rank its checkpoints: at evaluations and so often besides. `resume` goes on with the run in that
     folder, to the same bits as if it had not been interrupted; so does `out` if `is_restart` and
     the folder holds this very run. `restart` allows a run that is resumed to begin again from step
-    0 if its checkpoints are damaged or missing. `say` is told, on rank 0, if it begins again, and
-    which files any rank did not use; by default that is a warning. `timeout` is how long nothing
-    may happen before a rank gives up.
+    0 if its checkpoints are damaged or missing. `say` gets a message, on rank 0, if it begins
+    again, and which files any rank did not use; by default that is a warning. `timeout` is how long
+    nothing may happen before a rank gives up.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -85,10 +85,10 @@ def run(
     every_s, timeout_s = parse_duration(checkpoint_every), parse_duration(timeout)
     if not timeout_s > 0:
         raise ValueError(f"timeout must be above 0, got {timeout!r}")
-    told = {"signals": signals or Signals(), "progress": progress, "say": say}
+    settings = {"signals": signals or Signals(), "progress": progress, "say": say}
     with (
         use_threads(chosen.threads or default_threads(size)),
-        rank_of(NodeRun, chosen, where, every_s, timeout_s, **told) as node,
+        rank_of(NodeRun, chosen, where, every_s, timeout_s, **settings) as node,
     ):
         return node.run()
 
@@ -100,7 +100,7 @@ def rank_of(
     where: Where,
     checkpoint_every_s: float,
     timeout_s: float,
-    **told: Any,
+    **settings: Any,
 ) -> Iterator[N]:
     """This rank of the process group, with connections to the others."""
     device = own_device(config)
@@ -116,7 +116,7 @@ def rank_of(
             checkpoint_every_s=checkpoint_every_s,
             timeout_s=timeout_s,
             native=config.native,
-            **told,
+            **settings,
         )
     except LostError as error:
         lost = error.rank
@@ -126,7 +126,7 @@ def rank_of(
 
 
 def prepared(config: Config, is_quiet: bool) -> Experiment | str:
-    """The experiment, or why there is none: all ranks must hear that. One has warnings to say.
+    """The experiment, or why there is none: all ranks must know that. One of them prints warnings.
 
     From now on torch uses as many threads as the experiment says, until `use_threads` ends.
     """

@@ -58,8 +58,9 @@ def recorder(
 ) -> Recorder | None:
     """Where a rank of a run writes its order, from this step on.
 
-    `is_inside`: it is a server that goes on from a state of its own. What it heard before that it
-    is not told again, so its order cannot be complete, and there is none. `say` is told so.
+    `is_inside`: this is a server that continues from a state of its own. Messages that it received
+    before are not replayed, so its order would be incomplete, and none is recorded; `say` reports
+    that.
     """
     path, workers = order_path(folder, rank), experiment.plan.num_workers
     num_nodes = workers + experiment.plan.architecture.num_others
@@ -68,7 +69,7 @@ def recorder(
         if is_inside:
             raise OrderError(
                 f"server {rank - workers} was started again, and went on from what it had saved on "
-                "its way: of what it had heard before the order is lost"
+                "its way: the order of what it received before is lost"
             )
         if step and _why_none(path):
             raise OrderError(_why_none(path))
@@ -139,7 +140,7 @@ def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: 
     parts = [part_of(plan, rank) for rank in range(len(orders))]
     engine = ReplayEngine(orders, evaluate=plan.task.gradients)
     for first, last in engine.steps:
-        segment = Segment(first, last, _Nobody())
+        segment = Segment(first, last, _NoObserver())
         programs = [part.program(segment) for part in parts]
         results = engine.run(programs[: plan.num_workers], programs[plan.num_workers :])
         for part, result in zip(parts, results):
@@ -283,8 +284,8 @@ def _model(experiment: Experiment, parts: list[Part], workers: list[WorkerPart])
     return params, dict(zip(plan.task.initial_buffers(), buffers))
 
 
-class _Nobody:
-    """Who looks on, and does nothing."""
+class _NoObserver:
+    """An observer of workers that does nothing."""
 
     def begins(self, worker: TrainingWorker) -> None:
         pass
@@ -294,7 +295,7 @@ class _Nobody:
 
 
 def digest_of(state: Any) -> str:
-    """By which to tell whether two states are the same, bit by bit.
+    """A digest that is equal for states that are equal bit by bit.
 
     A state is made of tensors, dataclasses, dicts, sequences, sets and plain values.
     """

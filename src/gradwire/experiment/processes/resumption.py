@@ -33,10 +33,10 @@ def choose(
     had_complete: bool,
     may_restart: bool,
 ) -> Row:
-    """The step to go on from (None: from the beginning), or why not, and what to tell the user.
+    """The step to go on from (None: from the beginning), or why not, and what to print.
 
     A report has the `steps` that a rank can go on from, the files that it `skipped`, those without
-    which updates are `lost` that others were told to be safe, and whether what it has shows that
+    which acknowledged updates are `lost`, and whether what it has shows that
     all others had something too (`is_evidence`). `ranks` are those that have checkpoints in such a
     run; `had_complete`: there was a checkpoint of which all had their file.
     """

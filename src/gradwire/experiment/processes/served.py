@@ -1,9 +1,9 @@
 """Takes part in a run with servers, over ZeroMQ: as the scheduler, a server or a worker.
 
 The scheduler keeps the record. A server that has a folder survives the end of its process (see
-`runtime/durable/transport.py`): started again, it finds there what it was and what it had been
-told. A worker that is lost may be replaced where the others can go on without it; the new one asks
-the servers for the model.
+`runtime/durable/transport.py`): started again, it finds there its state and its journal. A worker
+that is lost may be replaced where the others can go on without it; the new one asks the servers for
+the model.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ Role = Literal["scheduler", "server", "worker"]
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeOptions:
     """What a node is, and how it finds the others."""
 
     role: Role
@@ -65,7 +65,7 @@ class Place:
 
 def take_part(
     config: Config,
-    place: Place,
+    options: NodeOptions,
     where: Where,
     *,
     checkpoint_every: str = "30s",
@@ -73,16 +73,16 @@ def take_part(
     signals: Signals | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Runs until the job is done; on every node the summary, on the scheduler also the model."""
     size = num_nodes(config)
     with use_threads(config.threads or default_threads(size)):
-        experiment = prepared(config, is_quiet=place.role != "scheduler")
+        experiment = prepared(config, is_quiet=options.role != "scheduler")
         if isinstance(experiment, str):
             raise RefusedError(experiment)
         try:
-            node = _Served(experiment, place, where, tell)
+            node = _Served(experiment, options, where, report)
         except NotAdmittedError as error:
             raise RefusedError(str(error)) from error
         except JoinError as error:
@@ -113,56 +113,60 @@ class _Served:
     """A node on its transport."""
 
     def __init__(
-        self, experiment: Experiment, place: Place, where: Where, tell: Callable[[str], None]
+        self,
+        experiment: Experiment,
+        options: NodeOptions,
+        where: Where,
+        report: Callable[[str], None],
     ) -> None:
         self.experiment = experiment
-        self.place = place
+        self.options = options
         self.where = where
         self.store: Store | None = None
         self._has_begun = False
         config, architecture = experiment.config, experiment.plan.architecture
         assert architecture.num_others, f"{architecture!r} has no servers"
-        keys = None if place.keys is None else load_keys(place.keys)
-        check_allowed(place.scheduler, keys, place.insecure)
-        if place.role != "scheduler":
-            check_target(place.scheduler)
-        if place.role == "worker":
-            tell(f"worker: joining the scheduler at {place.scheduler}")
+        keys = None if options.keys is None else load_keys(options.keys)
+        check_allowed(options.scheduler, keys, options.insecure)
+        if options.role != "scheduler":
+            check_target(options.scheduler)
+        if options.role == "worker":
+            report(f"worker: joining the scheduler at {options.scheduler}")
         self.transport = ZmqTransport(
-            place.role,
-            scheduler=place.scheduler,
+            options.role,
+            scheduler=options.scheduler,
             num_workers=config.workers,
             num_servers=architecture.num_servers,
             rank=self._wanted(),
-            bind=place.bind,
-            advertise=place.advertise,
-            on_bound=lambda address: tell(self._is_at(address)),
-            on_wait=lambda text: tell(f"{place.role}: waiting, {text}"),
+            bind=options.bind,
+            advertise=options.advertise,
+            on_bound=lambda address: report(self._is_at(address)),
+            on_wait=lambda text: report(f"{options.role}: waiting, {text}"),
             fingerprint=self._fingerprint(),
             headers=HEADERS,
             keys=keys,
-            insecure=place.insecure,
-            heartbeat_s=parse_duration(place.silence),
-            join_s=parse_duration(place.join_wait),
-            server_s=parse_duration(place.server_wait),
+            insecure=options.insecure,
+            heartbeat_s=parse_duration(options.silence),
+            join_s=parse_duration(options.join_wait),
+            server_s=parse_duration(options.server_wait),
             acknowledges="asked" if self._keeps_a_store else "received",
             links=self._open_store if self._keeps_a_store else None,
             device=own_device(config),
         )
-        self.tell = tell
+        self.report = report
         self.name = name_of(self.transport.rank, config.workers, self.transport.size)
         if is_launched():
             tell_joined()
-        if place.role == "scheduler":
-            tell("scheduler: all are there")
+        if options.role == "scheduler":
+            report("scheduler: all are there")
         else:
-            tell(f"{place.role}: joined as {self.name}")
+            report(f"{options.role}: joined as {self.name}")
 
     def _is_at(self, address: str) -> str:
         """What others must know of this node, which listens there."""
-        place, plan = self.place, self.experiment.plan
-        if place.role == "server":
-            return f"server: at {address}, joining the scheduler at {place.scheduler}"
+        options, plan = self.options, self.experiment.plan
+        if options.role == "server":
+            return f"server: at {address}, joining the scheduler at {options.scheduler}"
         needed = (
             f"{_some(plan.num_workers, 'worker')} and "
             f"{_some(plan.architecture.num_servers, 'server')}"
@@ -172,30 +176,30 @@ class _Served:
             address = f"tcp://HOST:{address.rpartition(':')[2]}"
             hint = ", where HOST is how they reach this machine"
         flags = f"--scheduler {address}"
-        if place.keys is not None:
-            flags += f" --keys {place.keys}"
-        elif place.insecure:
+        if options.keys is not None:
+            flags += f" --keys {options.keys}"
+        elif options.insecure:
             flags += " --insecure"
-        warning = "" if place.keys is not None else f"\nwarning: without keys {_who_may(address)}"
+        warning = "" if options.keys is not None else f"\nwarning: without keys {_who_may(address)}"
         return f"scheduler: waiting for {needed}. Start them with {flags}{hint}{warning}"
 
     @property
     def _keeps_a_store(self) -> bool:
-        return self.place.role == "server" and self.where.folder is not None
+        return self.options.role == "server" and self.where.folder is not None
 
     def _wanted(self) -> int | None:
         """The rank to ask for."""
-        number, config = self.place.number, self.experiment.config
+        number, config = self.options.number, self.experiment.config
         count = config.workers
-        if self.place.role == "server":
+        if self.options.role == "server":
             count = self.experiment.plan.architecture.num_servers
         if number is None:
             return None
         if not 0 <= number < count:
             raise ValueError(
-                f"there is no {self.place.role} number {number}: there are {count}, from 0"
+                f"there is no {self.options.role} number {number}: there are {count}, from 0"
             )
-        return number + (config.workers if self.place.role == "server" else 0)
+        return number + (config.workers if self.options.role == "server" else 0)
 
     def _fingerprint(self) -> bytes:
         """What only nodes have that are configured alike, and speak the same language."""
@@ -212,13 +216,13 @@ class _Served:
     def _begun(self, program: Any) -> Any:
         """Around programs that are not recorded: with the first the training begins. Until then
         the run may be refused, and there is no record."""
-        if self.place.role == "scheduler" and not self._has_begun:
+        if self.options.role == "scheduler" and not self._has_begun:
             self._has_begun = True
-            self.tell(f"scheduler: the training begins; the record is in {self.where.folder}")
+            self.report(f"scheduler: the training begins; the record is in {self.where.folder}")
         return program
 
     def run(
-        self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **told: Any
+        self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **settings: Any
     ) -> Run:
         transport, state, durable = self.transport, None, None
         lost: int | None = transport.rank  # unless it goes well
@@ -230,7 +234,7 @@ class _Served:
                     self.store,
                     lambda: node.state(),
                     headers=HEADERS,
-                    is_durable=self.place.is_durable,
+                    is_durable=self.options.is_durable,
                     checkpoint_every_s=checkpoint_every_s,
                     device=own_device(self.experiment.config),
                 )
@@ -246,14 +250,14 @@ class _Served:
                 wrap=self._begun if durable is None else durable.recorded,
                 keep=None if self.store is None else self.store.folder,
                 is_by_hand=not is_launched(),
-                **told,
+                **settings,
             )
             if self.store is not None and self.store.skipped:
                 node.notices.append(self.store.skipped)
             run = node.run(state)
             lost = None
-            if self.place.role != "scheduler":
-                self.tell(f"{self.name}: done; the scheduler has the record")
+            if self.options.role != "scheduler":
+                self.report(f"{self.name}: done; the scheduler has the record")
             return run
         except LostError as error:
             lost = error.rank

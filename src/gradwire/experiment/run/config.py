@@ -92,7 +92,7 @@ class Config:
     latency: str = "50us"
     """Of a message; one value, or one per worker or per node separated by commas."""
     what_if: tuple[str, ...] = ()
-    """Other bandwidths to tell the virtual time for, from the same run."""
+    """Other bandwidths to compute the virtual time for, from the same run."""
     compute: str = "measured"
     """Time of one gradient: measured, fixed(0.01), lognormal(0.01), exponential(0.01), ..."""
     speeds: str = "1"

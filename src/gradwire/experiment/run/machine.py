@@ -1,4 +1,4 @@
-"""What a rank takes of the machine it runs on, and how a lost one is told."""
+"""What a rank takes of the machine it runs on, and how a lost one is described."""
 
 import os
 import re

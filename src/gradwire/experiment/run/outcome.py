@@ -88,7 +88,8 @@ def metrics_row(
     """One evaluation on the test set, and what else is known at this step.
 
     `models` is the one that the workers agreed on, or under gossip, where they agree on none, those
-    of all workers: then loss and accuracy are means over them, and least and most are told too.
+    of all workers: then loss and accuracy are means over them, and the least and the most are given
+    too.
     """
     return {
         "step": step,

@@ -28,7 +28,7 @@ def lost_with(plan: Plan, replica: Replica) -> Row:
     return {"residual_norm": squares**0.5, "residual_sum": total}
 
 
-def told(lost: Row) -> str:
+def describe_loss(lost: Row) -> str:
     """One loss in words."""
     if "residual_norm" not in lost:  # of a real one nobody knows what it had
         back = f"; back at {lost['back_s']:.1f} s" if "back_s" in lost else ""

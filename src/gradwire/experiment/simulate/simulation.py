@@ -35,7 +35,7 @@ from gradwire.experiment.run.outcome import (
 from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.run.threads import use_threads
-from gradwire.experiment.simulate.losses import lost_with, told
+from gradwire.experiment.simulate.losses import describe_loss, lost_with
 from gradwire.runtime.network.faults import Arrive, Crash, Loss
 from gradwire.runtime.virtual.engine import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
@@ -85,10 +85,10 @@ def resume(
 ) -> Run:
     """Goes on with an interrupted run; it ends in the same bits as one that was not.
 
-    `restart` allows it to begin again from step 0 if its checkpoint is damaged or missing. `say` is
-    told if it begins again, and what is damaged; by default that is a warning. So it is if the run
-    had finished: then the files stay as they are, and the result is that of its last checkpoint, or
-    is computed again if its method has none.
+    `restart` allows it to begin again from step 0 if its checkpoint is damaged or missing. `say`
+    gets a message if it begins again, and one for each damaged file; by default these are warnings.
+    The same if the run had finished: then the files stay as they are, and the result is that of its
+    last checkpoint, or is computed again if its method has none.
     """
     record = Record.open(Path(folder))
     if record.config.engine != "simulator":
@@ -154,7 +154,7 @@ class _Simulation:
         self.lost: list[Row] = []  # what went with workers that crashed
         self.progress = [0] * self.config.workers  # steps that each worker has behind it
         self.workers: dict[int, TrainingWorker] = {}  # those that are looked at while they train
-        self.told: Progress | None = None
+        self.progress_callback: Progress | None = None
         self.num_gradients = 0  # of workers before they crashed and came back
         self.wall_start = 0.0
 
@@ -217,7 +217,7 @@ class _Simulation:
         """The run in one piece; evaluations when as many steps are done as in so many rounds."""
         if self.others:
             raise WhatIfError(self._no_what_if())
-        self.told = progress
+        self.progress_callback = progress
         last = self.plan.num_steps
 
         def program(node: Node) -> Coroutine[Any, Any, Replica]:
@@ -244,7 +244,7 @@ class _Simulation:
         done, every = self._done(), self.config.eval_every
         if done // every > self.step // every and done < self.plan.num_steps:
             self.step = done
-            self._note(self._measure(now), self.told)
+            self._note(self._measure(now), self.progress_callback)
 
     def _done(self) -> int:
         """The steps that the workers that are there have behind them: all of them, or on average.
@@ -287,7 +287,7 @@ class _Simulation:
 
     def _stopped(self, why: str) -> StoppedError:
         """The end of a run that cannot go on; the record says so too."""
-        config, lost = self.config, ", ".join(map(told, self.lost))
+        config, lost = self.config, ", ".join(map(describe_loss, self.lost))
         advice = (
             f"Allow for such losses with bsp(backup={len(self.lost)}) or bsp(timeout=1.0) on "
             "parameter_server, or take ssp, asp or gossip."

@@ -1,4 +1,4 @@
-"""What the measuring commands take unless told otherwise.
+"""Defaults of the measuring commands.
 
 The command line's help shows these, so this file imports nothing that takes long to import.
 """

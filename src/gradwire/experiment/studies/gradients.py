@@ -35,8 +35,8 @@ def saved_gradients() -> dict[str, Tensor]:
 
 def saved_facts() -> dict[str, dict[str, Any]]:
     """By name: the network, the data, the step, the layers with their shapes, and `facts`."""
-    told: dict[str, dict[str, Any]] = json.loads(str(_arrays()["facts"]))
-    return told
+    facts: dict[str, dict[str, Any]] = json.loads(str(_arrays()["facts"]))
+    return facts
 
 
 def worker_gradients() -> Tensor:

@@ -33,7 +33,7 @@ from gradwire.experiment.run.setup import prepare, warm_up
 from gradwire.experiment.simulate.simulation import simulate
 from gradwire.experiment.studies.probe import (
     Machine,
-    Measured,
+    NetworkMeasurement,
     Work,
     measure_machine,
     measure_network,
@@ -66,7 +66,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Probed:
-    network: Measured
+    network: NetworkMeasurement
     machine: Machine
     settings: dict[str, Any]  # for the simulator
     predictions: list[Prediction]
@@ -89,7 +89,7 @@ class Probed:
         lines = config.to_toml().splitlines(keepends=True)
         chosen = [line for line in lines if line.split(" = ")[0] in self.settings]
         return (
-            "# Measured between real ranks by `gradwire probe`. Use it as\n"
+            "# NetworkMeasurement between real ranks by `gradwire probe`. Use it as\n"
             '#     gradwire run --config FILE --compression "ef(topk(0.01))" ...\n'
             f"# compute is {self.parts_of_compute} together.\n"
         ) + "".join(chosen)
@@ -141,7 +141,8 @@ def probe(
 
 
 class _Counting(NodeRun):
-    """A rank that tells what it spent since the first row of metrics, from which on steps count."""
+    """A rank that reports what it spent since the first row of metrics; earlier steps do not
+    count."""
 
     before = torch.zeros(2, dtype=torch.float64)
 

@@ -43,7 +43,7 @@ def num_skipped(steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class Measured:
+class NetworkMeasurement:
     """Of the network: one value per rank."""
 
     latency_s: tuple[float, ...]
@@ -53,7 +53,7 @@ class Measured:
 
 async def measure_network(
     node: Node, long_nbytes: int, short_repeats: int = 30, long_repeats: int = 5
-) -> Measured:
+) -> NetworkMeasurement:
     """The program of every rank; all get the same result."""
     n = node.size
     assert n > 1, "a network has at least two ranks"
@@ -74,7 +74,7 @@ async def measure_network(
     needed = (n - 1) * long.numel() / min(alone)
     share = min(1.0, needed / max(slow - latency_s, 1e-12))
     speeds = _alike([speed * share for speed in alone])
-    return Measured((latency_s,) * n, speeds, tuple(alone))
+    return NetworkMeasurement((latency_s,) * n, speeds, tuple(alone))
 
 
 async def _to_and_fro(node: Node, a: int, b: int, x: Tensor, repeats: int) -> float:
@@ -200,8 +200,8 @@ async def _timed(node: Node, work: Work, repeats: int, before: Work | None = Non
     return seconds[2:]
 
 
-def settings_of(network: Measured, machine: Machine) -> dict[str, Any]:
-    """What the simulator is told, as settings of `Config`: the same words in a TOML file."""
+def settings_of(network: NetworkMeasurement, machine: Machine) -> dict[str, Any]:
+    """The measurement as settings of `Config`, as they would stand in a TOML file."""
     slowest = max(machine.compute_s)
     speeds = _alike([slowest / seconds for seconds in machine.compute_s])
     bandwidths = [_bandwidth(speed) for speed in network.bandwidth]

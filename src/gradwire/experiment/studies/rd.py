@@ -91,7 +91,7 @@ def measure(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda code, done, total: None,
 ) -> Row:
-    """All figures, ready for JSON. `progress` hears each code, how many are done, of how many.
+    """All figures, ready for JSON. `progress` gets each code, how many are done, of how many.
 
     `blocks` are coded per code, by default as many as make two million bits.
     """
@@ -259,9 +259,9 @@ def _draw_rates(by_rate: Any, above: Any, rows: Sequence[Row]) -> None:
     lengths = sorted({row["n"] for row in rows})
     fine = [i / 200 for i in range(1, 200)]
     by_rate.plot(fine, [distortion_bound(r) for r in fine], color=_BLACK, label="Shannon's bound")
-    told = [n for n in lengths if n in THESIS]
+    published = [n for n in lengths if n in THESIS]
     shades = _shades(len(lengths))
-    for number, n in enumerate(told):
+    for number, n in enumerate(published):
         excess = [100 * (d / distortion_bound(r) - 1) for r, d in zip(RATES, THESIS[n])]
         style = {"color": _VERMILION, "marker": _MARKERS[number % 8], "markersize": 5}
         style |= {"fillstyle": "none", "linestyle": ":", "linewidth": 1.2}

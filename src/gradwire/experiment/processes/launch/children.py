@@ -1,4 +1,4 @@
-"""Processes of a run that were started here: how they are watched, and tell why they failed.
+"""Processes of a run that were started here: how they are watched, and report why they failed.
 
 They leave a report (a small JSON file), so that the first cause is shown, once. They are killed
 when the process that started them ends, however it ends.
@@ -115,16 +115,16 @@ def failure_of(
     children: Children, codes: Sequence[int | None], first: int | None, passed_on: int
 ) -> Failure:
     reports = {rank: children.report(rank) for rank in range(len(codes))}
-    told = {rank: report for rank, report in reports.items() if report is not None}
+    reported = {rank: report for rank, report in reports.items() if report is not None}
     # Who keeps the record knows most.
-    order = sorted(told, key=lambda rank: (not children.is_shown(rank), rank))
-    stopped = [told[rank] for rank in order if told[rank]["kind"] == "signal"]
-    if passed_on or (stopped and not any(r["kind"] == "error" for r in told.values())):
+    order = sorted(reported, key=lambda rank: (not children.is_shown(rank), rank))
+    stopped = [reported[rank] for rank in order if reported[rank]["kind"] == "signal"]
+    if passed_on or (stopped and not any(r["kind"] == "error" for r in reported.values())):
         number = passed_on or stopped[0]["code"] - 128
         text = stopped[0]["message"] if stopped else str(Interrupted(number))
         return Failure(text, 128 + number, False)
     for kind in ("error", "lost"):  # who was lost to others is a consequence
-        for report in (told[rank] for rank in order):
+        for report in (reported[rank] for rank in order):
             if report["kind"] == kind:
                 dead = deaths(dict(enumerate(codes)), children.name) if kind == "lost" else ""
                 return Failure(
@@ -144,7 +144,7 @@ def without_the_living(codes: Sequence[int | None]) -> list[int | None]:
 
 
 def deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
-    """Who died of what, without a word."""
+    """Which processes died of which signal without a report."""
     texts = []
     for rank, code in codes.items():
         if code is None:
@@ -165,14 +165,14 @@ def is_launched() -> bool:
 
 
 def report(kind: str, message: str, code: int) -> None:
-    """In a rank: leaves word why it failed."""
+    """In a rank: reports why it failed."""
     content = json.dumps({"kind": kind, "message": message, "code": code})
     with contextlib.suppress(OSError):  # who started this is gone
         write_atomically(Path(os.environ[_REPORT]), content.encode())
 
 
 def tell_joined() -> None:
-    """In a rank: tells the launcher that this one has met the others (the scheduler: all of them).
+    """In a rank: reports to the launcher that it has met the others (the scheduler: all of them).
     From now on the ranks themselves notice if one is lost."""
     with contextlib.suppress(OSError):
         _joined(Path(os.environ[_REPORT])).touch()

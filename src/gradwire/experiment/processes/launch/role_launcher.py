@@ -34,14 +34,14 @@ _POLL_S = 0.02
 
 class Command(Protocol):
     def __call__(
-        self, role: str, number: int, scheduler: str, keys: str, goes_on: bool
+        self, role: str, number: int, scheduler: str, keys: str, is_restart: bool
     ) -> Sequence[str]:
-        """What to start. `keys`: the file of the job's keys. `goes_on`: it is started again."""
+        """What to start. `keys`: the job's key file. `is_restart`: the job is started again."""
         ...
 
 
-class Cast(NamedTuple):
-    """Who plays."""
+class RoleCounts(NamedTuple):
+    """How many nodes there are of each role, and which of them may be replaced."""
 
     num_workers: int
     num_servers: int
@@ -73,18 +73,18 @@ class Cast(NamedTuple):
 
 
 def launch_roles(
-    cast: Cast,
+    roles: RoleCounts,
     command: Command,
     restarts: int = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Failure | None:
     """Runs a job until it has ended well, with at most so many processes or jobs started again."""
     with Signals().caught() as signals, signals.waiting():
-        goes_on = False
+        is_restart = False
         while True:
-            job = _Job(cast, command, restarts, say, signals)
-            failure = job.run(goes_on)
-            restarts, goes_on = job.restarts - 1, True
+            job = _Job(roles, command, restarts, say, signals)
+            failure = job.run(is_restart)
+            restarts, is_restart = job.restarts - 1, True
             if failure is None or not failure.may_retry or restarts < 0:
                 return failure
             say(f"{failure.message}\nstarting again")
@@ -93,31 +93,31 @@ def launch_roles(
 class _Job:
     def __init__(
         self,
-        cast: Cast,
+        roles: RoleCounts,
         command: Command,
         restarts: int,
         say: Callable[[str], None],
         signals: Signals,
     ) -> None:
-        self.cast, self.command, self.restarts = cast, command, restarts
+        self.roles, self.command, self.restarts = roles, command, restarts
         self.say, self.signals = say, signals
-        self.environment = {**os.environ, "LOCAL_WORLD_SIZE": str(cast.size)}
+        self.environment = {**os.environ, "LOCAL_WORLD_SIZE": str(roles.size)}
         self.scheduler = f"tcp://127.0.0.1:{_free_port()}"
 
-    def run(self, goes_on: bool) -> Failure | None:
+    def run(self, is_restart: bool) -> Failure | None:
         """With keys of its own: another user of this machine cannot join."""
         with scratch_folder() as place, throwaway_keys() as self.keys:
-            self.children = Children(place, self.cast.size, self.cast.scheduler, self.cast.name)
+            self.children = Children(place, self.roles.size, self.roles.scheduler, self.roles.name)
             try:
-                for rank in reversed(range(self.cast.size)):
-                    self._start(rank, goes_on)
+                for rank in reversed(range(self.roles.size)):
+                    self._start(rank, is_restart)
                 return self._watch()
             finally:
                 self.children.kill()
 
-    def _start(self, rank: int, goes_on: bool) -> None:
+    def _start(self, rank: int, is_restart: bool) -> None:
         keys = descriptor_path(self.keys)
-        command = self.command(*self.cast.role(rank), self.scheduler, keys, goes_on)
+        command = self.command(*self.roles.role(rank), self.scheduler, keys, is_restart)
         own = {"LOCAL_RANK": str(rank)}
         self.children.start(rank, command, self.environment | own, [self.keys])
 
@@ -132,7 +132,7 @@ class _Job:
                 if self.signals.wanted and not passed_on:
                     passed_on, until = self.signals.wanted, now + _STOP_S
                     self.children.signal(passed_on)
-                if (ended := codes[self.cast.scheduler]) is not None:
+                if (ended := codes[self.roles.scheduler]) is not None:
                     until = min(until, now + (_LEAVE_S if ended >= 0 else _LOST_S))
                     was_complete = self._is_complete
                 for rank, code in enumerate(codes):
@@ -144,16 +144,16 @@ class _Job:
                         was_complete = self._is_complete
                         if not was_complete:
                             break
-                        if rank >= self.cast.num_workers:  # nobody can go on without it
+                        if rank >= self.roles.num_workers:  # nobody can go on without it
                             until = now + _LEAVE_S
-                        elif self.cast.replaces_workers:
+                        elif self.roles.replaces_workers:
                             self._tell(rank, code)
                 if now > until or not was_complete:
                     break
                 time.sleep(_POLL_S)
         codes = self.children.poll()
         self.children.kill()
-        ended = codes[self.cast.scheduler]
+        ended = codes[self.roles.scheduler]
         if ended == 0:
             return None
         if not was_complete or (ended is not None and ended < 0):
@@ -163,25 +163,25 @@ class _Job:
     @property
     def _is_complete(self) -> bool:
         """Whether all have joined: the scheduler says so."""
-        return self.children.has_joined(self.cast.scheduler)
+        return self.children.has_joined(self.roles.scheduler)
 
     def _tell(self, rank: int, code: int) -> None:
         """Why a worker ended without which the others go on."""
-        report, name = self.children.report(rank), self.cast.name(rank)
+        report, name = self.children.report(rank), self.roles.name(rank)
         if report is not None:
             self.say(f"{name}: {report['message']}")
         else:
-            self.say(deaths({rank: code}, self.cast.name) or f"{name} ended with exit code {code}")
+            self.say(deaths({rank: code}, self.roles.name) or f"{name} ended with exit code {code}")
 
     def _came_back(self, rank: int, code: int) -> bool:
         """Whether one that was killed is started again; or a worker that was out of the job for
-        too long, and was told that it is not in it any more."""
-        was_killed, was_out = code < 0, code == LOST and rank < self.cast.num_workers
-        may = self.restarts and self.cast.may_come_back(rank)
+        too long, and is no member any more."""
+        was_killed, was_out = code < 0, code == LOST and rank < self.roles.num_workers
+        may = self.restarts and self.roles.may_come_back(rank)
         if not may or not (was_killed or was_out):
             return False
         self.restarts -= 1
-        name = self.cast.name(rank)
+        name = self.roles.name(rank)
         if was_killed:
             self.say(f"{name} was killed by {signal.Signals(-code).name}; starting it again")
         else:

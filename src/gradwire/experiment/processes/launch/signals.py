@@ -35,7 +35,7 @@ def held() -> Iterator[None]:
 
 
 class Signals:
-    """What this process was told."""
+    """The signals that this process received."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self._on_end = on_end  # when the process has to end at once
@@ -67,7 +67,7 @@ class Signals:
         now = time.monotonic()
         may_wait = self._may_wait and (not self.wanted or now - self.told_s < _SAME_S)
         self.told_s = self.told_s if self.wanted else now
-        self.wanted = number  # in any case: nobody hears what is raised while an object is deleted
+        self.wanted = number  # in any case: what is raised in a `__del__` is lost
         if not may_wait:
             self._on_end()
             raise Interrupted(number)

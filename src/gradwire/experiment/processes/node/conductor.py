@@ -126,7 +126,7 @@ class Conductor:
         """Evaluates a model that rank 0, which came then, had on its way.
 
         Losses are of the same step, with all workers that passed it. Bytes are what servers had
-        been sent and had sent when they heard of it; without servers, what the workers had sent.
+        received and sent when that push arrived; without servers, what the workers had sent.
         """
         there = [report for report in reports if report is not None]
         passed = [report["passed"][step] for report in there if step in report["passed"]]

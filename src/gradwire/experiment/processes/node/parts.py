@@ -60,7 +60,7 @@ class Part(Protocol):
     def snapshot(self) -> dict[str, Any]: ...
 
     def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
-        """Goes on from a snapshot. `is_told`: what happened since is told again."""
+        """Continues from a snapshot. `is_told`: a journal replays what happened since."""
         ...
 
 
@@ -159,7 +159,7 @@ class OtherPart:
 
     def __init__(self, plan: Plan, number: int) -> None:
         self.plan = plan
-        # Servers that form means read requests only; a scheduler is also told how segments went.
+        # Servers that form means read requests only; a scheduler also receives how segments went.
         is_server = number < plan.architecture.num_servers
         self.tags: tuple[Tag, ...] | None = (REQUEST,) if is_server else None
         self.limits = plan.limits()
@@ -195,7 +195,7 @@ def noted(reports: Sequence[Row]) -> Row:
 
 
 def digest(x: Tensor) -> str:
-    """By which to tell whether two vectors are the same, bit by bit."""
+    """A digest that is equal for vectors that are equal bit by bit."""
     flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return blake2b(flat.numpy().data, digest_size=16).hexdigest()
 

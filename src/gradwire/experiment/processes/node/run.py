@@ -9,7 +9,7 @@ Where they do not pause (asynchronous methods) a run is one segment. Rank 0 keep
 on its way, on disk, and they are evaluated at the end: sending and evaluating them earlier would
 cost time of training. Workers may be lost and come back meanwhile, where
 servers hold the model. What is left of an interrupted run is the servers' state: after a signal
-workers end between two steps, and servers when they have heard all that those had to say.
+workers end between two steps, and servers when they have received everything from them.
 
 Evaluations, checkpoints and agreements do not count as time of training, nor in the ledger.
 """
@@ -148,7 +148,7 @@ class NodeRun(NodeState):
             self._stop()
 
     def _look_for_scheduler(self) -> None:
-        """Without it nobody would hear what comes out."""
+        """Without the scheduler the result would be lost."""
         if self.hub >= self.engine.num_workers and self.hub in self.engine.gone:
             raise self._stopped("the scheduler was lost, or told to stop", self.hub)
 
@@ -235,7 +235,7 @@ class NodeRun(NodeState):
             self.shelf.put(done, model)
 
     def _pushed(self, rank: int, step: int) -> None:
-        """A server has heard this push."""
+        """A server has received this push."""
         done = step + 1
         if rank == 0 and not self.plan.pauses and done % self.config.eval_every == 0:
             self.marks[done] = self.engine.ledger.total_bytes + self.engine.heard.total_bytes

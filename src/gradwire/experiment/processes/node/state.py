@@ -190,7 +190,7 @@ class NodeState:
         step = decision["step"]
         saved = None if step is None else found.get(step)
         if self._keep is not None and step is not None:
-            # It may be told again what happened since, when the checkpoint is not there any more.
+            # Its journal may be replayed from here when the checkpoint is not there any more.
             saved = began_with(self._keep, saved)
         if saved is not None:
             if common_settings(saved["config"]) != common_settings(self.config.to_toml()):
@@ -244,7 +244,7 @@ class NodeState:
 
     @property
     def _is_told_again(self) -> bool:
-        """Whether this is a server that hears what one before it has heard."""
+        """Whether this is a server that replays the journal of its former process."""
         return bool(getattr(self.transport, "is_told_again", False))
 
     def _name(self, rank: int) -> str:

@@ -166,12 +166,12 @@ def _has_all(saved: Saved | None, store: Store) -> bool:
 # A server of the job that has ended.
 
 
-class _AllTold(Exception):
-    """It waits for what nobody will send."""
+class _JournalEnded(Exception):
+    """The server waits for a message after the last one of its journal."""
 
 
-class _Nobody:
-    """A transport with nobody at the other end."""
+class _ClosedTransport:
+    """A transport without peers: what is sent is dropped, and nothing arrives."""
 
     num_bytes_sent = 0
 
@@ -187,7 +187,7 @@ class _Nobody:
     def next(self, timeout_s: float | None) -> Arrival | None:
         if timeout_s == 0:
             return None
-        raise _AllTold
+        raise _JournalEnded
 
     def keep(self, arrival: Arrival) -> None:
         pass
@@ -211,7 +211,7 @@ def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) 
     rank = _rank(store.folder)
     num_all, state = num_heard(store), store.state
     transport = DurableTransport(
-        _Nobody(rank, plan.num_workers + plan.architecture.num_others),
+        _ClosedTransport(rank, plan.num_workers + plan.architecture.num_others),
         store,
         lambda: None,  # nothing is written
         headers=HEADERS,
@@ -228,7 +228,7 @@ def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) 
         began = began_with(store.folder, None) if has_began else checkpoint
         if not _begins(server, engine, began):
             return None
-    with engine.unread.only((REQUEST,)), contextlib.suppress(_AllTold, PeerLost):
+    with engine.unread.only((REQUEST,)), contextlib.suppress(_JournalEnded, PeerLost):
         engine.run(lambda node: transport.recorded(server.run(node)))
     server.forget_workers()
     is_rest = checkpoint is not None or (store.folder / BEGAN).exists()
@@ -245,7 +245,7 @@ def _begins(server: TrainingServer, engine: ProcessEngine, began: Saved | None) 
     agreement = Agreement(engine, engine.size - 1)
     try:
         decisions = [agreement.agree({}, lambda reports: {}) for _ in range(2)]
-    except (_AllTold, PeerLost):
+    except (_JournalEnded, PeerLost):
         return False
     if decisions[1]["failure"]:
         return False
@@ -253,6 +253,6 @@ def _begins(server: TrainingServer, engine: ProcessEngine, began: Saved | None) 
         assert began is not None, "a server begins with the checkpoint that it said it has"
         server.restore(began["part"])
         server.forget_workers()
-    with contextlib.suppress(_AllTold, PeerLost):
+    with contextlib.suppress(_JournalEnded, PeerLost):
         agreement.agree({}, lambda reports: {})
     return True
