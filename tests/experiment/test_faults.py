@@ -193,7 +193,7 @@ def test_what_choco_had_not_told_is_reported_as_lost() -> None:
     result = simulate(compression="topk(0.01)", faults=(CRASH,), **settings)
     (lost,) = result.summary["lost"]
     replica = result.replicas[2]
-    untold = (replica.params - replica.memory["heard"]).double()
+    untold = (replica.params - replica.memory["estimate"]).double()
     assert lost["residual_norm"] == pytest.approx(float(untold.norm()))
     assert lost["residual_norm"] > 0.01
 

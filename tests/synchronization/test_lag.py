@@ -89,7 +89,7 @@ def test_codecs_may_lose_something(train):
     """Changes are relative to what was heard: the optimum of different workers is reached."""
     trained = train("lag(0.1)", compression="topk(0.25)", steps=400, lr=0.05)
     torch.testing.assert_close(trained.agreed, trained.optimum, rtol=1e-6, atol=1e-6)
-    heard = sum(replica.memory["heard"] for replica in trained.replicas) / 4
+    heard = sum(replica.memory["sent"] for replica in trained.replicas) / 4
     torch.testing.assert_close(trained.replicas[0].memory["aggregate"], heard, **EXACT)
     assert sum(num_uploads(trained)) < 4 * 400
 

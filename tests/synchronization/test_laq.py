@@ -41,7 +41,7 @@ def test_the_rule_by_hand(train):
             if speaks:
                 heard, missed = heard + told, error
             seen.add(bool(speaks))
-            torch.testing.assert_close(trained.after[rank, step].memory["heard"], heard)
+            torch.testing.assert_close(trained.after[rank, step].memory["sent"], heard)
     assert seen == {True, False}
 
 

@@ -18,7 +18,7 @@ def sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
 
 
 def sketch_medians(table: Tensor, hashes: Tensor, count: int) -> Tensor:
-    """[count]: the median over an odd number of rows of what a sketch tells of each element."""
+    """[count]: the median over an odd number of rows of a sketch's estimates of each element."""
     check_count("sketch_medians", "count", count)
     _check("sketch_medians", hashes, count, table.shape[1])
     if hashes.shape[1] != len(table) or len(table) % 2 == 0:

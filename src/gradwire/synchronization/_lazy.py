@@ -1,13 +1,14 @@
-"""What lazily aggregated gradients share: who speaks, and the mean of what was heard of all.
+"""What lazily aggregated gradients share: who speaks, and the mean of the gradients last sent by
+all.
 
-Everyone holds g_i, what the others heard of its gradient last, and the mean of all of them, with
+Everyone holds g_i, the gradient that it sent last, as decoded, and the mean of all of them, with
 which all take the same step of the optimizer:
 
     g_i <- g_i + C(G_i(x) - g_i)   if worker i speaks, else g_i stays
     x   <- x - lr * (1/n) sum_i g_i
 
-What travels is the change relative to what was heard, so what a codec C loses of one change is in
-the next.
+What travels is the change relative to what was sent last, so what a codec C loses of one change is
+in the next.
 """
 
 from abc import abstractmethod
@@ -41,7 +42,7 @@ class Lazy(Synchronization):
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return {
-            "heard": torch.zeros_like(params),  # g_i
+            "sent": torch.zeros_like(params),  # g_i
             "aggregate": torch.zeros_like(params),  # the mean of all g_i
             "moves": torch.zeros(self.window, dtype=torch.float64),  # their squares, the last first
             "num_uploads": torch.zeros((), dtype=torch.int64),
@@ -51,7 +52,7 @@ class Lazy(Synchronization):
     async def news(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        """How much of a change there is, squared, and what to remember if it is told."""
+        """How much of a change there is, squared, and what to remember if it is sent."""
 
     def bound(self, replica: Replica) -> float:
         """What the square of lr * change must exceed: sum_d xi |x_{t+1-d} - x_{t-d}|^2."""
@@ -63,13 +64,13 @@ class Lazy(Synchronization):
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         node = worker.node
         gradient, replica = await worker.gradient(replica, step)
-        heard, speaks = replica.memory["heard"], False
-        told: dict[str, Tensor] = {}
+        sent, speaks = replica.memory["sent"], False
+        update: dict[str, Tensor] = {}
         if gradient is None:
-            change = torch.zeros_like(heard)
+            change = torch.zeros_like(sent)
         else:
-            change = await node.call(torch.sub, gradient, heard)
-            size, told = await self.news(worker, replica, change, step)
+            change = await node.call(torch.sub, gradient, sent)
+            size, update = await self.news(worker, replica, change, step)
             speaks = worker.lr(step) ** 2 * size > self.bound(replica) or self.must_speak(replica)
         mean, own, replica = await worker.mean_of_some(change, speaks, replica, step)
         aggregate = await node.share(torch.add, replica.memory["aggregate"], mean)
@@ -81,7 +82,7 @@ class Lazy(Synchronization):
             return self.after_silence(replica)
         count = replica.memory["num_uploads"] + 1
         return replica.remembering(
-            heard=await node.call(torch.add, heard, own), num_uploads=count, **told
+            sent=await node.call(torch.add, sent, own), num_uploads=count, **update
         )
 
     def after_silence(self, replica: Replica) -> Replica:

@@ -154,7 +154,7 @@ class FedAvg(Synchronization):
 
     async def resume(self, worker: Worker, pulled: Pulled) -> tuple[Replica, int]:
         # Servers may be in different rounds. Each waits for this client from the next on; those
-        # that are behind hear by this pull that it will be later.
+        # that are behind learn from this pull that it will be later.
         first = pulled.latest
         replica = (await worker.pull(pulled.replica, first)).replica
         span = self._span(worker.num_examples, worker.batch_size)

@@ -13,8 +13,8 @@ The paper takes D = 10 and xi = 0.1; xi = 0 is bsp. Everyone speaks in the first
 
 Where we differ: moves are those of plain SGD, lr * (1/n) sum_i g_i, also where the optimizer is
 another: on digits, moves with momentum 0.9, ten times as long, kept all silent until training
-diverged. (With momentum xi = 0.01 is safer.) All workers hold the mean of what was heard, there
-need be no server. And the change is relative to what was heard, so that codecs may lose something
+diverged. (With momentum xi = 0.01 is safer.) All workers hold the mean of what was sent, there need
+be no server. And the change is relative to what was sent last, so that codecs may lose something
 (`laq` has a rule that counts it).
 
 Use it with full gradients or large batches of different data: workers with smooth losses speak

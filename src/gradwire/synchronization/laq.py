@@ -53,13 +53,13 @@ class LAQ(Lazy):
     async def news(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        heard = await worker.heard(change, replica, step)
-        size, missed = await worker.node.call(_sizes, change, heard)
-        told = {
+        decoded = await worker.heard(change, replica, step)
+        size, missed = await worker.node.call(_sizes, change, decoded)
+        update = {
             "missed": torch.tensor(missed, dtype=torch.float64),
             "num_silent": torch.zeros((), dtype=torch.int64),
         }
-        return size - 3 * (missed + float(replica.memory["missed"])), told
+        return size - 3 * (missed + float(replica.memory["missed"])), update
 
     def must_speak(self, replica: Replica) -> bool:
         return super().must_speak(replica) or bool(replica.memory["num_silent"] >= self.patience)
@@ -68,5 +68,5 @@ class LAQ(Lazy):
         return replica.remembering(num_silent=replica.memory["num_silent"] + 1)
 
 
-def _sizes(change: Tensor, heard: Tensor) -> tuple[float, float]:
-    return square(heard), square(change - heard)
+def _sizes(change: Tensor, decoded: Tensor) -> tuple[float, float]:
+    return square(decoded), square(change - decoded)

@@ -3,7 +3,7 @@
 import pytest
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.architecture.allreduce._trees import Place
+from gradwire.architecture.allreduce._trees import TreePosition
 from gradwire.architecture.allreduce.double_binary_tree import DoubleBinaryTree, two_trees
 from gradwire.core.errors import NotationError
 
@@ -78,7 +78,7 @@ def test_inner_nodes_of_one_tree_are_leaves_of_the_other(size) -> None:
         check_tree([place[tree] for place in places])
 
 
-def check_tree(places: list[Place]) -> None:
+def check_tree(places: list[TreePosition]) -> None:
     assert sum(place.parent is None for place in places) == 1
     for rank, place in enumerate(places):
         for child, below in zip(place.children, place.below):

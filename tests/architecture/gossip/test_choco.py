@@ -19,8 +19,8 @@ def test_a_step_by_hand(train, path):
     heard = torch.tensor([[3.0, 0.0], [0.0, 6.0], [0.0, 0.0]], dtype=torch.float64)
     expected = kicks + 0.5 * (path.matrix(3) @ heard - heard)
     assert torch.allclose(result.params, expected)
-    assert torch.equal(result.replicas[0].memory["heard"], heard[0])
-    assert torch.equal(result.replicas[0].memory["heard 1"], heard[1])
+    assert torch.equal(result.replicas[0].memory["estimate"], heard[0])
+    assert torch.equal(result.replicas[0].memory["estimate 1"], heard[1])
 
 
 def test_what_a_worker_owes_is_what_nobody_heard(train, path):
@@ -49,8 +49,8 @@ def test_what_neighbours_hold_of_each_other_is_equal(train, vectors):
     result = train("gossip(ring, choco(0.3))", b=b, steps=5, lr=0.1, compression="qsgd(4)")
     for rank, replica in enumerate(result.replicas):
         for other in ((rank + 1) % 5, (rank - 1) % 5):
-            held = result.replicas[other].memory[f"heard {rank}"]
-            assert torch.equal(held, replica.memory["heard"])
+            held = result.replicas[other].memory[f"estimate {rank}"]
+            assert torch.equal(held, replica.memory["estimate"])
 
 
 def test_bytes_are_those_of_payloads(train, vectors):

@@ -21,7 +21,7 @@ def test_two_steps_by_hand(train, path):
 def test_neighbours_know_the_model_exactly(train, vectors):
     result = train("gossip(ring, dcd)", b=vectors(5), steps=6, lr=0.1, compression="qsgd(4)")
     for rank in range(5):
-        held = result.replicas[(rank + 1) % 5].memory[f"heard {rank}"]
+        held = result.replicas[(rank + 1) % 5].memory[f"estimate {rank}"]
         assert torch.equal(held, result.params[rank])
         assert not Gossip(Ring(), DCD()).owed(result.replicas[rank]).any()
 

@@ -16,7 +16,7 @@ def test_two_steps_by_hand(train, path):
     expected = path.matrix(3) @ heard
     assert torch.allclose(result.params, expected)
     kept = torch.tensor([2.0, 0.0], dtype=torch.float64)  # the first of two that are equal
-    assert torch.allclose(result.replicas[0].memory["heard"].abs().amax(), kept.amax())
+    assert torch.allclose(result.replicas[0].memory["estimate"].abs().amax(), kept.amax())
     # Of (2, 2) one 2 is heard, the other is owed.
     owed = Gossip(path, ECD()).owed(result.replicas[0])
     assert torch.allclose(owed.abs().sort().values, torch.tensor([0.0, 2.0]).double())

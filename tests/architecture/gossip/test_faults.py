@@ -19,9 +19,9 @@ def speeds(rank, step):
 def estimates_agree(result, num_workers):
     for rank, replica in enumerate(result.replicas):
         for other in ((rank + 1) % num_workers, (rank - 1) % num_workers):
-            held = result.replicas[other].memory.get(f"heard {rank}")
+            held = result.replicas[other].memory.get(f"estimate {rank}")
             assert held is not None
-            assert torch.equal(held, replica.memory["heard"])
+            assert torch.equal(held, replica.memory["estimate"])
 
 
 @pytest.mark.parametrize("algorithm", IN_ROUNDS)

@@ -146,7 +146,7 @@ def test_abilities():
 def test_matrices_that_are_refused(given):
     with pytest.raises(ValueError, match=r"column 0 .* sums to 1\.5"):
         Gossip(given([0.5, 0.5], [1.0, 0.0])).check(2)
-    with pytest.raises(ValueError, match="rank 0 never hears of rank 1"):
+    with pytest.raises(ValueError, match="nothing reaches rank 0 from rank 1"):
         Gossip(given([1.0, 0.0], [0.0, 1.0])).check(2)
     with pytest.raises(ValueError, match=r"directed.*Take sgp"):
         ARCHITECTURE.parse("gossip(exponential, choco(0.5))").check(5)

@@ -13,7 +13,7 @@ from gradwire.core.group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePosition:
     """Of one rank in a tree."""
 
     parent: int | None  # None: the root
@@ -21,7 +21,7 @@ class Place:
     below: tuple[range, ...]  # the ranks of each child's subtree, itself among them
 
 
-def binomial(rank: int, size: int) -> Place:
+def binomial(rank: int, size: int) -> TreePosition:
     """In the tree whose root is rank 0 and in which r hangs below r without its lowest bit."""
     children: list[int] = []
     below: list[range] = []
@@ -31,10 +31,10 @@ def binomial(rank: int, size: int) -> Place:
             children.append(rank + span)
             below.append(range(rank + span, min(rank + 2 * span, size)))
         span *= 2
-    return Place(rank - span if rank else None, tuple(children), tuple(below))
+    return TreePosition(rank - span if rank else None, tuple(children), tuple(below))
 
 
-def in_order(rank: int, size: int) -> Place:
+def in_order(rank: int, size: int) -> TreePosition:
     """In the binary tree whose left subtrees are full and that is numbered from left to right.
 
     Its leaves are the even ranks. No branch is longer than log2(size).
@@ -44,7 +44,7 @@ def in_order(rank: int, size: int) -> Place:
         parent = root
         ranks = range(ranks.start, root) if rank < root else range(root + 1, ranks.stop)
     below = tuple(filter(len, (range(ranks.start, rank), range(rank + 1, ranks.stop))))
-    return Place(parent, tuple(map(root_of, below)), below)
+    return TreePosition(parent, tuple(map(root_of, below)), below)
 
 
 def root_of(ranks: range) -> int:
@@ -53,7 +53,7 @@ def root_of(ranks: range) -> int:
 
 
 async def reduce(
-    group: Group, place: Place, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]
+    group: Group, place: TreePosition, x: Tensor, merge: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Merges what is below, in the order of the ranks, and sends it up; the root gets all."""
     node, tag = group.node, group._tag()
@@ -65,7 +65,7 @@ async def reduce(
     return x
 
 
-async def broadcast(group: Group, place: Place, x: Tensor) -> Tensor:
+async def broadcast(group: Group, place: TreePosition, x: Tensor) -> Tensor:
     """What the root holds, sent down."""
     tag = group._tag()
     if place.parent is not None:
@@ -75,7 +75,7 @@ async def broadcast(group: Group, place: Place, x: Tensor) -> Tensor:
     return x
 
 
-async def gather(group: Group, place: Place, message: Tensor) -> dict[int, Tensor]:
+async def gather(group: Group, place: TreePosition, message: Tensor) -> dict[int, Tensor]:
     """The messages of all ranks below, this one's among them, on every rank."""
     tag = group._tag()
     held = {group.rank: message}
@@ -89,7 +89,7 @@ async def gather(group: Group, place: Place, message: Tensor) -> dict[int, Tenso
 
 
 async def spread(
-    group: Group, place: Place, held: dict[int, Tensor], names: Sequence[int], start: int = 0
+    group: Group, place: TreePosition, held: dict[int, Tensor], names: Sequence[int], start: int = 0
 ) -> list[Tensor]:
     """The messages of these names, which the root holds; `gather` left every rank some of them.
 
@@ -106,7 +106,7 @@ async def spread(
     return [held[name] for name in names]
 
 
-async def all_gather(group: Group, place: Place, message: Tensor) -> list[Tensor]:
+async def all_gather(group: Group, place: TreePosition, message: Tensor) -> list[Tensor]:
     """Up to the root and down again."""
     held = await gather(group, place, message)
     return await spread(group, place, held, range(group.size))

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce import _trees
 from gradwire.architecture.allreduce._sums import addend, averaged
-from gradwire.architecture.allreduce._trees import Place
+from gradwire.architecture.allreduce._trees import TreePosition
 from gradwire.core.group import Group, Merging, concatenate
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -71,7 +71,7 @@ class DoubleBinaryTree(Architecture):
         return DoubleBinaryTreeGroup(node, label, "gather", members, self.blocks)
 
 
-def two_trees(rank: int, size: int) -> tuple[Place, Place]:
+def two_trees(rank: int, size: int) -> tuple[TreePosition, TreePosition]:
     """This rank's place in both."""
     even = size - size % 2
     if rank == even:
@@ -82,19 +82,19 @@ def two_trees(rank: int, size: int) -> tuple[Place, Place]:
     return (first, second) if even == size else (_below(first, even), _below(second, even))
 
 
-def _above(root: int, rank: int) -> Place:
+def _above(root: int, rank: int) -> TreePosition:
     """The last rank's, on top of a tree of all others."""
-    return Place(None, (root,), (range(rank),))
+    return TreePosition(None, (root,), (range(rank),))
 
 
-def _below(place: Place, rank: int) -> Place:
+def _below(place: TreePosition, rank: int) -> TreePosition:
     return replace(place, parent=rank) if place.parent is None else place
 
 
-def _mirrored(place: Place, size: int) -> Place:
+def _mirrored(place: TreePosition, size: int) -> TreePosition:
     """Its children are in falling order: what the two trees do is symmetrical."""
     last = size - 1
-    return Place(
+    return TreePosition(
         None if place.parent is None else last - place.parent,
         tuple(last - child for child in place.children),
         tuple(range(size - below.stop, size - below.start) for below in place.below),
@@ -184,9 +184,9 @@ class DoubleBinaryTreeGroup(Group):
         return await _trees.broadcast(self, self._first, x)
 
 
-_Trees = list[tuple[Place, list[Tensor]]]
+_Trees = list[tuple[TreePosition, list[Tensor]]]
 
 
-def _height(place: Place) -> int:
+def _height(place: TreePosition) -> int:
     """Of the subtree below: its left part is full."""
     return max(len(below).bit_length() for below in place.below)

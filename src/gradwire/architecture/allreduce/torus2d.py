@@ -58,7 +58,7 @@ class Torus2d(Architecture):
 
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
         size = node.size if members is None else len(members)
-        # Some of the workers have no shape that could be told before: it is chosen.
+        # A subset of the workers has no configured shape: one is chosen.
         shape = self.shape(size) if size == node.size else Torus2d().shape(size)
         return Torus2dGroup(node, label, "gather", members, shape[1])
 

@@ -45,7 +45,7 @@ class GossipAlgorithm(Expression, ABC):
         return self.memory(params)
 
     def owed(self, replica: Replica) -> Tensor | None:
-        """What of the model the neighbours were not told yet, where changes travel."""
+        """What of the model has not been sent to neighbours yet, where changes travel."""
         return None
 
     async def before(self, neighbours: "Neighbours", replica: Replica, step: int) -> Replica:

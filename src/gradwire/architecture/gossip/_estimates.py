@@ -1,9 +1,9 @@
 """What neighbours hold of one another where only compressed changes travel.
 
-Each worker keeps "heard", what all its neighbours hold of its model, and "heard j", what it holds
-of neighbour j. Both change by what was sent, decoded in the same way by everyone, so they stay
-equal to the last bit. They begin with the model that all workers start from. (In the papers they
-begin with zero, or with that model sent once.)
+Each worker keeps "estimate", what all its neighbours hold of its model, and "estimate j", what it
+holds of neighbour j. Both change by what was sent, decoded in the same way by everyone, so they
+stay equal to the last bit. They begin with the model that all workers start from. (In the papers
+they begin with zero, or with that model sent once.)
 
 Copies per neighbour, and not their weighted sum, so that a lost worker's part can be left out.
 Messages say which version they are a change of (16 bytes): the life of the sender, and how many
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
-from gradwire.architecture.gossip._neighbours import Heard, Neighbours
+from gradwire.architecture.gossip._neighbours import NeighbourMessage, Neighbours
 from gradwire.architecture.gossip._posts import INITIAL
 from gradwire.core.protocols import Replica
 
@@ -34,31 +34,33 @@ class EstimatingAlgorithm(GossipAlgorithm):
 
     def owed(self, replica: Replica) -> Tensor:
         """What nobody holds of this worker's model: it is lost if the worker is."""
-        return replica.params - replica.memory["heard"]
+        return replica.params - replica.memory["estimate"]
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
         life, count = version = _version(replica.memory["version"])
         if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
-            replica = replica.remembering(heard=replica.params)
-        await neighbours.introduce(replica.memory["heard"], version, step)
+            replica = replica.remembering(estimate=replica.params)
+        await neighbours.introduce(replica.memory["estimate"], version, step)
         return replica
 
 
 def _initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
     """What is kept, given the model that all, or this worker in this life, start from."""
-    return {"heard": params, "version": _stamp((life, 0))}
+    return {"estimate": params, "version": _stamp((life, 0))}
 
 
-def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[Heard]:
+def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[NeighbourMessage]:
     """What this worker holds of the neighbours that are there, and in which version."""
     found, memory = [], replica.memory
-    is_first = _version(memory["version"]) == (INITIAL, 0)  # "heard" is what all start from
+    is_first = _version(memory["version"]) == (INITIAL, 0)  # "estimate" is what all start from
     for rank, weight in neighbours.sources(step).items():
-        if f"heard {rank}" in memory:
+        if f"estimate {rank}" in memory:
             version = _version(memory[f"version {rank}"])
-            found.append(Heard(rank, weight, memory[f"heard {rank}"], version=version))
+            found.append(
+                NeighbourMessage(rank, weight, memory[f"estimate {rank}"], version=version)
+            )
         elif is_first:
-            found.append(Heard(rank, weight, memory["heard"], version=(INITIAL, 0)))
+            found.append(NeighbourMessage(rank, weight, memory["estimate"], version=(INITIAL, 0)))
     return found
 
 
@@ -69,7 +71,7 @@ async def exchanged(
     step: int,
     old: float = 1.0,
     new: float = 1.0,
-) -> tuple[Replica, list[Heard]]:
+) -> tuple[Replica, list[NeighbourMessage]]:
     """Sends a message through the codec: estimates become old * estimate + new * C(message).
 
     Returns the new estimates of the neighbours, and the replica with all of them in its memory.
@@ -81,25 +83,25 @@ async def exchanged(
     await neighbours.send(buffer, step, version=version)
     own = await neighbours.decode(neighbours.rank, buffer, replica, step)
     entries = {
-        "heard": await node.share(_learned, memory["heard"], own, old, new),
+        "estimate": await node.share(_learned, memory["estimate"], own, old, new),
         "version": _stamp(_next(version)),
     }
-    heard = []
+    received = []
     for one in await neighbours.receive(step):
         held = known.get(one.rank)
         if one.rank in neighbours.introduced:
             its_version, x = neighbours.introduced.pop(one.rank)
-            held = Heard(one.rank, one.weight, x, version=its_version)
+            held = NeighbourMessage(one.rank, one.weight, x, version=its_version)
         if held is None or held.version != one.version:
             await neighbours.ask_who(one.rank)
             continue
         assert one.version is not None
         change = await neighbours.decode(one.rank, one.x, replica, step)
         estimate = await node.share(_learned, held.x, change, old, new)
-        entries[f"heard {one.rank}"] = estimate
+        entries[f"estimate {one.rank}"] = estimate
         entries[f"version {one.rank}"] = _stamp(_next(one.version))
-        heard.append(held._replace(x=estimate))
-    return replica.having(exchange=exchange).remembering(**entries), heard
+        received.append(held._replace(x=estimate))
+    return replica.having(exchange=exchange).remembering(**entries), received
 
 
 def _next(version: tuple[float, int]) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""One worker among its neighbours: whom it hears and tells, and what is sent.
+"""One worker among its neighbours: from whom it receives, to whom it sends, and what.
 
 In a round i sends one message to each j with W[j, i] > 0 and waits for one of each j with
 W[i, j] > 0. If j is lost, its weight goes to oneself, W_ii += W_ij, from then on: the matrix of
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from gradwire.architecture.gossip._posts import (
     HEADER_NBYTES,
-    HELLO,
+    JOIN,
     LABEL,
     NUMBER_NBYTES,
     ROUNDS,
-    Back,
+    NewIncarnation,
     Post,
-    Stranger,
+    UnknownVersion,
 )
-from gradwire.architecture.gossip._presence import Presence, not_finite
+from gradwire.architecture.gossip._presence import NeighbourPresence, not_finite
 from gradwire.core.codec import Codec, State, is_finite
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
@@ -34,7 +34,7 @@ from gradwire.core.protocols import Replica
 from gradwire.core.spec import Spec
 
 
-class Heard(NamedTuple):
+class NeighbourMessage(NamedTuple):
     """What a neighbour said in a round."""
 
     rank: int
@@ -61,7 +61,7 @@ class Neighbours:
         self.size = node.size
         self.codec = codec  # in a step
         self.key = key
-        self.presence = Presence(node, others)
+        self.presence = NeighbourPresence(node, others)
         self.period = 1  # steps of a round
         self.asked: int | None = None  # who has not answered a request yet
         self.num_moves = 0  # of the model, by averages and steps, where there are no rounds
@@ -75,11 +75,11 @@ class Neighbours:
     # Weights.
 
     def sources(self, step: int) -> dict[int, float]:
-        """Whom this one hears in a round, with weights W[i, j]: those believed to be there."""
+        """From whom it receives in a round, with weights W[i, j]: the members it knows of."""
         return self._there(self._weights(step)[0], step)
 
     def targets(self, step: int) -> dict[int, float]:
-        """Who hears this one in a round, with weights W[j, i]."""
+        """To whom it sends in a round, with weights W[j, i]."""
         return self._there(self._weights(step)[1], step)
 
     def _there(self, weights: Mapping[int, float], step: int) -> dict[int, float]:
@@ -104,7 +104,7 @@ class Neighbours:
         push_weight: float | None = None,
         version: tuple[float, int] | None = None,
     ) -> float:
-        """The message of this round to all who hear this one; the sum of their weights W[j, i]."""
+        """Sends the message of this round; returns the sum of the receivers' weights W[j, i]."""
         header_nbytes = HEADER_NBYTES + (0 if push_weight is None else NUMBER_NBYTES)
         header_nbytes += 0 if version is None else 2 * NUMBER_NBYTES
         message = Framed(Post("data", step, push_weight, version), x)
@@ -115,24 +115,26 @@ class Neighbours:
                 await self.node.send_framed(rank, ROUNDS, message, header_nbytes, LABEL)
         return share
 
-    async def receive(self, step: int) -> list[Heard]:
+    async def receive(self, step: int) -> list[NeighbourMessage]:
         """What the neighbours that are there said in this round, by rank."""
-        heard = []
+        received = []
         for rank, weight in self.sources(step).items():
             message = await self._read(rank, step)
             if message is not None:
                 assert message.data is not None
                 header = message.header
                 self.check(rank, message.data, header.weight)
-                heard.append(Heard(rank, weight, message.data, header.weight, header.version))
-        return heard
+                received.append(
+                    NeighbourMessage(rank, weight, message.data, header.weight, header.version)
+                )
+        return received
 
-    async def combined(self, own: Tensor, heard: Sequence[Heard]) -> Tensor:
-        """sum_j W_ij x_j, where the weights of those that were not heard are one's own."""
-        if not heard:
+    async def combined(self, own: Tensor, received: Sequence[NeighbourMessage]) -> Tensor:
+        """sum_j W_ij x_j; the weights of neighbours that sent nothing go to the own vector."""
+        if not received:
             return own
-        weights = tuple(one.weight for one in heard)
-        return await self.node.call(weighted_sum, own, tuple(one.x for one in heard), weights)
+        weights = tuple(one.weight for one in received)
+        return await self.node.call(weighted_sum, own, tuple(one.x for one in received), weights)
 
     async def weighted(self, x: Tensor, step: int) -> Tensor:
         """sum_j W_ij x_j: one whole round."""
@@ -160,7 +162,7 @@ class Neighbours:
 
     async def ask_who(self, rank: int) -> None:
         """Asks a neighbour to introduce itself, in its next round."""
-        await self.node.send_framed(rank, HELLO, Framed(Stranger()), HEADER_NBYTES, LABEL)
+        await self.node.send_framed(rank, JOIN, Framed(UnknownVersion()), HEADER_NBYTES, LABEL)
 
     async def _read(self, rank: int, step: int) -> Framed | None:
         """The neighbour's message of this round; None if it is not there."""
@@ -177,7 +179,7 @@ class Neighbours:
                     presence.lose(rank)
                     return None
             header = message.header
-            if isinstance(header, Back):
+            if isinstance(header, NewIncarnation):
                 presence.is_back(rank, header.life)
             elif not presence.is_stale(rank) and header.step >= step:
                 if header.step > step:  # it was not in this round
@@ -213,12 +215,16 @@ class Neighbours:
         payload, inner = await self.node.call(codec.encode, x, state["codec"], key)
         return payload.buffer, ({**state, "codec": inner},)
 
-    async def decoded(self, heard: Sequence[Heard], replica: Replica, step: int) -> list[Heard]:
+    async def decoded(
+        self, received: Sequence[NeighbourMessage], replica: Replica, step: int
+    ) -> list[NeighbourMessage]:
         """What the neighbours said, in place of its payloads."""
-        return [one._replace(x=await self.decode(one.rank, one.x, replica, step)) for one in heard]
+        return [
+            one._replace(x=await self.decode(one.rank, one.x, replica, step)) for one in received
+        ]
 
     async def decode(self, rank: int, buffer: Tensor, replica: Replica, step: int) -> Tensor:
-        """What everyone hears who gets this payload, a vector like the parameters."""
+        """What this payload decodes to, a vector like the parameters."""
         key = self._key_of(rank, step)
         return await self.node.share(_decode, self.codec(step), _spec(replica), key, buffer, rank)
 

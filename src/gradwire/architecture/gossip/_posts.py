@@ -6,8 +6,8 @@ from typing import Literal
 # Of the messages of rounds, from one neighbour to another, in the order of the rounds. A round is
 # named in the header and not by the tag, so that what is out of date can be read and dropped.
 ROUNDS = ("gossip", "rounds")
-HELLO = ("gossip", "hello")
-WELCOME = ("gossip", "welcome")
+JOIN = ("gossip", "join")
+JOIN_ANSWER = ("gossip", "join answer")
 REQUEST = ("gossip", "request")
 ANSWER = ("gossip", "answer")
 
@@ -29,14 +29,14 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class NewIncarnation:
     """What follows comes from a worker that has begun a new life."""
 
     life: float
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class JoinNotice:
     """A worker is (back) there."""
 
     life: float
@@ -47,12 +47,12 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class UnknownVersion:
     """A neighbour does not know what this one's changes are changes of."""
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class JoinAnswer:
     """The answer: the first round with the newcomer; None: I am a newcomer myself."""
 
     life: float  # that of the newcomer
@@ -60,7 +60,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ModelRequest:
     """One worker asks another to average."""
 
     step: int

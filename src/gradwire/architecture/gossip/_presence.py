@@ -1,11 +1,11 @@
 """Who of the neighbours is there, from which round on; and how a worker comes (back).
 
-Who comes (back) says hello to its neighbours. A porter, a program beside the training, answers at
-once with the first round that has not begun, and from that round on both sides count on each
-other: nobody waits for a message that will not come. A worker that has done its last step goes on
-answering. Of two that have just come, the one that came first answers when it has its own answers,
-and the lower rank if they came at once. Messages of a worker's earlier life are dropped: it says
-`Back` on each link before anything else.
+A worker that joins, for the first time or again, sends a notice to its neighbours. A porter, a
+program beside the training, answers at once with the first round that has not begun, and from that
+round on both sides count on each other: nobody waits for a message that will not come. A worker
+that has done its last step goes on answering. Of two that have just come, the one that came first
+answers when it has its own answers, and the lower rank if they came at once. Messages of a worker's
+earlier life are dropped: it says `NewIncarnation` on each link before anything else.
 """
 
 import math
@@ -16,24 +16,24 @@ from torch import Tensor
 from gradwire.architecture.gossip._posts import (
     ANSWER,
     HEADER_NBYTES,
-    HELLO,
     INITIAL,
+    JOIN,
+    JOIN_ANSWER,
     LABEL,
     NUMBER_NBYTES,
     ROUNDS,
-    WELCOME,
-    Back,
-    Hello,
-    Stranger,
-    Welcome,
+    JoinAnswer,
+    JoinNotice,
+    NewIncarnation,
+    UnknownVersion,
 )
 from gradwire.core.codec import is_finite
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.node import Framed, Node
 
 
-class Presence:
-    """What one worker knows of who is there, and what the others are told of it."""
+class NeighbourPresence:
+    """Membership as one worker knows it, and how it announces itself to the others."""
 
     def __init__(self, node: Node, others: Sequence[int]) -> None:
         self.node = node
@@ -42,14 +42,14 @@ class Presence:
         self.next = 0  # the first round that has not begun
         self.life = INITIAL
         self.is_new = False  # whether it has not been in a round since it came
-        self.strangers: set[int] = set()  # who must be told what changes are changes of
+        self.strangers: set[int] = set()  # who do not know the version that changes refer to
         self._since: dict[int, float] = {}  # the first round with a neighbour; infinity: lost
         self._lives: dict[int, float] = {}
         self._stale: dict[int, float] = {}  # what comes is of no use until this life begins
         self._has_porter = False
-        # Whom this worker said hello, and when, while it waits for answers; None if it does not.
+        # Whom this worker sent a notice, and when, while it waits for answers; None if it does not.
         self._greeted: dict[int, float] | None = None
-        self._deferred: list[tuple[int, Hello]] = []
+        self._deferred: list[tuple[int, JoinNotice]] = []
 
     async def attend(self, model: Tensor, step: int) -> None:
         """Training has come to this step: rounds from the next one on can have newcomers."""
@@ -57,7 +57,8 @@ class Presence:
         if not self._has_porter:
             self._has_porter = True
             await self.node.spawn(self._porter())
-            # It must read the hellos that are there before a `Back` is read that belongs to one.
+            # It must read the notices that are there before a `NewIncarnation` is read that belongs
+            # to one.
             await self.node.sleep(0.0)
 
     def has(self, rank: int, step: int) -> bool:
@@ -85,37 +86,37 @@ class Presence:
 
     async def _porter(self) -> None:
         while True:
-            rank, message = await self.node.recv_any(HELLO)
-            if isinstance(message.header, Stranger):
+            rank, message = await self.node.recv_any(JOIN)
+            if isinstance(message.header, UnknownVersion):
                 self.strangers.add(rank)
             else:
                 await self._greet(rank, message.header)
 
-    async def _greet(self, rank: int, hello: Hello) -> None:
-        if hello.sent_s < self.life:
+    async def _greet(self, rank: int, notice: JoinNotice) -> None:
+        if notice.sent_s < self.life:
             return  # said to this worker in a life before
-        self.met(rank, hello.life)
+        self.met(rank, notice.life)
         if self._greeted is not None:  # it waits for answers itself
-            if hello.life > self._greeted.get(rank, math.inf):
-                del self._greeted[rank]  # it has come since, and what it was told is lost
-            if hello.again or (rank in self._greeted and rank < self.node.rank):
-                await self._answer(rank, Welcome(hello.life, None), None)
+            if notice.life > self._greeted.get(rank, math.inf):
+                del self._greeted[rank]  # it has joined again since, and the answer is lost
+            if notice.again or (rank in self._greeted and rank < self.node.rank):
+                await self._answer(rank, JoinAnswer(notice.life, None), None)
             else:
-                self._deferred.append((rank, hello))
+                self._deferred.append((rank, notice))
             return
-        self._stale[rank] = hello.life
+        self._stale[rank] = notice.life
         self._since[rank] = self.next
         self.strangers.add(rank)
-        if hello.wants_answer:
-            model = self.model if hello.wants_model else None
-            await self._answer(rank, Welcome(hello.life, self.next), model)
+        if notice.wants_answer:
+            model = self.model if notice.wants_model else None
+            await self._answer(rank, JoinAnswer(notice.life, self.next), model)
 
-    async def _answer(self, rank: int, welcome: Welcome, model: Tensor | None) -> None:
+    async def _answer(self, rank: int, answer_header: JoinAnswer, model: Tensor | None) -> None:
         nbytes = HEADER_NBYTES + NUMBER_NBYTES
-        await self.node.send_framed(rank, WELCOME, Framed(welcome, model), nbytes, LABEL)
+        await self.node.send_framed(rank, JOIN_ANSWER, Framed(answer_header, model), nbytes, LABEL)
 
     async def rejoin(self, model: Tensor, *, in_rounds: bool) -> tuple[Tensor, int]:
-        """Says hello; returns a model of a worker that is there, and the step to start with.
+        """Announces itself; returns a model of a worker that is there, and the step to start with.
 
         Without rounds only the one that is asked for its model must answer. If nobody is there,
         it starts with the model it has, from the beginning.
@@ -155,8 +156,8 @@ class Presence:
         self.model, self.next = model if found is None else found, first
         self.strangers = set(self.others)
         self._greeted = None
-        for rank, hello in self._deferred:
-            await self._greet(rank, hello)
+        for rank, notice in self._deferred:
+            await self._greet(rank, notice)
         self._deferred.clear()
         return self.model, first
 
@@ -164,12 +165,12 @@ class Presence:
         self, rank: int, wants_answer: bool, wants_model: bool, again: bool = False
     ) -> None:
         now = await self.node.now()
-        hello = Framed(Hello(self.life, now, wants_answer, wants_model, again))
-        back = Framed(Back(self.life))
+        notice = Framed(JoinNotice(self.life, now, wants_answer, wants_model, again))
+        back = Framed(NewIncarnation(self.life))
         nbytes = HEADER_NBYTES + NUMBER_NBYTES
-        await self.node.send_framed(rank, HELLO, hello, nbytes + NUMBER_NBYTES, LABEL)
+        await self.node.send_framed(rank, JOIN, notice, nbytes + NUMBER_NBYTES, LABEL)
         # Whoever waits for a message of the life before shall not do so for ever.
-        for tag in (ROUNDS, WELCOME, ANSWER):
+        for tag in (ROUNDS, JOIN_ANSWER, ANSWER):
             await self.node.send_framed(rank, tag, back, nbytes, LABEL)
 
     async def _welcome(
@@ -180,13 +181,13 @@ class Presence:
         message: Framed | None = None
         while message is None and rank in self._greeted:
             try:
-                answer = await self.node.recv(rank, WELCOME)
+                answer = await self.node.recv(rank, JOIN_ANSWER)
             except PeerLost:
                 self._greeted.pop(rank, None)
                 break
             assert isinstance(answer, Framed)
             # Else it is for the life before, or says that it is back: then see whom it greeted.
-            if isinstance(answer.header, Welcome) and answer.header.life == self.life:
+            if isinstance(answer.header, JoinAnswer) and answer.header.life == self.life:
                 message = answer
         if message is None:
             steps.pop(rank, None)

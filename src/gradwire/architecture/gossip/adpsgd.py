@@ -36,8 +36,8 @@ from gradwire.architecture.gossip._posts import (
     NUMBER_NBYTES,
     REQUEST,
     Answer,
-    Back,
-    Request,
+    ModelRequest,
+    NewIncarnation,
 )
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed
@@ -69,7 +69,7 @@ class ADPSGD(GossipAlgorithm):
         partner = _drawn(neighbours, await node.members(), step)
         if partner is not None:
             life = neighbours.presence.life_of(partner)
-            request = Framed(Request(step, life), read)
+            request = Framed(ModelRequest(step, life), read)
             neighbours.asked = partner
             await node.send_framed(partner, REQUEST, request, _NBYTES, LABEL)
         gradient, replica = await worker.gradient(replica, step)
@@ -125,7 +125,7 @@ class ADPSGD(GossipAlgorithm):
             except PeerLost:
                 return None
             assert isinstance(message, Framed)
-            if isinstance(message.header, Back):
+            if isinstance(message.header, NewIncarnation):
                 if neighbours.presence.life_of(partner) != life:
                     return None
             else:

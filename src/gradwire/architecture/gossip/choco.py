@@ -25,12 +25,12 @@ from gradwire.core.protocols import Replica
 
 @dataclass(frozen=True, repr=False)
 class Choco(EstimatingAlgorithm):
-    """Send compressed changes, average what was heard so far: exact in the limit."""
+    """Send compressed changes, average the estimates: exact in the limit."""
 
     gamma: float
 
     needs_codec = "contraction"
-    needs_constant = "choco adds up what it heard of its neighbours, so they must be the same"
+    needs_constant = "choco adds up the changes of its neighbours, so they must be the same"
     needs_symmetric = "choco converges for symmetric weights"
     paper = (
         "Koloskova et al. 2019, Decentralized stochastic optimization and gossip algorithms with "
@@ -46,16 +46,16 @@ class Choco(EstimatingAlgorithm):
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
         node = neighbours.node
-        half, change = await node.call(_half, replica.params, walk, replica.memory["heard"])
-        replica, heard = await exchanged(neighbours, replica, change, step)
-        own = replica.memory["heard"]
-        average = await neighbours.combined(own, heard)
+        half, change = await node.call(_half, replica.params, walk, replica.memory["estimate"])
+        replica, received = await exchanged(neighbours, replica, change, step)
+        own = replica.memory["estimate"]
+        average = await neighbours.combined(own, received)
         return replica.having(params=await node.call(_nearer, half, average, own, self.gamma))
 
 
-def _half(x: Tensor, walk: Tensor, heard: Tensor) -> tuple[Tensor, Tensor]:
+def _half(x: Tensor, walk: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
     half = x + walk
-    return half, half - heard
+    return half, half - estimate
 
 
 def _nearer(half: Tensor, average: Tensor, own: Tensor, gamma: float) -> Tensor:

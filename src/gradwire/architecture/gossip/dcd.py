@@ -37,7 +37,7 @@ class DCD(EstimatingAlgorithm):
         average = await neighbours.combined(x, estimates(neighbours, replica, step))
         change = await neighbours.node.call(_change, average, walk, x)
         replica, _ = await exchanged(neighbours, replica, change, step)
-        return replica.having(params=replica.memory["heard"])
+        return replica.having(params=replica.memory["estimate"])
 
 
 def _change(average: Tensor, walk: Tensor, x: Tensor) -> Tensor:

@@ -39,10 +39,10 @@ class DPSGD(GossipAlgorithm):
     async def after(
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
-        heard = await neighbours.receive(step)
+        received = await neighbours.receive(step)
         if not neighbours.is_exact(replica, step):
-            heard = await neighbours.decoded(heard, replica, step)
-        combined = await neighbours.combined(replica.params, heard)
+            received = await neighbours.decoded(received, replica, step)
+        combined = await neighbours.combined(replica.params, received)
         return replica.having(params=await neighbours.node.call(torch.add, combined, walk))
 
     async def _send(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:

@@ -27,7 +27,7 @@ class ECD(EstimatingAlgorithm):
     """Send a compressed extrapolation of the model, from which others estimate it."""
 
     needs_codec = "unbiased"
-    needs_constant = "ecd adds up what it heard of its neighbours, so they must be the same"
+    needs_constant = "ecd adds up the changes of its neighbours, so they must be the same"
     needs_symmetric = "ecd converges for symmetric weights"
     paper = "Tang et al. 2018, Communication compression for decentralized training"
     examples = ("ecd",)
@@ -36,7 +36,7 @@ class ECD(EstimatingAlgorithm):
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
         t = step + 1
-        own = replica.memory["heard"]
+        own = replica.memory["estimate"]
         average = await neighbours.combined(own, estimates(neighbours, replica, step))
         x, ahead = await neighbours.node.call(_ahead, replica.params, average, walk, t)
         replica, _ = await exchanged(neighbours, replica, ahead, step, 1 - 2 / t, 2 / t)

@@ -75,7 +75,7 @@ class Gossip(Architecture):
         return ("mix_async",) if self.algorithm.asynchronous else ("mix",)
 
     def matrix(self, num_workers: int, step: int) -> Tensor:
-        """W [n, n] of a step: W[i, j] is the weight with which i hears j."""
+        """W [n, n] of a step: W[i, j] is the weight that i gives to j."""
         matrix = self.graph.matrix(num_workers, step)
         if self.lazy:
             return (torch.eye(num_workers, dtype=matrix.dtype) + matrix) / 2
@@ -209,7 +209,10 @@ def _codec(reducer: Reducer, what: str) -> Codec:
             "choco keep one of their own for neighbours"
         )
     elif not reducer.one_way:
-        why = "this compression averages over all workers at once; neighbours hear one another only"
+        why = (
+            "this compression averages over all workers at once; neighbours exchange with each "
+            "other only"
+        )
     else:
         why = (
             "this compression has several parts, each of which averages on its own; neighbours "
@@ -246,7 +249,7 @@ def _check_keeps(matrix: Tensor, what: str) -> None:
 
 
 def _check_connected(matrix: Tensor | int, what: str) -> None:
-    """Refuses a graph in which someone never hears of someone else, even on the way of others."""
+    """Refuses a graph that is not strongly connected."""
     assert isinstance(matrix, Tensor)
     size = len(matrix)
     reached = torch.eye(size, dtype=torch.float64) + (matrix > 0).double()
@@ -256,6 +259,6 @@ def _check_connected(matrix: Tensor | int, what: str) -> None:
     if len(missing):
         i, j = missing[0].tolist()
         raise ValueError(
-            f"{what}: the graph is not connected, rank {i} never hears of rank {j}, so they would "
-            "never agree. Add edges."
+            f"{what}: the graph is not connected, nothing reaches rank {i} from rank {j}, so "
+            "they would never agree. Add edges."
         )

@@ -3,7 +3,7 @@
     x_i <- sum_j P_ij (x_j + u_j),    w_i <- sum_j P_ij w_j,    z_i = x_i / w_i
 
 The columns of P sum to one: every worker gives away all it has. Rows need not, so nobody must know
-who will hear it from whom. x_i alone would tend to a multiple of the average that differs between
+from whom it will receive it. x_i alone would tend to a multiple of the average that differs between
 workers; w_i, which begins with 1 and travels with x_i (8 bytes), is that multiple. Training sees
 z_i; u_i is the walk from z_i, added to x_i. The sums of x (but for walks) and of w never change.
 
@@ -48,12 +48,12 @@ class SGP(GossipAlgorithm):
             pushed = replica.params
         own = await node.call(torch.add, pushed, walk)
         given = await neighbours.send(own, step, weight)
-        heard = await neighbours.receive(step)
-        shares = [one.weight * (one.push_weight or 0.0) for one in heard]
+        received = await neighbours.receive(step)
+        shares = [one.weight * (one.push_weight or 0.0) for one in received]
         weight = (1 - given) * weight + sum(shares)
-        weights = tuple(one.weight for one in heard)
+        weights = tuple(one.weight for one in received)
         pushed, seen = await node.call(
-            _pushed, own, 1 - given, tuple(one.x for one in heard), weights, weight
+            _pushed, own, 1 - given, tuple(one.x for one in received), weights, weight
         )
         push_weight = torch.full_like(memory["push_weight"], weight)
         return replica.having(params=seen).remembering(pushed=pushed, push_weight=push_weight)

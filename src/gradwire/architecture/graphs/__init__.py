@@ -1,4 +1,4 @@
-"""Graphs for gossip: who hears whom, and with which weight."""
+"""Graphs for gossip: who receives from whom, and with which weight."""
 
 from gradwire.architecture.graphs._graph import (
     Graph,

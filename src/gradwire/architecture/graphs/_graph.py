@@ -29,11 +29,11 @@ _NOTHING = 1e-12  # a norm below is rounding; its root would not look like it
 
 
 class Graph(Expression, ABC):
-    """Who hears whom in gossip, and with which weight."""
+    """Who receives from whom in gossip, and with which weight."""
 
     @property
     def directed(self) -> bool:
-        """Whether i may hear j with another weight than j hears i."""
+        """Whether W[i, j] may differ from W[j, i]."""
         return False
 
     @property
@@ -46,9 +46,9 @@ class Graph(Expression, ABC):
         return 1
 
     def matrix(self, size: int, step: int = 0) -> Tensor:
-        """W [n, n], float64: W[i, j] is the weight with which i hears j; doubly stochastic.
+        """W [n, n], float64: W[i, j] is the weight that i gives to j; doubly stochastic.
 
-        It is shared by all who ask, like every tensor: do not change it. One worker alone hears
+        It is shared by all who ask, like every tensor: do not change it. One worker alone receives
         itself, whatever the graph.
         """
         if size < 1:
@@ -151,8 +151,8 @@ def describe(graph: Graph, size: int) -> str:
     """One line: `ring of 8: doubly stochastic, spectral gap 0.195, 2 neighbours`."""
     matrix = graph.matrix(size)
     check_column_stochastic(matrix, f"{graph!r} of {size}")
-    heard = (matrix != 0).fill_diagonal_(False).sum(dim=1)  # by each
-    fewest, most = int(heard.min()), int(heard.max())
+    in_degrees = (matrix != 0).fill_diagonal_(False).sum(dim=1)
+    fewest, most = int(in_degrees.min()), int(in_degrees.max())
     number = str(most) if fewest == most else f"{fewest} to {most}"
     balanced = is_doubly_stochastic(matrix)
     parts = ["doubly stochastic" if balanced else "columns sum to one, rows do not (for sgp)"]

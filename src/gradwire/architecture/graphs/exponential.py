@@ -2,7 +2,7 @@
 
 W[i + 2^k mod n, i] = W[i, i] = 1 / (ceil(log2 n) + 1) for k = 0 .. ceil(log2 n) - 1. The matrix is
 circulant, hence doubly stochastic. Its spectral gap is 2 / (ceil(log2 n) + 1) for an even n and
-larger for an odd one (Ying et al. 2021, prop. 1). They let i hear i + 2^k, the mirror image.
+larger for an odd one (Ying et al. 2021, prop. 1). There i receives from i + 2^k, the mirror image.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 A text file has one row per line, with numbers or fractions such as 1/3 separated by commas or
 spaces; `#` begins a comment. A `.npy` file holds a two-dimensional array of real numbers. Row i
-holds the weights with which rank i hears ranks 0 .. n - 1. Rows and columns must sum to one within
+holds the weights that rank i gives to ranks 0 .. n - 1. Rows and columns must sum to one within
 1e-6; what is missing then, as in 0.3333333 for 1/3, is made up by scaling rows and columns
 (Sinkhorn 1964), so that the mean does not drift. For `sgp` it is enough that the columns do.
 
@@ -30,7 +30,7 @@ _MOST = 64 * 2**20  # bytes: more than any number of workers needs
 
 @dataclass(frozen=True, repr=False)
 class FromFile(Graph):
-    """A matrix of weights from a text or .npy file: row i says whom rank i hears."""
+    """A matrix of weights from a text or .npy file: row i has the weights of rank i."""
 
     path: str
 
@@ -82,7 +82,7 @@ def _read(path: Path, what: str, changed_ns: int, num_bytes: int) -> Tensor:
     if len(sizes) > 1 and sizes[-2] > 1 - 1e-9:
         raise ValueError(
             f"{what}: workers would never agree, the second largest eigenvalue is "
-            f"{sizes[-2].item():.6g}. Connect all of them, and let some hear themselves."
+            f"{sizes[-2].item():.6g}. Connect all of them, and give some a weight on themselves."
         )
     return weights
 

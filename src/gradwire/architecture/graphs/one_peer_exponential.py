@@ -2,7 +2,7 @@
 
 W_t[i + 2^(t mod k), i] = W_t[i, i] = 1/2, k = ceil(log2 n): one message per worker and step. If n
 is a power of two, the product of any k matrices in a row is the exact mean (Ying et al. 2021,
-lemma 1). They let i hear i + 2^k, the mirror image.
+lemma 1). There i receives from i + 2^k, the mirror image.
 """
 
 from dataclasses import dataclass

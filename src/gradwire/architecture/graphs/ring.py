@@ -1,7 +1,7 @@
-"""Every worker hears its two neighbours on a circle.
+"""Every worker receives from its two neighbours on a circle.
 
 With the weights 1/3 the eigenvalues are (1 + 2 cos(2 pi k / n)) / 3, so the spectral gap is
-2/3 (1 - cos(2 pi / n)), about 13 / n^2 (Xiao and Boyd 2004). Two workers hear each other once.
+2/3 (1 - cos(2 pi / n)), about 13 / n^2 (Xiao and Boyd 2004). Two workers exchange once.
 """
 
 from dataclasses import dataclass

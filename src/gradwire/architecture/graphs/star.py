@@ -1,4 +1,4 @@
-"""Rank 0 hears everyone, all others hear rank 0.
+"""Rank 0 receives from everyone, all others from rank 0.
 
 The hub has degree n - 1, so all weights of edges are 1/n and a leaf keeps 1 - 1/n of its own: the
 spectral gap is 1/n. That is no parameter server, which forms the mean in two messages.
@@ -14,7 +14,7 @@ from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastin
 
 @dataclass(frozen=True, repr=False)
 class Star(Graph):
-    """All hear rank 0 and it hears all: few edges, one crowded worker."""
+    """All receive from rank 0 and it receives from all: few edges, one crowded worker."""
 
     examples = ("star",)
 

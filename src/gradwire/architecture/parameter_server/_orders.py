@@ -2,7 +2,7 @@
 
 All of it is values, so that it can travel. A server does not trust an order: it is checked here as
 far as a server can, and what a job makes of messages that do not belong to it is an error, which
-all members are told.
+all members receive.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The scheduler: it knows which workers are there, and tells the servers when that changes."""
+"""The scheduler: it keeps the membership of the workers, and notifies the servers of changes."""
 
 from collections.abc import Sequence
 

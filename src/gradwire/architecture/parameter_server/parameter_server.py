@@ -2,7 +2,7 @@
 
 Nodes have three roles. Workers compute. Each of `servers` holds an equal share of the flat
 parameter vector, or adds up that share of what workers send. One scheduler knows who is there and
-tells the servers when a worker is lost or comes back.
+notifies the servers when a worker is lost or comes back.
 
 Who holds the model follows from the synchronization. Those that need a mean (bsp, localsgd, ...)
 get it: workers send shards, servers average them and answer with the mean, and every worker steps
@@ -13,7 +13,7 @@ All bytes of n workers pass m servers, whose network cards are the bottleneck: w
 bandwidth B the mean of a vector of s bytes takes 2(a + n s / (m B)) from when all workers have it,
 where m divides n (and s counts a header of 32 bytes for each shard).
 
-Compressed gradients are decoded by the servers, who answer with dense vectors unless told
+Compressed gradients are decoded by the servers, which answer with dense vectors unless configured
 answers="compressed". Then a mean is encoded again with an error feedback of the server's own (as in
 DoubleSqueeze, Tang et al. 2019), and a model as its change relative to what the worker knows, so
 that what one answer loses is in the next.

@@ -42,8 +42,8 @@ def encode_levels(
     up = (halves.to(torch.float32) + 0.5) * 2.0**-16 < scaled - floor
     packed = pack_uints((floor + up + s).to(torch.int32), width)
     if out is not None:
-        heard, _ = decode_levels(packed, scale, num_levels, bucket, width, count, None)
-        torch.sub(p, heard, out=out)
+        decoded, _ = decode_levels(packed, scale, num_levels, bucket, width, count, None)
+        torch.sub(p, decoded, out=out)
     return scale, packed
 
 
@@ -62,8 +62,8 @@ def decode_levels(
     step = scale * raised / scale.new_tensor(num_levels)
     largest = torch.finfo(torch.float32).max
     values = levels * _each(step, bucket, count) * _each(1 / raised, bucket, count)
-    heard = torch.clamp(values, -largest, largest, out=out)
-    return heard, int(symbols.max()) if count else 0
+    decoded = torch.clamp(values, -largest, largest, out=out)
+    return decoded, int(symbols.max()) if count else 0
 
 
 def headroom(scale: Tensor) -> Tensor:

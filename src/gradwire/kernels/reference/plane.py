@@ -1,4 +1,4 @@
-"""Which of two quantisers each element takes, told by a plane of bits instead of a trellis.
+"""Which of two quantisers each element takes, given by a plane of bits instead of a trellis.
 
 Quantisers, values, contexts and the code are those of reference/trellis.py, but that q is bit i of
 the plane for element i, whatever the indices are, and that a context remembers sizes |k| - q / 2

@@ -20,8 +20,8 @@ def sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
 
 def sketch_medians(table: Tensor, hashes: Tensor, count: int) -> Tensor:
     places, negative = _hashed(count, hashes, table.shape[1])
-    told = table.reshape(-1)[places]
-    return torch.where(negative, -told, told).median(dim=0).values
+    values = table.reshape(-1)[places]
+    return torch.where(negative, -values, values).median(dim=0).values
 
 
 def _hashed(count: int, hashes: Tensor, columns: int) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,10 @@ of Ungerboeck's code (1 + D + D^3, D^2): q is the lowest bit of a state, and wit
     (s0, s1, s2) -> (s0 + s1, s2 + z, s0)   modulo 2, from state 0 at the start of a segment.
 
 If signs count (`signed`), a negative index of quantiser 1 has the other parity. Then -1 and 1 are
-told apart by the trellis, as in Fischer and Wang's code. Without zero in quantiser 1 (a matter of
-rates) that is best for numbers like a Gaussian's; the other way for those that are mostly zero.
+distinguished by the trellis, as in Fischer and Wang's code. Without zero in quantiser 1 (a matter
+of rates) that is best for numbers like a Gaussian's; the other way for those that are mostly zero.
 
-Contexts. How large the next index may be is told by those before it in its segment. Averages
+Contexts. The indices before it in its segment predict how large the next one is. Averages
 forget exponentially: of the row so far, of the same columns in the rows before, of the last few
 elements. Expected is row / (mean of the columns along the row) * column, as for an outer product;
 its logarithm, mixed with that of the last few, rounded, is the class. A context is 2 class + q.
@@ -335,7 +335,7 @@ def trellis_decode(
     tail_tables = [_starts(row) for row in tails.tolist()]
     tensors = [(int(rows), int(width)) for rows, width in shapes.tolist()]
     offset = offsets.tolist()
-    told = None if plane is None else plane.tolist()
+    states = None if plane is None else plane.tolist()
     pairs = packed.view(-1, 2).tolist()
     words = [low | high << 8 for low, high in pairs]
     values: list[int] = []
@@ -347,8 +347,8 @@ def trellis_decode(
         x = next(stream) | next(stream) << 16
         model = Model(tensors, first)
         for i in range(first, last):
-            if told is not None:
-                model.state = told[i >> 3] >> (i & 7) & 1
+            if states is not None:
+                model.state = states[i >> 3] >> (i & 7) & 1
             c = model.context()
             symbol, x = _pop(x, tables[c], PRECISION, stream)
             k = (symbol + 1) >> 1
@@ -362,7 +362,7 @@ def trellis_decode(
             q = c & 1
             value = 2 * UNIT * k - UNIT * q - offset[3 * q + min(k, 3) - 1] if k else 0
             values.append(value if symbol & 1 else -value)
-            if told is None:
+            if states is None:
                 model.learn(k if symbol & 1 else -k, signed)
             else:
                 model.learn_value(k, q)
