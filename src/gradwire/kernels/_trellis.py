@@ -8,6 +8,7 @@ from gradwire.kernels._dispatch import pick
 from gradwire.kernels.native import trellis as native
 from gradwire.kernels.reference import trellis as reference
 from gradwire.kernels.reference import trellis_fit as reference_fit
+from gradwire.kernels.reference import trellis_search as reference_search
 from gradwire.kernels.reference import trellis_tables as reference_tables
 from gradwire.kernels.reference.trellis import (
     BLOCK,
@@ -38,7 +39,7 @@ def trellis_search(
     check_lengths("trellis_search", scaled, contexts)
     check_range("trellis_search", scaled, MOST_SCALED)
     check_contexts("trellis_search", contexts)
-    run = pick(_CPU, native.trellis_search, reference.trellis_search)
+    run = pick(_CPU, native.trellis_search, reference_search.trellis_search)
     return run(scaled, contexts, rates, offsets, signed)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gradwire.core.errors import PeerLost, StoppedError, WhatIfError
+from gradwire.core.errors import PeerLost, StoppedError
 from gradwire.core.node import Node
 from gradwire.core.protocols import Replica
 from gradwire.experiment.report.figures import counted, distance_of, noted, number
@@ -36,7 +36,8 @@ from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.run.threads import use_threads
 from gradwire.experiment.simulate.losses import describe_loss, lost_with
-from gradwire.runtime.network.faults import Arrive, Crash, Loss
+from gradwire.experiment.simulate.what_if import WhatIf
+from gradwire.runtime.network.faults import Arrive, Crash
 from gradwire.runtime.virtual.engine import Program, VirtualEngine
 from gradwire.training.gradient import GradientRequest
 from gradwire.training.program import rejoin, train
@@ -129,16 +130,7 @@ class _Simulation:
             on_crash=self._crashed,
             on_return=self._returned,
         )
-        # The same run on other networks: clocks only, played from the trace of each segment.
-        self.others = {
-            name: VirtualEngine(
-                network,
-                self.config.workers,
-                faults=[fault for fault in experiment.faults if isinstance(fault, Loss)],
-                key=self.plan.key.child("faults"),
-            )
-            for name, network in experiment.what_if.items()
-        }
+        self.what_if = WhatIf(experiment)
         self.step = 0
         self.wall_s = 0.0
         self.metrics: list[Row] = []
@@ -163,6 +155,10 @@ class _Simulation:
         """Whether all stand still between two steps."""
         leave = any(isinstance(fault, Crash | Arrive) for fault in self.experiment.faults)
         return self.plan.pauses and not leave
+
+    @property
+    def _engines(self) -> tuple[VirtualEngine, ...]:
+        return self.engine, *self.what_if.engines.values()
 
     def _seconds(self, rank: int, request: GradientRequest) -> float:
         return self.experiment.computer.seconds(rank, request.key.step)
@@ -205,18 +201,11 @@ class _Simulation:
 
         self.replicas = self.engine.run([program] * self.config.workers, self._daemons())
         self.step, self.progress = last, [last] * self.config.workers
-        for engine in self.others.values():
-            trace = self.engine.trace
-            assert trace is not None
-            if not trace.replayable:
-                raise WhatIfError(self._no_what_if())
-            daemons = [trace.replay] * self.plan.architecture.num_others
-            engine.run([trace.replay] * self.config.workers, daemons)
+        self.what_if.play(self.engine.trace)
 
     def _whole(self, progress: Progress | None) -> None:
         """The run in one piece; evaluations when as many steps are done as in so many rounds."""
-        if self.others:
-            raise WhatIfError(self._no_what_if())
+        self.what_if.refuse()
         self.progress_callback = progress
         last = self.plan.num_steps
 
@@ -266,12 +255,6 @@ class _Simulation:
             return architecture.daemon(node, self.kept[number], limits)
 
         return [daemon] * architecture.num_others
-
-    def _no_what_if(self) -> str:
-        return (
-            f"what_if: what {self.config.synchronization} on {self.config.architecture} does "
-            "depends on the network; run it once for each bandwidth"
-        )
 
     def _crashed(self, rank: int, now: float) -> None:
         replica = self.replicas[rank]
@@ -330,7 +313,7 @@ class _Simulation:
             self._models(present),
             [float(r.loss) for r in present if r.loss is not None],
             virtual_time_s=now,
-            virtual_times_s={name: engine.now for name, engine in self.others.items()},
+            virtual_times_s=self.what_if.times_s,
             bytes_sent=self.engine.ledger.total_bytes,
             distance=number(distance_of([replica.params for replica in present])),
             dropped_steps=max(replica.num_dropped for replica in self.replicas),
@@ -361,7 +344,7 @@ class _Simulation:
             "replicas": [to_dict(replica) for replica in self.replicas],
             "servers": [server.snapshot() for server in self.servers],
             "kept": self.kept,
-            "engines": [engine.snapshot() for engine in (self.engine, *self.others.values())],
+            "engines": [engine.snapshot() for engine in self._engines],
             "ledger": self.engine.ledger.snapshot(),
             "metrics": self.metrics,
             "wall_s": self.wall_s,
@@ -395,7 +378,6 @@ class _Simulation:
         for server, state in zip(self.servers, saved["servers"], strict=True):
             server.restore(state)
         self.kept = saved["kept"]
-        engines = (self.engine, *self.others.values())
-        for engine, state in zip(engines, saved["engines"], strict=True):
+        for engine, state in zip(self._engines, saved["engines"], strict=True):
             engine.restore(state)
         self.engine.ledger.restore(saved["ledger"])

@@ -1,4 +1,4 @@
-"""Trellis-coded quantisation: contexts, the search for the best indices, and their code.
+"""Trellis-coded quantisation: quantisers, contexts, and the code of indices.
 
 All of it is integer arithmetic. Numbers come scaled: 64 is one step. An index k stands for an even
 multiple of the step in quantiser 0 and for an odd one, or zero, in quantiser 1:
@@ -19,10 +19,7 @@ forget exponentially: of the row so far, of the same columns in the rows before,
 elements. Expected is row / (mean of the columns along the row) * column, as for an outer product;
 its logarithm, mixed with that of the last few, rounded, is the class. A context is 2 class + q.
 
-The search is Viterbi's, over blocks of 1024 elements that begin and end in state 0 (the last one
-ends anywhere), so that a segment may begin with any of them. It minimises the sum of squared errors
-and rates of the indices. Of each quantiser it looks at 0 and the three indices around the number;
-of equal costs the lower index is taken.
+The search for the best indices is in `trellis_search.py`.
 
 The code is rANS as in reference/rans.py, one state per segment. A symbol is 0, +1, -1, more or
 -more at 15 bits; `more` is followed by the tail |k| - 2 as a token of 12 bits: 0 .. 15, or
@@ -42,7 +39,7 @@ STEEPEST = 16
 TOKENS, DIRECT = 28, 16
 PRECISION, TAIL_PRECISION = 15, 12
 LARGEST = 65535 + 2  # of an index
-_NEVER, _FAR, _LOW = 1 << 28, 16383, 1 << 16
+_LOW = 1 << 16
 _START, _LEAST, _FRACTION, _MOST = 1024, 16, 12, 1023
 _ROW_SHIFT, _VECTOR_SHIFT = 6, 7
 
@@ -55,87 +52,6 @@ def segment_starts(count: int, segments: int) -> list[int]:
     """Where segments begin, and the end of the last. They are of whole blocks but for the last."""
     blocks = count // BLOCK
     return [*(blocks * s // segments * BLOCK for s in range(segments)), count]
-
-
-def trellis_search(
-    scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor, signed: bool = False
-) -> Tensor:
-    count = scaled.numel()
-    whole = count // BLOCK * BLOCK
-    pieces = [
-        _search(
-            scaled[first:last].view(-1, steps),
-            contexts[first:last].view(-1, steps) >> 1,
-            rates,
-            offsets,
-            last == count,
-            signed,
-        )
-        for first, last, steps in ((0, whole, BLOCK), (whole, count, count - whole))
-        if last > first
-    ]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32, device="cpu")
-
-
-def _search(
-    scaled: Tensor, classes: Tensor, rates: Tensor, offsets: Tensor, last: bool, signed: bool
-) -> Tensor:
-    """Blocks [b, steps]; `last`: the last of them ends in any state."""
-    blocks, steps = scaled.shape
-    target = torch.arange(8, device="cpu")
-    quantiser, parity = target >> 2, target >> 1 & 1
-    before = quantiser | ((target & 1) ^ quantiser) << 1  # and that with bit 2 set
-    own = rates.to(torch.int64)[:, classes.T.long()]  # [8, steps, b]
-    found = [
-        _cheapest(scaled.T, q, own[4 * q : 4 * q + 4], offsets[3 * q :], signed and q == 1)
-        for q in (0, 1)
-    ]
-    branches, chosen = (torch.stack(of, dim=2) for of in zip(*found))  # [steps, b, quantiser, z]
-    same, other = branches[:, :, quantiser, parity], branches[:, :, quantiser, 1 - parity]
-    costs = torch.full((blocks, 8), _NEVER, dtype=torch.int64, device="cpu")
-    costs[:, 0] = 0
-    came = torch.empty(steps, blocks, 8, dtype=torch.int64, device="cpu")
-    for i in range(steps):
-        a, b = costs[:, before] + same[i], costs[:, before | 4] + other[i]
-        came[i] = b < a
-        costs = torch.minimum(a, b)
-        costs -= costs.amin(dim=1, keepdim=True)
-    state = torch.zeros(blocks, dtype=torch.int64, device="cpu")
-    if last:
-        state[-1] = costs[-1].argmin()
-    indices = torch.empty(blocks, steps, dtype=torch.int32, device="cpu")
-    row = torch.arange(blocks, device="cpu")
-    for i in reversed(range(steps)):
-        second = came[i][row, state]
-        z = parity[state] ^ second
-        indices[:, i] = chosen[i][row, quantiser[state], z].to(torch.int32)
-        state = before[state] | second << 2
-    return torch.where(scaled < 0, -indices, indices).reshape(-1)
-
-
-def _cheapest(
-    scaled: Tensor, q: int, rate: Tensor, offsets: Tensor, signed: bool
-) -> tuple[Tensor, Tensor]:
-    """The least cost and the index that has it, with a last dimension of 2: even, odd."""
-    u = scaled.abs().to(torch.int64)
-    floor = (u + UNIT * q) >> 7
-    zero, never = torch.zeros_like(u), torch.full_like(u, _NEVER)
-    best = [u.clamp(max=_FAR).square() + rate[0], never]
-    index = [zero, zero]
-    for k in (floor - 1, floor, floor + 1):
-        # With signs, the index below 1 is -1: see above.
-        own = torch.where(k == 0, -1, k) if signed else k
-        first = torch.where(k == 0, -offsets[0], offsets[0])
-        offset = torch.where(k <= 1, first, torch.where(k == 2, offsets[1], offsets[2]))
-        slope = rate[3] * (k.clamp(max=STEEPEST) - 2)
-        cost = (u - (2 * UNIT * k - UNIT * q - offset)).square()
-        cost += torch.where(k <= 1, rate[1], rate[2] + slope)
-        parity = k & 1 ^ (signed & (scaled < 0))
-        for z in (0, 1):
-            better = (parity == z) & (k >= 1 - signed) & (cost < best[z])
-            best[z] = torch.where(better, cost, best[z])
-            index[z] = torch.where(better, own, index[z])
-    return torch.stack(best, dim=-1), torch.stack(index, dim=-1)
 
 
 class Model:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradwire.kernels.reference import trellis
 from gradwire.kernels.reference.trellis import BLOCK, CLASSES, PRECISION, TAIL_PRECISION, UNIT
+from gradwire.kernels.reference.trellis_search import trellis_search
 from gradwire.kernels.reference.trellis_tables import (
     HALF,
     LEVEL,
@@ -50,11 +51,11 @@ def trellis_fit(
             counts[1::2, 0] = 0
         levels = trellis_tables(counts)[0]
         for _ in range(rounds):
-            indices = trellis.trellis_search(some, where, rates(levels, signed), offsets, signed)
+            indices = trellis_search(some, where, rates(levels, signed), offsets, signed)
             counts, errors = trellis.trellis_counts(some, indices, where, signed)
             levels, offsets = trellis_tables(counts)[0], offsets_of(errors)
     for _ in range(passes):
-        indices = trellis.trellis_search(scaled, contexts, rates(levels, signed), offsets, signed)
+        indices = trellis_search(scaled, contexts, rates(levels, signed), offsets, signed)
         contexts, counts, errors = trellis.trellis_contexts(
             scaled, indices, shapes, segments, signed
         )
