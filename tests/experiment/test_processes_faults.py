@@ -26,6 +26,7 @@ from gradwire.experiment.processes.launch.children import WRONG
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     folder = tmp_path / "run"
     steps = 2500  # so many that it does not come to its end before it is killed

@@ -13,6 +13,7 @@ import torch
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
 from gradwire.experiment.processes.replay import order_path, replay
 from gradwire.runtime.storage.text import open_json, seal_json
+from sampling import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -30,7 +31,7 @@ def start(stage: Stage, folder: Path, steps: int, *more: str) -> Play:
     return stage.run("--engine", "process", *chosen, *out)
 
 
-@pytest.mark.parametrize("at", ["once", "work"])
+@pytest.mark.parametrize("at", [slow("once"), "work"])
 def test_a_worker_was_killed(stage, tmp_path, at):
     folder = tmp_path / "run"
     least = 0 if at == "once" else 5000
@@ -58,6 +59,7 @@ def test_a_worker_was_killed(stage, tmp_path, at):
         assert replay(folder).differs == differs
 
 
+@pytest.mark.slow
 def test_a_server_that_went_on_from_a_state_has_no_order(stage, tmp_path):
     folder = tmp_path / "run"
 
