@@ -12,6 +12,8 @@ SOAK_SEED ?= 0
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
 
+# Tests start hundreds of processes, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Both at the same time: mypy has one thread.
