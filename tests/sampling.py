@@ -14,7 +14,7 @@ from zlib import crc32
 
 import pytest
 
-NUM_CASES = 12  # of a product of parameters, unless one of them has more values
+NUM_CASES = 8  # of a product of parameters, unless one of them has more values
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)  # numbers of workers that differ in kind
 
 

@@ -64,7 +64,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
     assert found <= set(HEADERS.classes)
 
 
-@pytest.mark.parametrize(("synchronization", "architecture"), PAIRS)
+@pytest.mark.parametrize(
+    ("synchronization", "architecture"), cover((pair, *pair) for pair in PAIRS)
+)
 def test_every_pair(train, request, synchronization, architecture) -> None:
     settings: dict[str, Any] = {
         "workers": 4,

@@ -11,6 +11,7 @@ from gradwire.data.partition import Iid
 from gradwire.data.sampler import Sampler
 from gradwire.experiment.run.setup import MODELS
 from gradwire.models.base import build_seeded
+from sampling import slow
 
 STEPS = 50
 
@@ -95,7 +96,7 @@ def test_one_worker_is_a_plain_loop(model, dataset, optimizer, reference, monkey
 
 @pytest.mark.parametrize(
     ("model", "dataset"),
-    [("char_lstm", text()), ("nanogpt(1, heads=2, width=16)", text())],
+    [("char_lstm", text()), slow("nanogpt(1, heads=2, width=16)", text())],
     ids=["char_lstm", "nanogpt"],
 )
 def test_three_workers_are_one_with_the_whole_batch(model, dataset, monkeypatch):

@@ -27,6 +27,7 @@ def digits(method: str, steps: int) -> tuple[float, float]:
     return accuracies(method, data="digits", model="mlp", steps=steps, eval_every=steps)
 
 
+@pytest.mark.slow
 def test_digits() -> None:
     accuracy, bits = digits("ef(polar(0.5))", 400)
     assert bits < 0.52  # headers of messages of 17,226 elements
