@@ -51,8 +51,8 @@ def text() -> Dataset:
             "sgd(0.05, momentum=0.9, nesterov=True, weight_decay=0.0005)",
             lambda p: torch.optim.SGD(p, 0.05, 0.9, nesterov=True, weight_decay=0.0005),
         ),
-        ("mlp", images((1, 8, 8)), "adam(0.001)", lambda p: torch.optim.Adam(p, 0.001)),
-        (
+        slow("mlp", images((1, 8, 8)), "adam(0.001)", lambda p: torch.optim.Adam(p, 0.001)),
+        slow(
             "resnet20",
             images((3, 16, 16)),
             "sgd(0.01, momentum=0.9)",

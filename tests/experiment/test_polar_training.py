@@ -35,6 +35,7 @@ def test_digits() -> None:
     assert accuracy > digits("identity", 400)[0] - 0.005 - 1 / 360
 
 
+@pytest.mark.slow
 def test_dq_trains() -> None:
     # It takes tens of milliseconds to choose among codes of so short a vector: few steps here.
     accuracy, bits = digits("ef(dq(0.5))", 100)

@@ -205,7 +205,8 @@ def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
     check_figures(backup, steps=500, lives=2)
 
 
-@pytest.mark.parametrize("architecture", ["parameter_server(2)", slow(HOLDING)])
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["parameter_server(2)", HOLDING])
 def test_bsp_stops_and_says_why(stage, tmp_path, architecture):
     folder = tmp_path / "run"
     given = arguments(folder, "--silence", "1s", architecture=architecture, steps=2000)
@@ -236,6 +237,7 @@ def listening_port(pid: int) -> int:
     return int(row[1].split(":")[1], 16)
 
 
+@pytest.mark.slow
 def test_others_on_this_machine_cannot_join_a_run(stage, tmp_path):
     """The nodes have keys that nobody else has."""
     folder = tmp_path / "run"
@@ -303,7 +305,8 @@ def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architectur
     assert summary(folder)["messages_sent"] == 4 * 2 * 300
 
 
-@pytest.mark.parametrize("durable", [slow(()), ("--durable",)])
+@pytest.mark.slow
+@pytest.mark.parametrize("durable", [(), ("--durable",)])
 def test_asp_counts_every_push_once(stage, tmp_path, durable):
     folder = tmp_path / "run"
     settings = {"synchronization": "asp", "steps": 300, "eval_every": 150}

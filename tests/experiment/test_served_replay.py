@@ -13,7 +13,6 @@ import torch
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
 from gradwire.experiment.processes.replay import order_path, replay
 from gradwire.runtime.storage.text import open_json, seal_json
-from sampling import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -31,7 +30,8 @@ def start(stage: Stage, folder: Path, steps: int, *more: str) -> Play:
     return stage.run("--engine", "process", *chosen, *out)
 
 
-@pytest.mark.parametrize("at", [slow("once"), "work"])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["once", "work"])
 def test_a_worker_was_killed(stage, tmp_path, at):
     folder = tmp_path / "run"
     least = 0 if at == "once" else 5000
