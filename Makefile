@@ -7,16 +7,25 @@ FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-all lint bench fuzz soak sanitize codecs rd clean
+.PHONY: demo test test-all quick lint bench fuzz soak sanitize codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto
+# Tests start hundreds of processes, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest --numprocesses auto
+# Both at the same time: mypy has one thread.
+test: $(VENV)/.installed-dev
+	+$(MAKE) --jobs=2 lint quick
+
+quick: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow"
+
+# `make test`, then what it left out.
+test-all: test
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -62,8 +71,7 @@ sanitize: $(VENV)/.installed-dev
 	    src/gradwire/kernels/native/*.c
 	PYTHONPATH=$(SANITIZED)/src GRADWIRE_KERNELS=native \
 	    LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -p no:cacheprovider -m "not slow" \
-	    --numprocesses auto --capture=sys \
+	    ASAN_OPTIONS=detect_leaks=0 $(PYTEST) -p no:cacheprovider --capture=sys \
 	    tests/kernels tests/coding tests/fuzz
 
 codecs: $(VENV)/.installed

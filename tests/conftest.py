@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import sampling
 from quadratics import train as train  # a fixture for all
 
 torch.set_num_threads(1)
@@ -18,6 +19,11 @@ os.environ["GRADWIRE_CACHE"] = ""  # what is tested is computed, and nothing is 
 _SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "GRADWIRE_DATA" not in os.environ and _SHARED.is_dir():
     os.environ["GRADWIRE_DATA"] = str(_SHARED)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sampling.mark_further_cases(items)
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
+from sampling import cover, sizes
 
 LATENCY_S, BANDWIDTH = 50e-6, 1.25e9  # of a uniform network
 
@@ -79,7 +80,7 @@ def vector(rank: int, numel: int, step: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 def test_every_collective_is_that_of_an_all_reduce(size, servers) -> None:
     async def work(group: Group) -> list[Any]:
         x = vector(group.rank, 10)
@@ -159,7 +160,9 @@ def test_every_tensor_has_its_server() -> None:
     assert owners == {4, 5, 6}
 
 
-COMPRESSIONS = [text for cls in COMPRESSION for text in (cls.examples or (notation_name(cls),))]
+COMPRESSIONS = [
+    (text, cls) for cls in COMPRESSION for text in (cls.examples or (notation_name(cls),))
+]
 
 
 def averaged(
@@ -196,7 +199,7 @@ def alone(text: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("text", [text for text in COMPRESSIONS if alone(text)])
+@pytest.mark.parametrize("text", cover(case for case in COMPRESSIONS if alone(case[0])))
 def test_every_compression_goes_through_servers(text) -> None:
     first, other = (averaged("allreduce", text, 3, 120, seed=seed)[0] for seed in (8, 9))
     is_random = any(not torch.equal(a.mean, b.mean) for a, b in zip(first[0], other[0]))

@@ -13,6 +13,7 @@ import torch
 
 from gradwire.cli import main
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from sampling import slow
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--eval-every", "2"]
 QUICK += ["--threads", "1", "--evaluation", "sequential"]
@@ -96,7 +97,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(capsys):
         assert "Errno" not in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGINT])
 def test_a_signal_to_the_simulator_says_how_to_go_on(tmp_path, number):
     flags = [*SIMULATED, "--steps", "1000000", "--eval-every", "5", "--out", "run"]
     with subprocess.Popen(
@@ -121,6 +122,7 @@ def test_a_signal_to_the_simulator_says_how_to_go_on(tmp_path, number):
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_ranks_whose_checkpoints_are_damaged_do_not_begin_again_in_silence(capfd):
     """All files of one rank are damaged: whoever finds it, the terminal has it."""
     real = ["--engine", "process", "--workers", "2"]

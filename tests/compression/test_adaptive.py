@@ -8,6 +8,7 @@ from gradwire.compression.quantization.qsgd import QSGD
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
+from sampling import slow
 
 
 def decoded(codec, x: torch.Tensor, key: Key = Key(0)) -> torch.Tensor:  # noqa: B008
@@ -94,7 +95,7 @@ def test_it_loses_less_than_qsgd_of_equal_bits_on_heavy_tails(bits, numel) -> No
         assert relative_error(Adaptive(bits), x) < factor * relative_error(QSGD(bits=bits), x)
 
 
-@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize("bits", [3, slow(4)])
 def test_it_is_unbiased(bits) -> None:
     x, num_keys = laplacian(256).double(), 600
     codec = Adaptive(bits, bucket=64)

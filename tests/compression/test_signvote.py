@@ -20,6 +20,7 @@ from gradwire.core.node import Node
 from gradwire.core.spec import Spec
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
+from sampling import sizes
 
 KEY = Key(0)
 HEADER = 24
@@ -52,14 +53,14 @@ def averaged(codec: Codec, tensors: list[Tensor], architecture) -> tuple[list[Te
 
 
 @pytest.mark.parametrize("architecture", [AllReduce(), Ring()], ids=repr)
-@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("size", sizes(range(1, 10)))
 def test_the_vote_is_the_sign_of_the_sum_of_signs(size, architecture) -> None:
     tensors = [gradient(rank, 101) for rank in range(size)]
     for heard in averaged(SignVote(), tensors, architecture)[0]:
         assert torch.equal(heard, majority(tensors))
 
 
-@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("size", sizes(range(1, 10)))
 def test_the_tree_carries_counts_up_and_one_bit_down(size) -> None:
     numel = 80_000
     tensors = [gradient(rank, numel) for rank in range(size)]

@@ -17,6 +17,7 @@ from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
+from sampling import sizes
 
 EXAMPLES = [
     ARCHITECTURE.parse(text)
@@ -25,7 +26,7 @@ EXAMPLES = [
 ]
 ARCHITECTURES = [a for a in EXAMPLES if "mean" in a.offers and a.num_others == 0]
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=repr)
-all_sizes = pytest.mark.parametrize("size", range(1, 18))
+all_sizes = pytest.mark.parametrize("size", sizes(range(1, 18)))
 few_sizes = pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 
 
@@ -202,7 +203,7 @@ def test_partial_sums_of_half_precision_do_not_overflow(architecture, size) -> N
         assert ((result.double() / 60000 - 1).abs() <= size * 2.0**-11).all()
 
 
-@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("size", sizes(range(1, 10)))
 def test_means_in_rank_order_round_half_precision_once(size) -> None:
     pieces = [torch.tensor([1.0], dtype=torch.float16)]
     pieces += [torch.tensor([2.0**-11], dtype=torch.float16)] * size

@@ -73,6 +73,7 @@ def test_tables_label_it(capsys, tmp_path, monkeypatch):
     assert row["test_accuracy_min"] < row["test_accuracy"] < row["test_accuracy_max"]
 
 
+@pytest.mark.slow
 def test_real_processes_have_the_same_rows(tmp_path, monkeypatch):
     """The rank that keeps the record evaluates the models of all."""
     monkeypatch.chdir(tmp_path)

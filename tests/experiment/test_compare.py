@@ -20,6 +20,7 @@ from gradwire.experiment.studies.compare import (
     rows,
     with_baselines,
 )
+from sampling import slow
 
 BASE = Config(steps=4, batch_size=8, model="mlp((16,))", compute="fixed(0.001)", eval_every=2)
 
@@ -170,7 +171,7 @@ def test_what_ifs_are_columns(tmp_path):
 
 @pytest.mark.parametrize(
     ("synchronization", "architecture"),
-    [("asp", "parameter_server"), ("bsp", 'parameter_server(optimizer="server")')],
+    [("asp", "parameter_server"), slow("bsp", 'parameter_server(optimizer="server")')],
 )
 def test_what_depends_on_the_network_runs_once_for_each(synchronization, architecture, tmp_path):
     method = replace(BASE, synchronization=synchronization, architecture=architecture)

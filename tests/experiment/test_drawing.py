@@ -14,6 +14,7 @@ from gradwire.experiment.report.comparison import comparison_figure
 from gradwire.experiment.report.drawing import line_style, log_axis, save, tick_values
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.studies.compare import Outcome, compare
+from sampling import slow
 
 QUICK = Config(steps=3, batch_size=8, model="mlp((8,))", compute="fixed(0.1)", threads=1)
 
@@ -55,7 +56,7 @@ def test_lines_differ_in_more_than_colour():
 
 
 @pytest.mark.parametrize(
-    ("suffix", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
+    ("suffix", "start"), [(".png", b"\x89PNG"), slow(".pdf", b"%PDF"), slow(".svg", b"<?xml")]
 )
 def test_a_comparison_is_drawn_in_every_format(suffix, start, outcomes, tmp_path):
     paths = [tmp_path / f"{name}{suffix}" for name in "ab"]

@@ -25,6 +25,7 @@ from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.process.frames import pack, tag_hash, unpack
 from gradwire.runtime.virtual.transport import Transport
 from gradwire.training import wire
+from sampling import cover
 
 ANSWERS = ("dense", "compressed")
 PAIRS = [(pair.synchronization, pair.architecture) for pair in pairs() if not pair.refusal]
@@ -63,7 +64,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
     assert found <= set(HEADERS.classes)
 
 
-@pytest.mark.parametrize(("synchronization", "architecture"), PAIRS)
+@pytest.mark.parametrize(
+    ("synchronization", "architecture"), cover((pair, *pair) for pair in PAIRS)
+)
 def test_every_pair(train, request, synchronization, architecture) -> None:
     settings: dict[str, Any] = {
         "workers": 4,
@@ -131,11 +134,11 @@ def test_what_servers_may_be_ordered_is_found(cls) -> None:
     assert names == expected[cls]
 
 
-EXAMPLES = [COMPRESSION.parse(text) for cls in COMPRESSION for text in cls.examples]
+EXAMPLES = [(COMPRESSION.parse(text), cls) for cls in COMPRESSION for text in cls.examples]
 
 
 @pytest.mark.parametrize(
-    "codec", [example for example in EXAMPLES if isinstance(example, Codec)], ids=repr
+    "codec", cover(case for case in EXAMPLES if isinstance(case[0], Codec)), ids=repr
 )
 def test_every_codec_can_be_in_a_job(codec) -> None:
     spec = Spec((6, 4), torch.float32, tensors=(("layer", 0, 24, (6, 4)),))

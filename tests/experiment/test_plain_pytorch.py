@@ -11,6 +11,7 @@ from gradwire.data.partition import Iid
 from gradwire.data.sampler import Sampler
 from gradwire.experiment.run.setup import MODELS
 from gradwire.models.base import build_seeded
+from sampling import slow
 
 STEPS = 50
 
@@ -50,8 +51,8 @@ def text() -> Dataset:
             "sgd(0.05, momentum=0.9, nesterov=True, weight_decay=0.0005)",
             lambda p: torch.optim.SGD(p, 0.05, 0.9, nesterov=True, weight_decay=0.0005),
         ),
-        ("mlp", images((1, 8, 8)), "adam(0.001)", lambda p: torch.optim.Adam(p, 0.001)),
-        (
+        slow("mlp", images((1, 8, 8)), "adam(0.001)", lambda p: torch.optim.Adam(p, 0.001)),
+        slow(
             "resnet20",
             images((3, 16, 16)),
             "sgd(0.01, momentum=0.9)",
@@ -95,7 +96,7 @@ def test_one_worker_is_a_plain_loop(model, dataset, optimizer, reference, monkey
 
 @pytest.mark.parametrize(
     ("model", "dataset"),
-    [("char_lstm", text()), ("nanogpt(1, heads=2, width=16)", text())],
+    [("char_lstm", text()), slow("nanogpt(1, heads=2, width=16)", text())],
     ids=["char_lstm", "nanogpt"],
 )
 def test_three_workers_are_one_with_the_whole_batch(model, dataset, monkeypatch):

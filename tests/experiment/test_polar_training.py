@@ -27,6 +27,7 @@ def digits(method: str, steps: int) -> tuple[float, float]:
     return accuracies(method, data="digits", model="mlp", steps=steps, eval_every=steps)
 
 
+@pytest.mark.slow
 def test_digits() -> None:
     accuracy, bits = digits("ef(polar(0.5))", 400)
     assert bits < 0.52  # headers of messages of 17,226 elements
@@ -34,6 +35,7 @@ def test_digits() -> None:
     assert accuracy > digits("identity", 400)[0] - 0.005 - 1 / 360
 
 
+@pytest.mark.slow
 def test_dq_trains() -> None:
     # It takes tens of milliseconds to choose among codes of so short a vector: few steps here.
     accuracy, bits = digits("ef(dq(0.5))", 100)

@@ -16,6 +16,7 @@ from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME
 from gradwire.runtime.virtual.engine import VirtualEngine
 from runtime.process.launching import launch
+from sampling import slow
 
 
 def probe(network: Network):
@@ -93,6 +94,7 @@ def test_the_command_writes_what_the_simulator_reads(tmp_path):
     assert prediction["error"] == pytest.approx(error)
 
 
+@pytest.mark.slow
 def test_it_says_what_compute_is_made_of(tmp_path):
     """And measures only, if there is no method to compare; steps do not matter then."""
     file = tmp_path / "network.toml"
@@ -141,6 +143,7 @@ def slow_at_first(rank: int, folder: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_gradients_and_coding_are_of_the_steps_that_count(tmp_path):
     codes, results = launch(tmp_path, 2, f"experiment.test_probe:{slow_at_first.__name__}")
     assert codes == [0, 0]
@@ -148,7 +151,7 @@ def test_gradients_and_coding_are_of_the_steps_that_count(tmp_path):
         assert result == [pytest.approx((150.0, 300.0), rel=0.05)] * 2
 
 
-@pytest.mark.parametrize("steps", ["1", "3"])
+@pytest.mark.parametrize("steps", [slow("1"), "3"])
 def test_too_few_steps_are_refused_before_anything_starts(steps):
     command = [sys.executable, "-m", "gradwire", "probe", "--workers", "2", "--steps", steps]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -26,6 +26,26 @@ from gradwire.experiment.processes.launch.children import WRONG
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
+def test_a_rank_that_is_killed_starts_again_and_all_end_in_the_same_bits(tmp_path):
+    folder = tmp_path / "run"
+    steps = 1500  # so many that it does not come to its end before it is killed
+    new = ("--engine", "process", "--workers", "2", *FLAGS, "--steps", str(steps))
+    with gradwire_run(*new, "--out", str(folder), "--restarts", "1") as command:
+        command.wait_for_step(folder, 100)
+        first = list(command.ranks.values())
+        os.kill(command.ranks[1], signal.SIGKILL)
+        assert are_gone(first)
+        code, said = command.end()
+    assert code == 0, said
+    assert said.count("rank 1 was lost") == 1
+    assert "starting again (1 of 1)" in said
+    assert "Traceback" not in said
+    (resumed,) = json.loads((folder / "summary.json").read_text())["resumed"]
+    assert 0 < resumed < steps
+    assert is_saved(folder, simulated(workers=2, steps=steps))
+
+
+@pytest.mark.slow
 def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     folder = tmp_path / "run"
     steps = 2500  # so many that it does not come to its end before it is killed

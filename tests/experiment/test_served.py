@@ -24,6 +24,7 @@ from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nb
 from gradwire.experiment.processes.replay import replay
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from gradwire.experiment.processes.state.recovery import SERVERS_STATE
+from sampling import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 HOLDING = 'parameter_server(2, optimizer="server")'
@@ -166,6 +167,7 @@ def _size(folder: Path) -> int:
     return sum(map(nbytes_of, folder.glob("servers/*/journal-*.log")))
 
 
+@pytest.mark.slow
 def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
     replaced, left, backup = tmp_path / "asp", tmp_path / "ssp", tmp_path / "bsp"
     usual = {"steps": 500, "eval_every": 250}
@@ -203,6 +205,7 @@ def test_workers_are_replaced_or_leave_and_the_others_go_on(stage, tmp_path):
     check_figures(backup, steps=500, lives=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["parameter_server(2)", HOLDING])
 def test_bsp_stops_and_says_why(stage, tmp_path, architecture):
     folder = tmp_path / "run"
@@ -234,6 +237,7 @@ def listening_port(pid: int) -> int:
     return int(row[1].split(":")[1], 16)
 
 
+@pytest.mark.slow
 def test_others_on_this_machine_cannot_join_a_run(stage, tmp_path):
     """The nodes have keys that nobody else has."""
     folder = tmp_path / "run"
@@ -260,7 +264,7 @@ def test_others_on_this_machine_cannot_join_a_run(stage, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*momentum multiplies what feedback holds back")
 @pytest.mark.parametrize(
-    ("architecture", "durable"), [("parameter_server(2)", ()), (SQUEEZED, ("--durable",))]
+    ("architecture", "durable"), [("parameter_server(2)", ()), slow(SQUEEZED, ("--durable",))]
 )
 def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architecture, durable):
     folder = tmp_path / "run"
@@ -301,6 +305,7 @@ def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architectur
     assert summary(folder)["messages_sent"] == 4 * 2 * 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("durable", [(), ("--durable",)])
 def test_asp_counts_every_push_once(stage, tmp_path, durable):
     folder = tmp_path / "run"
@@ -318,6 +323,7 @@ def test_asp_counts_every_push_once(stage, tmp_path, durable):
     assert found["lost"] == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_in_vain_counts_as_lost(stage, tmp_path):
     folder = tmp_path / "run"
     settings = {"synchronization": "ssp(1)", "steps": 300, "eval_every": 300}
@@ -333,6 +339,7 @@ def test_a_worker_that_waits_in_vain_counts_as_lost(stage, tmp_path):
     assert [row["rank"] for row in summary(folder)["lost"]] == [0]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_suspended_for_too_long_is_started_again(stage, tmp_path):
     folder = tmp_path / "run"
     settings = {"synchronization": "asp", "steps": 4000, "eval_every": 4000}
@@ -349,6 +356,7 @@ def test_a_worker_that_was_suspended_for_too_long_is_started_again(stage, tmp_pa
     assert "worker 1: starting it again" in said
 
 
+@pytest.mark.slow
 def test_nobody_takes_work_of_others_for_silence(stage, tmp_path):
     """The scheduler hears nothing while all train, nor does who is done while another is not."""
     folder = tmp_path / "run"
@@ -384,8 +392,8 @@ def test_without_its_scheduler_a_job_ends(stage, tmp_path):
     ("synchronization", "who", "number"),
     [
         ("asp", "", signal.SIGINT),
-        ("ssp(2)", "server 1", signal.SIGTERM),
-        ("bsp(backup=1)", "", signal.SIGINT),
+        slow("ssp(2)", "server 1", signal.SIGTERM),
+        slow("bsp(backup=1)", "", signal.SIGINT),
     ],
 )
 def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronization, who, number):
@@ -427,6 +435,7 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
     assert (folder / "summary.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_signal_is_not_recorded_as_a_loss(stage, tmp_path):
     folder = tmp_path / "run"
     with stage.run(*arguments(folder, steps=4000)) as play:
@@ -439,6 +448,7 @@ def test_a_signal_is_not_recorded_as_a_loss(stage, tmp_path):
     assert not (folder / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, tmp_path):
     """A signal comes when one has trained to the end and the other was slow."""
     folder = tmp_path / "run"
@@ -469,7 +479,7 @@ def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, t
 # Order.
 
 
-@pytest.mark.parametrize("synchronization", ["asp", "ssp(2)"])
+@pytest.mark.parametrize("synchronization", ["asp", slow("ssp(2)")])
 def test_a_recorded_order_is_replayed(stage, tmp_path, synchronization):
     folder = tmp_path / "run"
     settings = {"synchronization": synchronization, "steps": 120}

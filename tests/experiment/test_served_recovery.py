@@ -133,6 +133,7 @@ def test_no_acknowledged_update_is_lost_with_the_launcher(stage, tmp_path):
     assert num_recovered(folder) == second
 
 
+@pytest.mark.slow
 def test_no_acknowledged_update_is_lost_with_the_scheduler(stage, tmp_path):
     folder, copy = tmp_path / "run", tmp_path / "copy"
     more = ("--checkpoint-every", "60s", "--restarts", "1")
@@ -153,6 +154,7 @@ def damage(path: Path) -> None:
     path.write_bytes(raw)
 
 
+@pytest.mark.slow
 def test_what_a_server_cannot_read_any_more_is_said(stage, tmp_path):
     """Of one server the journal of a job, then its checkpoint: nothing begins anew in silence."""
     folder, copy = tmp_path / "run", tmp_path / "copy"

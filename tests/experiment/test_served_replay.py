@@ -30,6 +30,7 @@ def start(stage: Stage, folder: Path, steps: int, *more: str) -> Play:
     return stage.run("--engine", "process", *chosen, *out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["once", "work"])
 def test_a_worker_was_killed(stage, tmp_path, at):
     folder = tmp_path / "run"
@@ -58,6 +59,7 @@ def test_a_worker_was_killed(stage, tmp_path, at):
         assert replay(folder).differs == differs
 
 
+@pytest.mark.slow
 def test_a_server_that_went_on_from_a_state_has_no_order(stage, tmp_path):
     folder = tmp_path / "run"
 

@@ -11,6 +11,7 @@ from gradwire import kernels
 from gradwire.core.errors import GradwireWarning
 from gradwire.kernels import _dispatch
 from gradwire.kernels.native import _library
+from sampling import slow
 
 DRAW = """
 import torch
@@ -36,7 +37,7 @@ def run(code: str, wish: str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(
-    ("wish", "answer"), [(None, "native"), ("native", "native"), ("reference", "reference")]
+    ("wish", "answer"), [slow(None, "native"), slow("native", "native"), ("reference", "reference")]
 )
 def test_the_wish_is_followed_silently(wish, answer):
     done = run(DRAW, wish)

@@ -1,14 +1,17 @@
 """The laws run over whatever is registered: a new file needs no new test here.
 
-A test that takes `codec`, `linear_codec`, `reducer` or `compression` is run for each of them.
+A test that takes `codec`, `linear_codec`, `reducer` or `compression` is run for each of them, in
+the quick run for the first example of each class.
 """
 
 import pytest
 
 from gradwire.compression import COMPRESSION
+from gradwire.core.chain import Chain
 from gradwire.core.codec import Algebra, Codec
 from gradwire.core.notation import notation_name
 from gradwire.core.reducer import Reducer
+from sampling import cover
 
 CHAINS = (
     "topk(0.3) >> qsgd(bits=4)",
@@ -26,24 +29,28 @@ CHAINS = (
 )
 
 # All that a user can write: the examples of every class, or its bare name where it has none.
-COMPRESSIONS = [
-    COMPRESSION.parse(text)
+EXAMPLES = [
+    (COMPRESSION.parse(text), cls)
     for cls in COMPRESSION
     for text in (cls.examples or (notation_name(cls),))
-] + [COMPRESSION.parse(text) for text in CHAINS]
-CODECS = [compression for compression in COMPRESSIONS if isinstance(compression, Codec)]
+] + [(COMPRESSION.parse(text), Chain) for text in CHAINS]
+CODECS = [codec for codec, _ in EXAMPLES if isinstance(codec, Codec)]
 ARGUMENTS = {
-    "compression": COMPRESSIONS,
-    "codec": CODECS,
-    "reducer": [compression for compression in COMPRESSIONS if isinstance(compression, Reducer)],
-    "linear_codec": [codec for codec in CODECS if codec.algebra is Algebra.LINEAR],
+    "compression": EXAMPLES,
+    "codec": [(codec, cls) for codec, cls in EXAMPLES if isinstance(codec, Codec)],
+    "reducer": [(reducer, cls) for reducer, cls in EXAMPLES if isinstance(reducer, Reducer)],
+    "linear_codec": [
+        (codec, cls)
+        for codec, cls in EXAMPLES
+        if isinstance(codec, Codec) and codec.algebra is Algebra.LINEAR
+    ],
 }
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, values in ARGUMENTS.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, values, ids=repr)
+            metafunc.parametrize(name, cover(values), ids=repr)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from gradwire.core.spec import Spec
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.regroup import regroup_states
+from sampling import cover
 
 pytestmark = pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")
 
@@ -165,7 +167,14 @@ def _rounding(wrapper: Reducer) -> float:
 
 WRAPPERS = wrappers(KINDS)
 PAIRS = wrappers([*OTHERS, *_first_examples()], most=1)
-wrapped = pytest.mark.parametrize("wrapper", WRAPPERS, ids=repr)
+
+
+def _covered(pairs: list[Reducer]) -> list[Any]:
+    """For the quick run: every wrapper once, and everything that can be wrapped once."""
+    return cover((pair, type(pair), repr(pair.inner)) for pair in pairs)
+
+
+wrapped = pytest.mark.parametrize("wrapper", _covered(WRAPPERS), ids=repr)
 
 
 def test_every_wrapper_is_here_with_all_it_takes() -> None:
@@ -237,7 +246,7 @@ def _same(a: State, b: State) -> bool:
     return a == b
 
 
-@pytest.mark.parametrize("wrapper", PAIRS, ids=repr)
+@pytest.mark.parametrize("wrapper", _covered(PAIRS), ids=repr)
 def test_with_every_codec_states_are_saved_and_moved(wrapper) -> None:
     before, after = _specs(LAYOUTS[0]), _specs(LAYOUTS[2])
     _, states = _trained(wrapper, before, _fresh(wrapper, before, 2), range(2), "auto")
@@ -257,7 +266,7 @@ def test_with_every_codec_states_are_saved_and_moved(wrapper) -> None:
 EXACT = [pair for pair in WRAPPERS if type(pair).__name__ in ("EF", "DoubleSqueeze")]
 
 
-@pytest.mark.parametrize("wrapper", EXACT, ids=repr)
+@pytest.mark.parametrize("wrapper", _covered(EXACT), ids=repr)
 @pytest.mark.parametrize("route", ROUTES)
 def test_applied_plus_owed_is_the_sum_of_gradients_across_other_buckets(wrapper, route) -> None:
     """In float64, to its rounding: (Seide et al. 2014), whatever happens to the buckets."""

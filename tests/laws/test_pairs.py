@@ -13,8 +13,11 @@ from gradwire.core.wire import HEADER_NBYTES
 from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.virtual.transport import Transport
 from gradwire.synchronization import SYNCHRONIZATION
+from sampling import SIZES, cover
 
 PAIRS = [(pair.synchronization, pair.architecture) for pair in pairs() if not pair.refusal]
+# In the quick run every synchronization and every architecture, not each with each.
+COVERED = cover((pair, *pair) for pair in PAIRS)
 REFUSED = [(pair.synchronization, pair.architecture) for pair in pairs() if pair.refusal]
 MEANS = [
     repr(architecture)
@@ -23,12 +26,11 @@ MEANS = [
     if {"mean", "push_pull"} & set(architecture.offers)
 ]
 GOSSIP = [text for text in ARCHITECTURE["gossip"].examples if "adpsgd" not in text]
-SIZES = range(1, 18)
 # Of servers; of neighbours: a round and perhaps a weight, or a life and a version.
 HEADERS = ((HEADER_NBYTES,), (8, 16, 24))
 
 
-@pytest.mark.parametrize(("synchronization", "architecture"), PAIRS)
+@pytest.mark.parametrize(("synchronization", "architecture"), COVERED)
 def test_no_pair_hangs(train, synchronization, architecture) -> None:
     """For any number of workers it runs to its end, or says before the first step why not."""
     refusals = {}
@@ -47,7 +49,7 @@ def test_no_pair_hangs(train, synchronization, architecture) -> None:
             continue
         assert all(torch.isfinite(replica.params).all() for replica in trained.replicas)
     assert all(str(size) in text for size, text in refusals.items()), refusals
-    assert len(refusals) <= 12  # hypercubes exist for 1, 2, 4, 8, 16
+    assert len(refusals) <= len(SIZES) - 5  # hypercubes exist for 1, 2, 4, 8, 16
 
 
 @pytest.mark.parametrize("architecture", MEANS)
@@ -103,7 +105,7 @@ def test_the_ledger_has_the_sizes_of_the_messages(
     assert sum(sizes) > 0
 
 
-@pytest.mark.parametrize(("synchronization", "architecture"), PAIRS)
+@pytest.mark.parametrize(("synchronization", "architecture"), COVERED)
 def test_a_run_can_be_repeated(train, synchronization, architecture) -> None:
     first, second = (
         train(

@@ -25,6 +25,7 @@ from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import JOINING, AnswerHeader, PullHeader, PushHeader
 from gradwire.training.worker import TrainingWorker, _Vector
+from sampling import cover
 
 
 def holding(servers: int = 1, answers: str = "dense") -> str:
@@ -115,11 +116,15 @@ def can_be_pushed(text: str) -> bool:
     return lift(compression).one_way
 
 
-COMPRESSIONS = [text for cls in COMPRESSION for text in (cls.examples or (notation_name(cls),))]
+COMPRESSIONS = [
+    (text, cls) for cls in COMPRESSION for text in (cls.examples or (notation_name(cls),))
+]
 
 
 @pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")
-@pytest.mark.parametrize("compression", [text for text in COMPRESSIONS if can_be_pushed(text)])
+@pytest.mark.parametrize(
+    "compression", cover(case for case in COMPRESSIONS if can_be_pushed(case[0]))
+)
 def test_every_codec_can_be_pushed_and_pulled(train, compression) -> None:
     settings = {"layers": (80, 30, 90), "workers": 2, "steps": 2, "compute": "exponential(0.01)"}
     trained = train("asp", holding(2), compression, **settings)

@@ -6,11 +6,14 @@ import torch
 from gradwire.core.key import Key
 from gradwire.training.optimizer import SGD
 from gradwire.training.task import GradientRequest, Task
+from sampling import slow
 
 NUM_STEPS = 50
 
 
-@pytest.mark.parametrize("case", ["mlp", "resnet20", "char_lstm", "nanogpt_tied"], indirect=True)
+@pytest.mark.parametrize(
+    "case", ["mlp", slow("resnet20"), "char_lstm", slow("nanogpt_tied")], indirect=True
+)
 def test_fifty_steps_equal_a_plain_loop(case) -> None:
     module = case.module()
     task = Task(case.model, module, mode="sequential")

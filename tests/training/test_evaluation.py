@@ -14,8 +14,9 @@ from gradwire.training.evaluation import resolve
 from gradwire.training.evaluation.vmap import _pieces
 from gradwire.training.optimizer import SGD
 from gradwire.training.task import GradientRequest, GradientResult, Task
+from sampling import slow
 
-BATCHABLE = ["mlp", "mnist_cnn", "resnet20", "nanogpt", "nanogpt_tied"]
+BATCHABLE = ["mlp", slow("mnist_cnn"), "resnet20", "nanogpt", slow("nanogpt_tied")]
 NUM_WORKERS = 3
 
 

@@ -10,9 +10,15 @@ from gradwire.core.spec import Spec
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.optimizer import Adam
 from quadratics import _train
+from sampling import cover
 
-METHODS = [text for cls in SYNCHRONIZATION for text in (cls.examples or (notation_name(cls),))]
-METHODS += ['localsgd(2, momentum="average")', "diloco(4, fragments=2)", "diloco(4, delay=2)"]
+METHODS = [
+    (text, cls) for cls in SYNCHRONIZATION for text in (cls.examples or (notation_name(cls),))
+]
+METHODS += [
+    (text, text)
+    for text in ('localsgd(2, momentum="average")', "diloco(4, fragments=2)", "diloco(4, delay=2)")
+]
 
 
 def forms_means(method: str) -> bool:
@@ -22,7 +28,7 @@ def forms_means(method: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")
 @pytest.mark.parametrize("nonfinite", ["error", "skip"])
-@pytest.mark.parametrize("method", [text for text in METHODS if forms_means(text)])
+@pytest.mark.parametrize("method", cover(case for case in METHODS if forms_means(case[0])))
 def test_servers_take_all_that_the_workers_of_a_plan_exchange(method, nonfinite) -> None:
     settings = {"workers": 3, "steps": 8, "scheduling": 'sequential("layer")', "lr": 0.05}
     settings |= {"optimizer": Adam(0.05), "nonfinite": nonfinite}

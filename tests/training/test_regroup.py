@@ -14,6 +14,7 @@ from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.program import train
 from gradwire.training.regroup import regroup, regroup_states
+from sampling import slow
 
 
 def _plan(**settings):
@@ -45,7 +46,7 @@ def test_from_one_bucket_to_layers_and_back_nothing_changes() -> None:
         assert torch.equal(a.params, b.params)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("workers", [slow(1), slow(2), 7])
 def test_workers_come_and_go(workers) -> None:
     four, other = _plan(), _plan(workers=workers)
     replicas = _trained(four, four.initial_replicas(), 0, 3)
@@ -57,7 +58,8 @@ def test_workers_come_and_go(workers) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["dgc(0.01, warmup=2)", "ef(topk(ramp(0.2, 0.05, steps=4)))", "gmc(topk(0.1))"]
+    "text",
+    [slow("dgc(0.01, warmup=2)"), "ef(topk(ramp(0.2, 0.05, steps=4)))", slow("gmc(topk(0.1))")],
 )
 def test_epochs_may_have_another_length(text) -> None:
     four, two = _plan(compression=text), _plan(compression=text, workers=2)

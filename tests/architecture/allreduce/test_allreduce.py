@@ -11,11 +11,12 @@ from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
+from sampling import sizes
 
 DIRECT, GATHER = AllReduce(algorithm="direct"), AllReduce(algorithm="gather")
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 @pytest.mark.parametrize("bandwidth", [1e6, 1.25e9])
 @pytest.mark.parametrize("latency_s", [0.0, 50e-6, 1e-3])
 def test_an_all_reduce_takes_the_time_of_the_formula(
@@ -34,7 +35,7 @@ def test_an_all_reduce_takes_the_time_of_the_formula(
         assert engine.clocks == pytest.approx([expected] * size, rel=1e-9)
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 def test_every_rank_sends_twice_the_vector_less_two_shares(all_reduce, size) -> None:
     for architecture in (DIRECT, AllReduce()):
         ledger = all_reduce(architecture, size, 1000 * size).ledger
@@ -42,7 +43,7 @@ def test_every_rank_sends_twice_the_vector_less_two_shares(all_reduce, size) -> 
             assert ledger.sent_by(rank) == ledger.received_by(rank) == 2 * (size - 1) * 1000
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 def test_or_all_of_it_to_everyone(all_reduce, size) -> None:
     ledger = all_reduce(GATHER, size, 1000).ledger
     for rank in range(size):

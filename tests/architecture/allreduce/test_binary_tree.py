@@ -5,6 +5,7 @@ import math
 import pytest
 
 from gradwire.architecture.allreduce.binary_tree import BinaryTree
+from sampling import sizes
 
 N = 4000
 
@@ -25,7 +26,7 @@ def test_other_sizes_take_the_time_of_their_formula(all_reduce, size, latency) -
     assert engine.now == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 def test_one_vector_goes_along_each_branch_in_each_direction(all_reduce, size) -> None:
     ledger = all_reduce(BinaryTree(), size, N).ledger
     assert ledger.total_bytes == 2 * (size - 1) * N

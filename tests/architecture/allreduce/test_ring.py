@@ -7,9 +7,10 @@ from gradwire.architecture.allreduce.ring import Ring
 from gradwire.core.node import Node
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
+from sampling import sizes
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 @pytest.mark.parametrize("bandwidth", [1e6, 125e6, 1.25e9])
 @pytest.mark.parametrize("latency_s", [0.0, 50e-6, 1e-3])
 def test_an_all_reduce_takes_the_time_of_the_formula(
@@ -22,7 +23,7 @@ def test_an_all_reduce_takes_the_time_of_the_formula(
     assert engine.clocks == pytest.approx([expected] * size, rel=1e-9)
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", sizes(range(1, 18)))
 def test_every_rank_sends_twice_the_vector_less_two_shares(all_reduce, size) -> None:
     engine = all_reduce(Ring(), size, 1000 * size)
     for rank in range(size):

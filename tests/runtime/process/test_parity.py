@@ -6,6 +6,7 @@ import pytest
 
 from runtime.process import parity_cases
 from runtime.process.launching import launch
+from sampling import slow
 
 
 def check(num_workers: int, folder: Path, seconds: float) -> None:
@@ -25,7 +26,7 @@ def check(num_workers: int, folder: Path, seconds: float) -> None:
     assert all("server" in case or "gossip" in case for case in asynchronous)
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 4])
+@pytest.mark.parametrize("num_workers", [slow(2), 3, slow(4)])
 def test_same_trajectory_as_the_simulator(num_workers: int, tmp_path: Path) -> None:
     check(num_workers, tmp_path, 120)
 
