@@ -9,7 +9,7 @@ from typing import Any
 # something happens to a worker; a parcel is sent again; its first and last bit arrive.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
 
-Entry = tuple[float, int, int, Any]  # time, sequence, kind, what
+Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
 
 
@@ -19,25 +19,26 @@ class Events:
     Idle events, faults and timeouts, are counted: a run does not go on because of them.
     """
 
-    __slots__ = ("heap", "num_idle", "numbers")
+    __slots__ = ("_numbers", "heap", "now", "num_idle")
 
     def __init__(self) -> None:
-        self.heap: list[Entry] = []  # always the same list
-        self.numbers = count(1)  # in the order in which things are decided
+        self.heap: list[Event] = []  # always the same list
+        self.now = 0.0  # virtual time: that of the event which happens
+        self._numbers = count(1)  # in the order in which things are decided
         self.num_idle = 0  # the user counts down when it takes one
 
     def push(self, at: float, kind: int, what: Any) -> None:
-        heappush(self.heap, (at, next(self.numbers), kind, what))
+        heappush(self.heap, (at, next(self._numbers), kind, what))
 
     def push_first(self, at: float, kind: int, what: Any) -> None:
         """An idle event before all others of its time."""
         self.num_idle += 1
-        heappush(self.heap, (at, next(self.numbers) - _LAST, kind, what))
+        heappush(self.heap, (at, next(self._numbers) - _LAST, kind, what))
 
     def push_last(self, at: float, kind: int, what: Any) -> None:
         """An idle event after all others of its time."""
         self.num_idle += 1
-        heappush(self.heap, (at, next(self.numbers) + _LAST, kind, what))
+        heappush(self.heap, (at, next(self._numbers) + _LAST, kind, what))
 
     @property
     def only_idle(self) -> bool:
