@@ -11,7 +11,7 @@ workers. Workers may crash, come back and come late, messages may get lost
 """
 
 from collections.abc import Callable, Sequence
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import Any
 
 from gradwire.core.errors import DeadlockError
@@ -216,13 +216,14 @@ class VirtualEngine(ReceivingInterpreter):
 
     def _loop(self) -> None:
         events, nics = self._events, self.nics
-        heap, push = events.heap, events.push
+        heap, numbers = events.heap, events.numbers
         while heap:
             now, _, kind, what = heappop(heap)
             events.now = now
             if kind == HEAD:  # a message's first bit reaches its receiver
                 src, dst, _, _, nbytes = what
-                push(nics.arrive(now, src, dst, nbytes), TAIL, what)
+                tail = nics.arrive(now, src, dst, nbytes)
+                heappush(heap, (tail, next(numbers), TAIL, what))  # `push` without a call
             elif kind == TAIL:
                 src, dst, tag, message, _ = what
                 self._deliver(src, dst, tag, message)

@@ -19,26 +19,26 @@ class Events:
     Idle events, faults and timeouts, are counted: a run does not go on because of them.
     """
 
-    __slots__ = ("_numbers", "heap", "now", "num_idle")
+    __slots__ = ("heap", "now", "num_idle", "numbers")
 
     def __init__(self) -> None:
         self.heap: list[Event] = []  # always the same list
         self.now = 0.0  # virtual time: that of the event which happens
-        self._numbers = count(1)  # in the order in which things are decided
+        self.numbers = count(1)  # in the order in which things are decided
         self.num_idle = 0  # the user counts down when it takes one
 
     def push(self, at: float, kind: int, what: Any) -> None:
-        heappush(self.heap, (at, next(self._numbers), kind, what))
+        heappush(self.heap, (at, next(self.numbers), kind, what))
 
     def push_first(self, at: float, kind: int, what: Any) -> None:
         """An idle event before all others of its time."""
         self.num_idle += 1
-        heappush(self.heap, (at, next(self._numbers) - _LAST, kind, what))
+        heappush(self.heap, (at, next(self.numbers) - _LAST, kind, what))
 
     def push_last(self, at: float, kind: int, what: Any) -> None:
         """An idle event after all others of its time."""
         self.num_idle += 1
-        heappush(self.heap, (at, next(self._numbers) + _LAST, kind, what))
+        heappush(self.heap, (at, next(self.numbers) + _LAST, kind, what))
 
     @property
     def only_idle(self) -> bool:

@@ -5,6 +5,7 @@ Without faults a message is two events: its first bit reaches the receiver (HEAD
 """
 
 from collections.abc import Mapping
+from heapq import heappush
 from typing import Any
 
 from gradwire.core.node import RunningProgram, Send, Tag
@@ -42,7 +43,8 @@ class SimulatedTransport:
             self.attempt(self._links.send(message, effect.label))
             return
         self.ledger.record(src, dst, nbytes, effect.label)
-        events.push(self.nics.leave(events.now, src, nbytes), HEAD, message)
+        head = self.nics.leave(events.now, src, nbytes)
+        heappush(events.heap, (head, next(events.numbers), HEAD, message))  # `push` without a call
 
     def attempt(self, parcel: Parcel) -> None:
         """Sends a parcel, perhaps not for the first time."""
