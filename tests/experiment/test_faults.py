@@ -10,7 +10,7 @@ from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.setup import prepare
 from gradwire.experiment.simulate.losses import lost_with
 from gradwire.experiment.simulate.simulation import Run, resume, simulate
-from gradwire.training.server import TrainingServer
+from gradwire.training.pushes import PushAssembly
 from gradwire.training.task import Task
 
 COMMON = {
@@ -249,21 +249,21 @@ def test_uploads_are_counted() -> None:
 @pytest.mark.parametrize("at", [0.115, 0.135])  # before the answer to a push, and after it
 def test_what_is_lost_is_what_was_computed_and_never_heard(monkeypatch, at) -> None:
     computed, heard = [], []
-    gradients, collected = Task.gradients, TrainingServer._collected
+    gradients, add = Task.gradients, PushAssembly.add
 
     def evaluating(task, requests):
         results = gradients(task, requests)
         computed.extend(r.gradient for q, r in zip(requests, results) if q.key.rank == 2)
         return results
 
-    async def collecting(server, rank, header, data):
-        push = await collected(server, rank, header, data)
+    async def adding(pushes, node, rank, header, data):
+        push = await add(pushes, node, rank, header, data)
         if push is not None and rank == 2:
             heard.append(push.x)
         return push
 
     monkeypatch.setattr(Task, "gradients", evaluating)
-    monkeypatch.setattr(TrainingServer, "_collected", collecting)
+    monkeypatch.setattr(PushAssembly, "add", adding)
     result = run(
         "asp",
         "parameter_server",

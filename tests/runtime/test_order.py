@@ -39,8 +39,8 @@ def after(path: Path, line: str) -> str:
 
 def recorded(path: Path) -> Path:
     log = Recorder(path, 1, 3, 2, "a test")
-    log.begins()
-    log.goes_on(0, None, None)
+    log.begin()
+    log.resume(0, None, None)
     for effect, value, failure in [
         (Send(0, TAG, None, 0, ""), None, None),
         (Recv(2, TAG), "a message", None),
@@ -55,9 +55,9 @@ def recorded(path: Path) -> Path:
         (Now(), 1 / 7, None),
         (Members(), frozenset((1, 0)), None),
     ]:
-        log.asks(0, effect)
-        log.goes_on(0, value, failure)
-    log.ends(2.5)
+        log.ask(0, effect)
+        log.resume(0, value, failure)
+    log.end(2.5)
     log.result("a digest")
     log.close()
     return path
@@ -89,8 +89,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
     path = tmp_path / "order"
     log = Recorder(path, 0, 1, 1)
-    log.begins()
-    log.goes_on(0, None, None)
+    log.begin()
+    log.resume(0, None, None)
     lines = [line.partition("\t")[0] for line in path.read_text().splitlines()]
     assert lines[1:] == ['["run",0,0]', '[0,"start"]']
     log.close()
@@ -153,9 +153,9 @@ def segments(path: Path, *steps: tuple[int, int], first: int = 0) -> None:
     log = Recorder(path, 0, 1, 1, "a test", first)
     for one in steps:
         log.steps = one
-        log.begins()
-        log.goes_on(0, None, None)
-        log.ends(1.0)
+        log.begin()
+        log.resume(0, None, None)
+        log.end(1.0)
     log.close()
 
 

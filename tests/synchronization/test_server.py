@@ -426,7 +426,7 @@ def test_nobody_is_answered_who_waited_when_the_run_was_interrupted(
     engine.run([coming_back] * 3, [again.run, scheduler])
     assert not again.snapshot()["void"]
     assert not again.snapshot()["owed"]
-    assert not any(engine._mailboxes.inbox[:3])
+    assert not any(engine._mailboxes[rank].inbox for rank in range(3))
 
 
 def test_a_server_does_not_keep_more_of_a_push_than_it_could_need(train) -> None:
@@ -542,7 +542,7 @@ def test_nobody_takes_an_answer_that_was_for_its_previous_life(train, synchroniz
         )
         for rank in range(3):
             assert (rank, 13) in trained.after
-        assert not any(trained.engine._mailboxes.inbox[:3])
+        assert not any(trained.engine._mailboxes[rank].inbox for rank in range(3))
 
 
 def test_pushes_of_a_previous_life_do_not_count(train) -> None:
@@ -601,6 +601,6 @@ def test_a_worker_may_be_faster_than_the_news_of_it(train, synchronization, rejo
     for rank in range(3):
         assert (rank, 39) in trained.after
     # Every answer was one that the worker waited for.
-    assert not any(trained.engine._mailboxes.inbox[:3])
+    assert not any(trained.engine._mailboxes[rank].inbox for rank in range(3))
     for server in trained.servers:
         assert server.members == {0, 1, 2}

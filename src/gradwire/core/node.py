@@ -30,7 +30,7 @@ class Effect(Generic[T]):
         return answer
 
 
-class Task(Generic[T]):
+class RunningProgram(Generic[T]):
     """A running program, as engines keep it."""
 
     __slots__ = ("done", "joiners", "program", "rank", "result", "waiting_for")
@@ -41,7 +41,7 @@ class Task(Generic[T]):
         self.done = False
         self.result: Any = None
         self.waiting_for: Any = None  # the effect that has not been answered yet
-        self.joiners: list[Task[Any]] = []
+        self.joiners: list[RunningProgram[Any]] = []
 
 
 class Send(Effect[None]):
@@ -168,7 +168,7 @@ class Sleep(Effect[None]):
         self.seconds = seconds
 
 
-class Spawn(Effect[Task[T]]):
+class Spawn(Effect[RunningProgram[T]]):
     """Start a second program on this node; it shares the node's NIC and clock."""
 
     __slots__ = ("program",)
@@ -182,7 +182,7 @@ class Join(Effect[T]):
 
     __slots__ = ("task",)
 
-    def __init__(self, task: Task[T]) -> None:
+    def __init__(self, task: RunningProgram[T]) -> None:
         self.task = task
 
 
@@ -261,5 +261,5 @@ class Node:
     def spawn(self, program: Coroutine[Any, Any, T]) -> Spawn[T]:
         return Spawn(program)
 
-    def join(self, task: Task[T]) -> Join[T]:
+    def join(self, task: RunningProgram[T]) -> Join[T]:
         return Join(task)

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.core.node import Task
+from gradwire.core.node import RunningProgram
 from gradwire.core.protocols import Bucket, Replica, Synchronization, Worker
 
 _PENDING = "diloco"  # in the worker's scratch: exchanges under way, by fragment
@@ -49,7 +49,7 @@ class _Exchange(NamedTuple):
 
     due: int  # the step at whose end it is taken in
     before: Replica  # the one that was there when it set off
-    task: Task[tuple[Tensor | None, Replica]]
+    task: RunningProgram[tuple[Tensor | None, Replica]]
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from gradwire.core.codec import Codec, State, is_finite
+from gradwire.core.codec import Codec, State
 from gradwire.core.errors import GradwireWarning, PeerLost, WireError
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
-from gradwire.core.limits import max_nbytes
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Event, Joined, Left, Pull, Push, TimedOut
 from gradwire.core.ramp import at
@@ -30,6 +28,7 @@ from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed, why_lost
 from gradwire.training.optimizer import clipped_update
 from gradwire.training.plan import Plan
+from gradwire.training.pushes import PushAssembly
 from gradwire.training.wire import (
     JOINING,
     AnswerHeader,
@@ -42,7 +41,6 @@ from gradwire.training.wire import (
 
 T = TypeVar("T")
 Noted = tuple[float, int, float]  # of all values of a name: sum, count, maximum
-_MAX_PARTS = 1024  # of a push of one piece
 
 
 class TrainingServer:
@@ -60,17 +58,13 @@ class TrainingServer:
         self.pushes: Counter[int] = Counter()  # by worker, with those of its lives before
         self.on_push: Callable[[int, int], None] | None = None  # told whose, and of which step
         self._node: Node | None = None
-        pieces = [(i, u.bucket) for i, u in enumerate(plan.units()) if u.server == number]
-        self._pieces = dict(sorted(pieces, key=lambda piece: piece[1].start))  # number -> where
-        self._specs = {i: plan.spec(piece, self.params.dtype) for i, piece in pieces}
+        self._pushes = PushAssembly(plan, number, self.params.dtype)
         self._events: deque[Event] = deque()  # that nobody has asked for
         self._expected: set[int] = set()  # workers that came, and will pull
         self._lives: dict[int, float] = {}  # of those that came (back)
         self._owed: set[int] = set()  # workers that wait for an answer
         self._void: set[int] = set()  # that waited for one, and are not there any more
         self._news: dict[int, float] = {}  # when the scheduler saw a worker come or leave
-        # What is there of a push: (rank, step) -> {piece -> (number of parts, {part -> message})}
-        self._begun: dict[tuple[int, int], dict[int, tuple[int, dict[int, Tensor]]]] = {}
         self._answers: dict[int, int] = {}  # how many each worker got
         # What each knows of the shard, with compressed answers. All begin with the same model.
         self._shard_spec = plan.spec(shard, self.params.dtype)
@@ -172,7 +166,7 @@ class TrainingServer:
                     self._events.append(Pull(rank, step))
             case PushHeader(life=life) if is_worker:
                 if self._is_there(rank, life):
-                    push = await self._collected(rank, header, message.data)
+                    push = await self._pushes.add(self.node, rank, header, message.data)
                     if push is not None:
                         self._events.append(push)
                         self.pushes[rank] += 1
@@ -192,8 +186,7 @@ class TrainingServer:
             text = f"{error}; it was dropped, and so is what else of that kind comes from this rank"
             warnings.warn(text, GradwireWarning, stacklevel=2)
         if 0 <= rank < self.num_workers:
-            for key in [key for key in self._begun if key[0] == rank]:
-                del self._begun[key]
+            self._pushes.forget(rank)
             failed = Framed(Failed.of(error))
             await self.node.send_framed(rank, ANSWER, failed, HEADER_NBYTES, "answer")
 
@@ -252,65 +245,11 @@ class TrainingServer:
 
     def _forget(self, rank: int) -> None:
         """A worker that comes back knows nothing, and what it began to say is void."""
-        for key in [key for key in self._begun if key[0] == rank]:
-            del self._begun[key]
+        self._pushes.forget(rank)
         self._owed.discard(rank)
         self._void.discard(rank)
         self._known.pop(rank, None)
         self._codec_states.pop(rank, None)
-
-    async def _collected(self, rank: int, header: PushHeader, data: Tensor | None) -> Push | None:
-        """Puts a part of a push to the others; the push, if it is complete now."""
-        if any(key[0] == rank and key[1] != header.step for key in self._begun):
-            raise WireError(
-                f"rank {rank} pushed {header} to server {self.number}, which waits for the rest of "
-                "another push of it"
-            )
-        if (
-            header.unit not in self._pieces
-            or not 0 <= header.part < header.num_parts <= _MAX_PARTS
-            or not 0 <= header.step < self.plan.num_steps
-            or data is None
-        ):
-            raise WireError(
-                f"rank {rank} pushed {header} to server {self.number}, which expects each part of "
-                f"the pieces {list(self._pieces)} once"
-            )
-        begun = self._begun.setdefault((rank, header.step), {})
-        num_parts, parts = begun.setdefault(header.unit, (header.num_parts, {}))
-        if header.num_parts != num_parts or header.part in parts:
-            raise WireError(
-                f"rank {rank} pushed {header} to server {self.number}, which has this part already "
-                f"or expects {num_parts} of them"
-            )
-        nbytes = sum(part.nbytes for part in (*parts.values(), data))
-        own_nbytes = self._specs[header.unit].numel * self.params.element_size()
-        most = max_nbytes(own_nbytes)
-        if nbytes > most:
-            raise WireError(
-                f"rank {rank} pushed {nbytes} bytes to server {self.number} for a piece of "
-                f"{own_nbytes}; at most {most} are taken"
-            )
-        parts[header.part] = data
-        complete = all(len(own) == number for number, own in begun.values())
-        if not complete or len(begun) < len(self._pieces):
-            return None
-        del self._begun[rank, header.step]
-        key = self.plan.key.at(header.step).private(rank)
-        heard = []
-        for i, piece in self._pieces.items():
-            messages = [message for _, message in sorted(begun[i][1].items())]
-            spec, own = self._specs[i], key.child(piece.name)
-            try:
-                heard.append(await self.node.call(self.plan.reducer.heard, messages, spec, own))
-            except Exception as error:  # whatever messages can do to a codec
-                raise WireError(
-                    f"rank {rank} pushed what is no {piece.name!r} of step {header.step}: {error}"
-                ) from error
-        x = heard[0] if len(heard) == 1 else torch.cat(heard)
-        if not is_finite(x):  # no codec encodes such: it would be in the model for good
-            raise WireError(f"rank {rank} pushed NaN or infinity in step {header.step}")
-        return Push(rank, header.step, x, header.wants_answer)
 
     async def update(self, gradient: Tensor, step: int, lr_factor: float = 1.0) -> None:
         plan = self.plan
@@ -379,7 +318,7 @@ class TrainingServer:
             "owed": tuple(sorted(self._owed)),
             "void": tuple(sorted(self._void)),
             "news": self._news,
-            "begun": self._begun,
+            "begun": self._pushes.begun,
         }
 
     def restore(self, saved: dict[str, Any], *, is_told: bool = False) -> None:
@@ -402,7 +341,7 @@ class TrainingServer:
         self._owed = set(saved["owed"])
         self._void = set(saved["void"])
         self._news = saved["news"]
-        self._begun = saved["begun"]
+        self._pushes.begun = saved["begun"]
         self._is_new, self._misses_news = False, not is_told
 
     def forget_workers(self) -> None:

@@ -206,7 +206,7 @@ def _trained(transport: ZmqTransport, job: int, case: Case) -> dict[str, Any]:
             found["is_expected"] = torch.equal(server.params, there.params)
             found["refused"] = dict(server.refused)
             # What is left of all that.
-            found["kept"] = [len(server._begun), len(server._events), engine.unread.nbytes]
+            found["kept"] = [len(server._pushes.begun), len(server._events), engine.unread.nbytes]
             found["members"] = sorted(server.members)
         else:
             engine.run(lambda node: plan.architecture.daemon(node, {}))

@@ -10,7 +10,7 @@ import torch
 
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed, Membership, Node
-from gradwire.runtime.process import engine as engine_module
+from gradwire.runtime.process import native_means
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.transport import ARRIVED, DONE, FINISHED, GOODBYE, LOST, Arrival
@@ -302,7 +302,7 @@ def test_a_native_mean_that_comes_too_late_answers_nothing_else(
     transport: Within, monkeypatch
 ) -> None:
     """The program has been told that a rank is lost, and waits for something else."""
-    monkeypatch.setattr(engine_module, "_GRACE_S", 0.01)
+    monkeypatch.setattr(native_means, "_GRACE_S", 0.01)
     transport.native_mean = lambda x: 1  # type: ignore[attr-defined]
 
     async def program(node: Node) -> Any:

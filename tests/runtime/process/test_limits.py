@@ -9,7 +9,7 @@ import torch
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed, Membership, Node
-from gradwire.runtime.process import engine as engines
+from gradwire.runtime.process import native_means
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
 from gradwire.runtime.process.transport import (
     DONE,
@@ -134,7 +134,7 @@ def test_where_nothing_is_native_messages_are_sent() -> None:
 
 
 def test_who_is_lost_in_a_native_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_GRACE_S", 0.05)
+    monkeypatch.setattr(native_means, "_GRACE_S", 0.05)
     broken = RuntimeError("a connection broke")
     gone = Arrival(LOST, 2, message="it is gone")
     for outcome, also in ((None, gone), (broken, gone), (broken, Arrival(GOODBYE, 1, tag=3))):

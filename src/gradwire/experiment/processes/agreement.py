@@ -92,12 +92,12 @@ class Agreement:
 
     def _run(self, program: Callable[[Node], Coroutine[Any, Any, R]]) -> R:
         engine = self._engine
-        ledger, heard, log = engine.ledger, engine.heard, engine.log
-        engine.ledger, engine.heard, engine.log = Ledger(engine.size), Ledger(engine.size), None
+        ledger, received, log = engine.ledger, engine.received, engine.log
+        engine.ledger, engine.received, engine.log = Ledger(engine.size), Ledger(engine.size), None
         try:
             result = engine.run(program, serves=False, is_patient=True)
         finally:
-            engine.ledger, engine.heard, engine.log = ledger, heard, log
+            engine.ledger, engine.received, engine.log = ledger, received, log
         assert result is not None, "a node did not receive the decision"
         return result
 

@@ -1,8 +1,11 @@
-"""Work that programs ask for (`call`, `share`): timed, priced, and done once where all ranks share
-it."""
+"""Work that programs ask for: `compute` goes to an evaluator; `call` and `share` are run here.
+
+Calls are timed and priced, and done once where all ranks share them.
+"""
 
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +14,13 @@ from gradwire.core.metering import Work, metered
 from gradwire.core.node import Call
 from gradwire.runtime.virtual.coding_time import CodingTime
 
+Evaluator = Callable[[list[Any]], Sequence[Any]]  # requests to results
+
 _SHARED_KEPT = 64  # results remembered for ranks that have not asked yet
+
+
+def no_evaluator(requests: list[Any]) -> Sequence[Any]:
+    raise RuntimeError("this engine was made without an evaluator: programs cannot compute")
 
 
 class Calls:
@@ -46,7 +55,7 @@ class Calls:
         return entry[0], entry[1]
 
     def forget(self) -> None:
-        """The run is over: nobody else will ask."""
+        """Drops shared results at the end of a run: no other rank will ask for them."""
         self._shared.clear()
 
     def _priced(self, effect: Call[Any]) -> tuple[Any, float]:

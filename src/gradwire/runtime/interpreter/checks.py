@@ -1,9 +1,9 @@
-"""What no program may ask for, on any engine."""
+"""Refusals of effects that no engine answers."""
 
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 
-from gradwire.core.node import RecvAny, Send, Sleep
+from gradwire.core.node import Recv, RecvAny, RunningProgram, Send, Sleep
 
 
 def check_send(effect: Send, rank: int, num_nodes: int) -> None:
@@ -23,5 +23,11 @@ def check_wait(effect: RecvAny[Any], rank: int) -> None:
         )
 
 
-def unknown(effect: Any, rank: int) -> TypeError:
-    return TypeError(f"rank {rank} awaited {effect!r}, which is no effect")
+def already_waits(effect: Recv | RecvAny[Any], rank: int) -> RuntimeError:
+    """Two programs of a node wait for the same message."""
+    sender = "anyone" if isinstance(effect, RecvAny) else effect.src
+    return RuntimeError(f"rank {rank} already waits for {effect.tag!r} from {sender}")
+
+
+def refuse_unknown(task: RunningProgram[Any], effect: Any) -> NoReturn:
+    raise TypeError(f"rank {task.rank} awaited {effect!r}, which is no effect")

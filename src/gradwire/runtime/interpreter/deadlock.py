@@ -11,14 +11,14 @@ from gradwire.core.node import (
     Now,
     Recv,
     RecvAny,
+    RunningProgram,
     Sleep,
     Tag,
-    Task,
 )
 
 
 def report(
-    tasks: Iterable[Task[Any]],
+    tasks: Iterable[RunningProgram[Any]],
     inboxes: Sequence[Mapping[tuple[int, Tag], Any]],
     gone: Mapping[int, float | None],
 ) -> str:

@@ -1,76 +1,60 @@
-"""Messages that nobody has read, and programs that wait for one that is not there."""
+"""Messages that no program has read, and the programs that wait for one."""
 
 from collections import deque
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
-from gradwire.core.node import Tag, Task
+from gradwire.core.node import RunningProgram, Tag
+
+Key = tuple[int, Tag]  # sender and tag
 
 
-class Mailboxes:
-    """Of each node: what it has received, and who waits there. Engines look in directly."""
+class Mailbox:
+    """The mailbox of one node."""
 
-    __slots__ = ("inbox", "waiting", "waiting_any")
+    def __init__(self) -> None:
+        self.inbox: dict[Key, deque[tuple[int, Any]]] = {}  # with the order of arrival
+        self.waiting: dict[Key, RunningProgram[Any]] = {}
+        self.waiting_any: dict[Tag, RunningProgram[Any]] = {}
+        self._numbers = count()
 
-    def __init__(self, num_nodes: int) -> None:
-        # Messages with the order of their arrival, by sender and tag.
-        self.inbox: list[dict[tuple[int, Tag], deque[tuple[int, Any]]]]
-        self.inbox = [{} for _ in range(num_nodes)]
-        self.waiting: list[dict[tuple[int, Tag], Task[Any]]] = [{} for _ in range(num_nodes)]
-        self.waiting_any: list[dict[Tag, Task[Any]]] = [{} for _ in range(num_nodes)]
+    def put(self, src: int, tag: Tag, message: Any) -> None:
+        self.inbox.setdefault((src, tag), deque()).append((next(self._numbers), message))
 
-    def take_any(self, node: int, tag: Tag) -> tuple[int, Any] | None:
-        """The message that has waited longest, if there is one, and its sender."""
-        inbox = self.inbox[node]
-        found = min(((box[0][0], key) for key, box in inbox.items() if key[1] == tag), default=None)
-        if found is None:
-            return None
-        return self.take(node, *found[1])
-
-    def take(self, node: int, src: int, tag: Tag) -> tuple[int, Any] | None:
+    def take(self, src: int, tag: Tag) -> tuple[int, Any] | None:
         """The oldest message of this sender and tag, if there is one, and its sender."""
-        inbox, key = self.inbox[node], (src, tag)
-        box = inbox.get(key)
+        key = (src, tag)
+        box = self.inbox.get(key)
         if box is None:
             return None
-        data = box.popleft()[1]
+        message = box.popleft()[1]
         if not box:
-            del inbox[key]
-        return src, data
+            del self.inbox[key]
+        return src, message
 
-    def waiting_for(self, src: int) -> list[Task[Any]]:
-        """The programs that wait for a message from this node."""
-        return [
-            task
-            for waiting in self.waiting
-            for (sender, _), task in waiting.items()
-            if sender == src
+    def take_any(self, tag: Tag) -> tuple[int, Any] | None:
+        """The oldest message with this tag, if there is one, and its sender."""
+        boxes = self.inbox.items()
+        oldest = min(((box[0][0], key) for key, box in boxes if key[1] == tag), default=None)
+        return None if oldest is None else self.take(*oldest[1])
+
+    def unread(self) -> Iterator[tuple[int, Tag, Any]]:
+        """All messages in order of arrival: sender, tag, message."""
+        found = [
+            (number, src, tag, message)
+            for (src, tag), box in self.inbox.items()
+            for number, message in box
         ]
+        for _, src, tag, message in sorted(found, key=lambda one: one[0]):
+            yield src, tag, message
 
-    def snapshot(self) -> list[tuple[int, int, Tag, Any]]:
-        """What has not been read, in order of arrival: to whom, from whom, tag and data."""
-        unread = [
-            (order, (node, src, tag, data))
-            for node, inbox in enumerate(self.inbox)
-            for (src, tag), box in inbox.items()
-            for order, data in box
-        ]
-        return [message for _, message in sorted(unread, key=itemgetter(0))]
+    def clear(self) -> None:
+        """The node crashed: what it had not read is lost."""
+        self.inbox.clear()
+        self.stop_waiting()
 
-    def restore(self, saved: Sequence[tuple[int, int, Tag, Any]]) -> None:
-        for order, (node, src, tag, data) in enumerate(saved, -len(saved)):  # before all others
-            self.inbox[node].setdefault((src, tag), deque()).append((order, data))
-
-    def empty(self, node: int) -> None:
-        """A node crashed: what it had not read is lost."""
-        self.inbox[node].clear()
-        self.waiting[node].clear()
-        self.waiting_any[node].clear()
-
-    def dismiss(self) -> None:
-        """Nobody waits any more; messages stay for the next run."""
-        for waiting in self.waiting:
-            waiting.clear()
-        for waiting_any in self.waiting_any:
-            waiting_any.clear()
+    def stop_waiting(self) -> None:
+        """No program waits any more; messages stay for the next run."""
+        self.waiting.clear()
+        self.waiting_any.clear()

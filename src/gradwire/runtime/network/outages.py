@@ -12,7 +12,7 @@ from gradwire.core.errors import PeerLost
 from gradwire.runtime.network.faults import Arrive, Crash, Fault
 
 CRASH, NOTICE, RETURN = "crash", "notice", "return"
-Event = tuple[float, str, int]  # when, what, to which rank
+Outage = tuple[float, str, int]  # when, what, to which rank
 
 
 class Outages:
@@ -22,7 +22,7 @@ class Outages:
         if not (heartbeat_s >= 0 and math.isfinite(heartbeat_s)):
             raise ValueError(f"heartbeat_s must be a finite number >= 0, got {heartbeat_s}")
         self.heartbeat_s = heartbeat_s
-        self.pending: list[Event] = []  # has not happened, in any order
+        self.pending: list[Outage] = []  # has not happened, in any order
         self.gone: dict[int, float | None] = {}  # when it crashed; None: has not arrived
         self.lost: dict[int, float] = {}  # those of them of whom it is known, since when
         for fault in faults:
@@ -46,7 +46,7 @@ class Outages:
         """Whether somebody will come (back)."""
         return any(what == RETURN for _, what, _ in self.pending)
 
-    def crash(self, rank: int, now: float) -> Event:
+    def crash(self, rank: int, now: float) -> Outage:
         """The worker is gone; returns when that will be noticed."""
         self.gone[rank] = now
         notice = (now + self.heartbeat_s, NOTICE, rank)

@@ -11,16 +11,14 @@ earliest is next, so that who looks on sees about what was to be seen then. What
 is an `OrderError`, which says at which entry of which node.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from gradwire.core.errors import PeerLost
+from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
-    Call,
-    Collective,
     Compute,
     Framed,
     Join,
@@ -30,24 +28,20 @@ from gradwire.core.node import (
     Now,
     Recv,
     RecvAny,
+    RunningProgram,
     Send,
     Sleep,
-    Spawn,
-    Task,
     Watch,
 )
 from gradwire.runtime.interpreter import checks
-from gradwire.runtime.interpreter.calls import Calls
+from gradwire.runtime.interpreter.calls import Calls, Evaluator, no_evaluator
 from gradwire.runtime.interpreter.deadlock import described
-from gradwire.runtime.interpreter.mailboxes import Mailboxes
+from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Program, R, Task
+from gradwire.runtime.interpreter.mailboxes import Mailbox
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.replay import order
 from gradwire.runtime.replay.order import Entry, Order, OrderError, RunOrder, short_hash
-from gradwire.runtime.virtual.requests import Evaluator, no_evaluator
-
-R = TypeVar("R")
-Program = Callable[[Node], Coroutine[Any, Any, R]]
 
 # What a program must have asked for to be answered so.
 _ASKED: dict[str, tuple[type, ...]] = {
@@ -66,7 +60,7 @@ _DECIDED = frozenset(kind for kinds in _ASKED.values() for kind in kinds)
 _END_OF_RUN, _KILLED = "the end of the run", "where it was killed"
 
 
-class _Replayed:
+class _ReplayedNode:
     """One node: where it stands in its order, and its programs."""
 
     def __init__(self, one: Order) -> None:
@@ -74,7 +68,7 @@ class _Replayed:
         self.rank = one.rank
         self.run: RunOrder | None = None
         self.position = 0  # the entry that is next
-        self.tasks: dict[int, Task[Any]] = {}  # by number, those that have not ended
+        self.tasks: dict[int, Task] = {}  # by number, those that have not ended
         self.numbers = count()
         self.now = 0.0  # the time it knew last
 
@@ -85,7 +79,7 @@ class _Replayed:
         entries = self.run.entries
         return entries[self.position] if self.position < len(entries) else None
 
-    def begin(self, number: int, program: Coroutine[Any, Any, Any]) -> Task[Any]:
+    def begin(self, number: int, program: Coroutine[Any, Any, Any]) -> Task:
         runs = self.order.runs
         if number >= len(runs):
             program.close()
@@ -95,8 +89,8 @@ class _Replayed:
         self.run, self.position, self.numbers = runs[number], 0, count()
         return self.spawn(program)
 
-    def spawn(self, program: Coroutine[Any, Any, Any]) -> Task[Any]:
-        task = Task(self.rank, program)
+    def spawn(self, program: Coroutine[Any, Any, Any]) -> Task:
+        task = RunningProgram(self.rank, program)
         self.tasks[next(self.numbers)] = task
         return task
 
@@ -115,7 +109,7 @@ class _Replayed:
         return " ".join([f"task {entry.task}: {entry.kind}", *map(repr, entry.values)])
 
 
-class ReplayEngine:
+class ReplayEngine(Interpreter):
     """Runs the programs of all nodes as they ran. `orders` are those of the ranks 0, 1, ..."""
 
     def __init__(self, orders: Sequence[Order], *, evaluate: Evaluator = no_evaluator) -> None:
@@ -137,15 +131,21 @@ class ReplayEngine:
                     f"the order of rank {rank} has runs of the steps {steps}, that of rank 0 has "
                     f"{others}"
                 )
-        self.size, self.num_workers = len(orders), first.num_workers
+        size, num_workers = len(orders), first.num_workers
+        super().__init__(
+            NodeLayout(num_workers, size - num_workers),
+            Calls(num_workers),
+            handlers={
+                Send: self._send,
+                Watch: lambda task, effect: None,  # the order has the changes of the membership
+                **dict.fromkeys(_DECIDED, self._wait_for_order),
+            },
+        )
         self.steps = [run.steps for run in first.runs]  # of the runs
-        self.ledger = Ledger(self.size)
-        self.num_effects = 0
+        self.ledger = Ledger(size)
         self._evaluate = evaluate
-        self._calls = Calls(self.num_workers)
-        self._nodes = [_Replayed(one) for one in orders]
-        self._mailboxes = Mailboxes(self.size)  # by sender and hash of the tag
-        self._arrivals = count()
+        self._nodes = [_ReplayedNode(one) for one in orders]
+        self._mailboxes = [Mailbox() for _ in orders]  # by sender and hash of the tag
         self._blocked: dict[int, tuple[int, int]] = {}  # rank -> the sender and tag it waits for
         self._able: list[tuple[float, int]] = []  # a heap of (time, rank): those that can go on
         self._run_number = 0
@@ -154,11 +154,6 @@ class ReplayEngine:
     def now(self) -> float:
         """The time at which the last worker was done, on its own clock."""
         return max(node.now for node in self._nodes[: self.num_workers])
-
-    @property
-    def call_s(self) -> defaultdict[str, float]:
-        """Wall-clock seconds in `call` and `share` by function."""
-        return self._calls.seconds
 
     @property
     def alive(self) -> frozenset[int]:
@@ -176,14 +171,12 @@ class ReplayEngine:
 
         Returns the workers' results; None of one that was killed.
         """
-        every = [*programs, *daemons]
-        assert len(programs) == self.num_workers, f"{len(programs)} programs"
-        assert len(every) == self.size, f"{len(every)} programs for {self.size} nodes"
+        self.layout.check_programs(programs, daemons)
         number, self._run_number = self._run_number, self._run_number + 1
         try:
             mains = [
                 node.begin(number, program(Node(node.rank, self.num_workers)))
-                for node, program in zip(self._nodes, every)
+                for node, program in zip(self._nodes, [*programs, *daemons])
             ]
             self._able = [(node.now, node.rank) for node in self._nodes]
             while self._able:
@@ -204,19 +197,21 @@ class ReplayEngine:
             self._able.clear()
             self._calls.forget()
 
-    def _advance(self, node: _Replayed) -> None:
+    def _advance(self, node: _ReplayedNode) -> None:
         """As far as it comes, unless another one is behind."""
         while (entry := node.entry) is not None:
             task = self._asking(node, entry)
             message = None
             if entry.kind in (order.RECEIVED, order.RECEIVED_ANY):
                 key = (entry.values[0], tag_hash(task.waiting_for.tag))
-                message = self._mailboxes.take(node.rank, *key)
+                message = self._mailboxes[node.rank].take(*key)
                 if message is None:
                     self._blocked[node.rank] = key
                     return
             value, failure = self._answer(node, task, entry, message)
-            self._step(node, entry.task, value, failure)
+            self._step(task, value, failure)
+            if task.done:
+                del node.tasks[entry.task]
             node.position += 1
             if entry.kind == order.NOW and self._able and self._able[0] < (node.now, node.rank):
                 heappush(self._able, (node.now, node.rank))
@@ -225,7 +220,7 @@ class ReplayEngine:
         if node.run.end_s is not None:
             node.now = node.run.end_s
 
-    def _asking(self, node: _Replayed, entry: Entry) -> Task[Any]:
+    def _asking(self, node: _ReplayedNode, entry: Entry) -> Task:
         """The task that goes on, if it waits for what the order says that it gets."""
         task = node.tasks.get(entry.task)
         if task is None:
@@ -250,7 +245,11 @@ class ReplayEngine:
         return task
 
     def _answer(
-        self, node: _Replayed, task: Task[Any], entry: Entry, message: tuple[int, Any] | None
+        self,
+        node: _ReplayedNode,
+        task: Task,
+        entry: Entry,
+        message: tuple[int, Any] | None,
     ) -> tuple[Any, Exception | None]:
         kind, effect, values = entry.kind, task.waiting_for, entry.values
         if kind == order.RECEIVED:
@@ -279,65 +278,38 @@ class ReplayEngine:
             return None, PeerLost(*values[2:])
         return None, None
 
-    def _step(self, node: _Replayed, number: int, value: Any, failure: Exception | None) -> None:
-        """Runs a program until it asks for something that the order decides."""
-        task = node.tasks[number]
-        send, throw = task.program.send, task.program.throw
-        task.waiting_for = None
-        while True:
-            try:
-                effect = send(value) if failure is None else throw(failure)
-            except StopIteration as end:
-                task.done, task.result = True, end.value
-                del node.tasks[number]
-                return
-            except Exception as error:
-                error.add_note(f"in the program of rank {node.rank}, replayed: {node.where()}")
-                raise
-            self.num_effects += 1
-            value = failure = None
-            try:
-                if type(effect) in _DECIDED:
-                    self._check(node, effect)
-                    task.waiting_for = effect
-                    return
-                value = self._do(node, effect)
-            except Exception as error:
-                failure = error
+    def _start(self, rank: int, program: Coroutine[Any, Any, Any]) -> Task:
+        return self._nodes[rank].spawn(program)
 
-    def _check(self, node: _Replayed, effect: Any) -> None:
+    def _finish(self, task: Task) -> None:
+        """The order says when the programs that wait for its end go on."""
+
+    def _add_note(self, task: Task, error: Exception) -> None:
+        where = self._nodes[task.rank].where()
+        error.add_note(f"in the program of rank {task.rank}, replayed: {where}")
+
+    def _wait_for_order(self, task: Task, effect: Any) -> Any:
+        """The order decides when this is answered, and how."""
         if isinstance(effect, Sleep):
-            checks.check_sleep(effect, node.rank)
+            checks.check_sleep(effect, task.rank)
         elif isinstance(effect, RecvAny):
-            checks.check_wait(effect, node.rank)
+            checks.check_wait(effect, task.rank)
+        task.waiting_for = effect
+        return WAITING
 
-    def _do(self, node: _Replayed, effect: Any) -> Any:
-        """What a node answers itself."""
-        kind = type(effect)
-        if kind is Send:
-            return self._send(node.rank, effect)
-        if kind is Call:
-            return self._calls.run(effect)[0]
-        if kind is Spawn:
-            return node.spawn(effect.program)
-        if kind is Watch or kind is Collective:  # the order has what it is told; there is none
-            return None
-        raise checks.unknown(effect, node.rank)
-
-    def _send(self, src: int, effect: Send) -> None:
-        checks.check_send(effect, src, self.size)
-        dst, tag = effect.dst, tag_hash(effect.tag)
+    def _send(self, task: Task, effect: Send) -> None:
+        checks.check_send(effect, task.rank, self.size)
+        src, dst, tag = task.rank, effect.dst, tag_hash(effect.tag)
         if dst != src:
             self.ledger.record(src, dst, effect.nbytes, effect.label)
-        box = self._mailboxes.inbox[dst].setdefault((src, tag), deque())
-        box.append((next(self._arrivals), effect.data))
+        self._mailboxes[dst].put(src, tag, effect.data)
         if self._blocked.get(dst) == (src, tag):
             del self._blocked[dst]
             heappush(self._able, (self._nodes[dst].now, dst))
 
     # What does not fit.
 
-    def _refuse(self, node: _Replayed, why: str) -> NoReturn:
+    def _refuse(self, node: _ReplayedNode, why: str) -> NoReturn:
         raise OrderError(
             f"{node.where()}: the order says {node.says()!r}, but {why}. It is that of another "
             "configuration or program, or damaged."

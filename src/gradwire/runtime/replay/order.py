@@ -29,6 +29,7 @@ is [task, what, ...], with tasks numbered from 0 as they were spawned:
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -47,6 +48,7 @@ from gradwire.core.node import (
     Sleep,
     Tag,
 )
+from gradwire.runtime.interpreter.interpreter import WAITING, Handlers, Task
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.storage.files import FileError, naming
 from gradwire.runtime.storage.text import LineSeal
@@ -154,11 +156,11 @@ class Recorder:
         }
         self._write(first)
 
-    def begins(self) -> None:
+    def begin(self) -> None:
         self._waiting.clear()
         self._write([RUN, *self.steps])
 
-    def ends(self, now: float) -> None:
+    def end(self, now: float) -> None:
         self._write([END, now])
 
     def result(self, digest: str) -> None:
@@ -168,12 +170,29 @@ class Recorder:
     def close(self) -> None:
         self._file.close()
 
-    def asks(self, task: int, effect: Any) -> None:
-        """A program awaits an effect; perhaps it is answered at once."""
+    def record(self, handlers: Handlers, tasks: Mapping[Task, int]) -> Handlers:
+        """Handlers that answer as these do, and write down the answers. `tasks` has the numbers."""
+
+        def answer(task: Task, effect: Any) -> Any:
+            number = tasks[task]
+            self.ask(number, effect)
+            try:
+                value = handlers[type(effect)](task, effect)
+            except Exception as error:
+                self.resume(number, None, error)
+                raise
+            if value is not WAITING:
+                self.resume(number, value, None)
+            return value
+
+        return Handlers(dict.fromkeys(handlers, answer))
+
+    def ask(self, task: int, effect: Any) -> None:
+        """A program awaits an effect."""
         self._waiting[task] = effect
 
-    def goes_on(self, task: int, value: Any, failure: Exception | None) -> None:
-        """What it asked for last is answered, or it starts."""
+    def resume(self, task: int, value: Any, failure: Exception | None) -> None:
+        """A program starts, or the effect that it awaited is answered."""
         effect = self._waiting.pop(task, None)
         kind = type(effect)
         if effect is None:

@@ -9,7 +9,7 @@ from typing import Any
 # something happens to a worker; a parcel is sent again; its first and last bit arrive.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
 
-Entry = tuple[float, int, int, Any]  # time, sequence, kind, what
+Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
 
 
@@ -19,10 +19,11 @@ class Events:
     Idle events, faults and timeouts, are counted: a run does not go on because of them.
     """
 
-    __slots__ = ("heap", "num_idle", "numbers")
+    __slots__ = ("heap", "now", "num_idle", "numbers")
 
     def __init__(self) -> None:
-        self.heap: list[Entry] = []  # always the same list
+        self.heap: list[Event] = []  # always the same list
+        self.now = 0.0  # virtual time: that of the event which happens
         self.numbers = count(1)  # in the order in which things are decided
         self.num_idle = 0  # the user counts down when it takes one
 

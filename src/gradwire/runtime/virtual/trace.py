@@ -8,7 +8,8 @@ played again by the same engine, without data.
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from gradwire.core.node import Join, Node, Recv, RecvAny, Send, Sleep, Spawn, Task
+from gradwire.core.node import Join, Node, Now, Recv, RecvAny, RunningProgram, Send, Sleep, Spawn
+from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Handlers, Task
 
 _SPAWN, _JOIN = "spawn", "join"
 Step = Send | Recv | RecvAny[Any] | Sleep | tuple[str, int]
@@ -17,35 +18,65 @@ Step = Send | Recv | RecvAny[Any] | Sleep | tuple[str, int]
 class Trace:
     """The effects of one run, by program."""
 
-    def __init__(self, mains: Sequence[Task[Any] | None]) -> None:
+    def __init__(self, mains: Sequence[Task | None]) -> None:
         self.replayable = True
-        self._steps: dict[Task[Any], list[Step]] = {}
-        self._numbers: dict[Task[Any], int] = {}
+        self._steps: dict[Task, list[Step]] = {}
+        self._numbers: dict[Task, int] = {}
         self._programs: list[list[Step]] = []
         self._mains = [None if main is None else self.add(main) for main in mains]
 
-    def add(self, task: Task[Any]) -> int:
+    def add(self, task: Task) -> int:
         """A program that starts; returns its number."""
         self._numbers[task] = len(self._programs)
         self._steps[task] = []
         self._programs.append(self._steps[task])
         return self._numbers[task]
 
-    def send(self, task: Task[Any], effect: Send) -> None:
-        empty = Send(effect.dst, effect.tag, None, effect.nbytes, effect.label)
-        self._steps[task].append(empty)
+    def record(self, handlers: Handlers) -> Handlers:
+        """Handlers that answer as these do, and write down what was asked."""
 
-    def recv(self, task: Task[Any], effect: Recv | RecvAny[Any]) -> None:
-        self._steps[task].append(effect)
+        def send(task: Task, effect: Send) -> None:
+            handlers[Send](task, effect)
+            empty = Send(effect.dst, effect.tag, None, effect.nbytes, effect.label)
+            self._steps[task].append(empty)
 
-    def pause(self, task: Task[Any], seconds: float) -> None:
+        def recv(task: Task, effect: Recv) -> Any:
+            self._steps[task].append(effect)
+            return handlers[Recv](task, effect)
+
+        def recv_any(task: Task, effect: RecvAny[Any]) -> Any:
+            if effect.is_gathering:
+                self._steps[task].append(effect)
+            answer = handlers[RecvAny](task, effect)
+            if not effect.is_gathering and not (answer is WAITING and effect.timeout_s is None):
+                self.depends_on_time()
+            return answer
+
+        def now(task: Task, effect: Now) -> Any:
+            self.depends_on_time()
+            return handlers[Now](task, effect)
+
+        def spawn(task: Task, effect: Spawn[Any]) -> Task:
+            child: Task = handlers[Spawn](task, effect)
+            self._steps[task].append((_SPAWN, self.add(child)))
+            return child
+
+        def join(task: Task, effect: Join[Any]) -> Any:
+            self._steps[task].append((_JOIN, self._numbers[effect.task]))
+            return handlers[Join](task, effect)
+
+        recording: dict[type, Handler] = {
+            Send: send,
+            Recv: recv,
+            RecvAny: recv_any,
+            Now: now,
+            Spawn: spawn,
+            Join: join,
+        }
+        return Handlers({**handlers, **recording})
+
+    def pause(self, task: Task, seconds: float) -> None:
         self._steps[task].append(Sleep(seconds))
-
-    def spawn(self, task: Task[Any], child: Task[Any]) -> None:
-        self._steps[task].append((_SPAWN, self.add(child)))
-
-    def join(self, task: Task[Any], child: Task[Any]) -> None:
-        self._steps[task].append((_JOIN, self._numbers[child]))
 
     def depends_on_time(self) -> None:
         """What the program does may be different on another network."""
@@ -53,12 +84,12 @@ class Trace:
 
     async def replay(self, node: Node) -> None:
         """The program of one node, played again."""
-        children: dict[int, Task[None]] = {}
+        children: dict[int, RunningProgram[None]] = {}
         main = self._mains[node.rank]
         assert main is not None, "a run that loses workers cannot be replayed"
         await self._play(main, children)
 
-    async def _play(self, number: int, children: dict[int, Task[None]]) -> None:
+    async def _play(self, number: int, children: dict[int, RunningProgram[None]]) -> None:
         for step in self._programs[number]:
             if isinstance(step, tuple):
                 action, child = step

@@ -5,9 +5,10 @@ Without faults a message is two events: its first bit reaches the receiver (HEAD
 """
 
 from collections.abc import Mapping
+from heapq import heappush
 from typing import Any
 
-from gradwire.core.node import Send, Tag
+from gradwire.core.node import RunningProgram, Send, Tag
 from gradwire.runtime.interpreter.checks import check_send
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.network.links import Links, Parcel
@@ -15,7 +16,7 @@ from gradwire.runtime.network.network import Network, Nics
 from gradwire.runtime.virtual.events import HEAD, PARCEL_HEAD, PARCEL_TAIL, SEND, TAIL, Events
 
 
-class Transport:
+class SimulatedTransport:
     """What is under way. `gone` has the nodes that receive nothing."""
 
     __slots__ = ("_events", "_gone", "_links", "_size", "ledger", "nics")
@@ -30,25 +31,27 @@ class Transport:
         self._links = links  # None: without faults
         self._gone = gone
 
-    def send(self, src: int, effect: Send, now: float) -> None:
-        dst = effect.dst
-        check_send(effect, src, self._size)
-        message = (src, dst, effect.tag, effect.data, effect.nbytes)
+    def send(self, task: RunningProgram[Any], effect: Send) -> None:
+        src, dst, nbytes, events = task.rank, effect.dst, effect.nbytes, self._events
+        if not 0 <= dst < self._size:
+            check_send(effect, src, self._size)
+        message = (src, dst, effect.tag, effect.data, nbytes)
         if dst == src:  # never touches the network
-            self._events.push(now, TAIL, message)
+            events.push(events.now, TAIL, message)
             return
         if self._links is not None:
-            self.attempt(self._links.send(message, effect.label), now)
+            self.attempt(self._links.send(message, effect.label))
             return
-        self.ledger.record(src, dst, effect.nbytes, effect.label)
-        self._events.push(self.nics.leave(now, src, effect.nbytes), HEAD, message)
+        self.ledger.record(src, dst, nbytes, effect.label)
+        head = self.nics.leave(events.now, src, nbytes)
+        heappush(events.heap, (head, next(events.numbers), HEAD, message))  # `push` without a call
 
-    def attempt(self, parcel: Parcel, now: float) -> None:
+    def attempt(self, parcel: Parcel) -> None:
         """Sends a parcel, perhaps not for the first time."""
         assert self._links is not None
         src, dst, _, _, nbytes = parcel.message
         self.ledger.record(src, dst, nbytes, parcel.label)
-        head = self.nics.leave(now, src, nbytes)
+        head = self.nics.leave(self._events.now, src, nbytes)
         left = self.nics.egress_free[src]
         if dst in self._gone:
             self._links.drop(parcel)
@@ -59,13 +62,14 @@ class Transport:
             parcel.left_s = left
             self._events.push(head, PARCEL_HEAD, parcel)
 
-    def arriving(self, parcel: Parcel, now: float) -> None:
+    def receive_head(self, parcel: Parcel) -> None:
         """A parcel's first bit is there."""
         src, dst, _, _, nbytes = parcel.message
-        self._events.push(self.nics.arrive(now, src, dst, nbytes), PARCEL_TAIL, parcel)
+        tail = self.nics.arrive(self._events.now, src, dst, nbytes)
+        self._events.push(tail, PARCEL_TAIL, parcel)
         parcel.received_s = self.nics.ingress_free[dst]
 
-    def arrived(self, parcel: Parcel) -> list[tuple[int, int, Tag, Any, int]]:
+    def receive_tail(self, parcel: Parcel) -> list[tuple[int, int, Tag, Any, int]]:
         """A parcel is there. Returns the messages that can be delivered now."""
         assert self._links is not None
         return self._links.arrive(parcel)
@@ -74,9 +78,10 @@ class Transport:
         assert self._links is not None
         return self._links.under_way(src, dst, tag)
 
-    def cut(self, rank: int, now: float) -> set[Parcel]:
+    def cut(self, rank: int) -> set[Parcel]:
         """A node crashed. Returns the parcels that will not arrive."""
         assert self._links is not None
+        now = self._events.now
         dropped = self._links.cut(rank, now)
         for parcel in dropped:
             src, dst = parcel.message[:2]

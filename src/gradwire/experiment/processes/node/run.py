@@ -238,7 +238,7 @@ class NodeRun(NodeState):
         """A server has received this push."""
         done = step + 1
         if rank == 0 and not self.plan.pauses and done % self.config.eval_every == 0:
-            self.marks[done] = self.engine.ledger.total_bytes + self.engine.heard.total_bytes
+            self.marks[done] = self.engine.ledger.total_bytes + self.engine.received.total_bytes
 
     def _changed(self, rank: int, is_there: bool, why: str) -> None:
         """Somebody came or was lost; the hub says so."""
@@ -343,7 +343,7 @@ class NodeRun(NodeState):
                 self._conductor.look_back(step, model, reports, came_s)
 
     def _counted(self) -> Row:
-        return {"ledger": self.engine.ledger.snapshot(), "heard": self.engine.heard.snapshot()}
+        return {"ledger": self.engine.ledger.snapshot(), "heard": self.engine.received.snapshot()}
 
     def _finish(self) -> Run:
         self._count_wall()

@@ -277,7 +277,7 @@ class NodeState:
             "last": self.last,
             "num_runs": self.engine.num_runs,
             "ledger": self.engine.ledger.snapshot(),
-            "heard": self.engine.heard.snapshot(),
+            "heard": self.engine.received.snapshot(),
             "marks": self.marks,
             "call_s": dict(self.engine.call_s),
             "spent": {**self.spent, "handed_nbytes": self.handed_in_all},
@@ -294,7 +294,7 @@ class NodeState:
         self.saved_step = state["saved_step"]
         self.engine.num_runs = state["num_runs"] - 1  # it enters that run again
         self.engine.ledger.restore(state["ledger"])
-        self.engine.heard.restore(state["heard"])
+        self.engine.received.restore(state["heard"])
         self.marks = state["marks"]
         self.engine.call_s.update(state["call_s"])
         self.spent.update(state["spent"])

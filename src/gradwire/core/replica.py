@@ -1,0 +1,43 @@
+"""What a worker holds, and the slices in which it is exchanged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from gradwire.core.codec import State
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A named slice of the flat parameter vector: what is exchanged in one piece."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One worker's model and everything that belongs to it. Tensors in it are never changed."""
+
+    params: Tensor  # [d]
+    buffers: Mapping[str, Tensor]  # BatchNorm's running statistics
+    optimizer: Mapping[str, Tensor]
+    exchange: tuple[State, ...]  # compression state, one per bucket (per piece, with servers)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of synchronization and gossip
+    loss: Tensor | None = None  # of the last mini-batch
+    num_dropped: int = 0  # steps that were dropped because of NaN or infinity
+    num_gradients: int = 0  # evaluated so far: fewer than steps where rounds were missed
+
+    def having(self, **changes: Any) -> "Replica":
+        return replace(self, **changes)
+
+    def remembering(self, **entries: Tensor) -> "Replica":
+        """With these entries of the memory replaced."""
+        return replace(self, memory={**self.memory, **entries})

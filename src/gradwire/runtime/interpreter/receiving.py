@@ -1,0 +1,145 @@
+"""What engines with a clock and a transport share: receiving, pausing, spawning and watching."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Container, Coroutine, Mapping
+from itertools import count
+from typing import Any
+
+from gradwire.core.layout import NodeLayout
+from gradwire.core.node import Recv, RecvAny, RunningProgram, Sleep, Tag, Watch
+from gradwire.runtime.interpreter import checks
+from gradwire.runtime.interpreter.calls import Calls
+from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Interpreter, Task
+from gradwire.runtime.interpreter.mailboxes import Mailbox
+
+
+class ReceivingInterpreter(Interpreter):
+    """Hands messages to the programs that wait for them, or keeps them in mailboxes.
+
+    `mailboxes` has the mailbox of each node that runs here, by rank. Tags are compared as they are,
+    or as `tag_key` returns them. `lost` contains the ranks that are known to be gone.
+    """
+
+    def __init__(
+        self,
+        layout: NodeLayout,
+        calls: Calls,
+        mailboxes: Mapping[int, Mailbox],
+        lost: Container[int],
+        handlers: Mapping[type, Handler],
+        tag_key: Callable[[Tag], Tag] | None = None,
+    ) -> None:
+        shared: dict[type, Handler] = {
+            Recv: self._recv,
+            RecvAny: self._recv_any,
+            Sleep: self._sleep,
+            Watch: self._watch,
+        }
+        super().__init__(layout, calls, {**shared, **handlers})
+        self._mailboxes = mailboxes
+        self._lost = lost
+        self._tag_key = tag_key
+        self._watchers: dict[tuple[int, Tag], None] = {}  # rank and tag, in order
+        self._tasks: dict[Task, int] = {}  # programs that have not ended, with numbers
+        self._numbers = count()  # of programs
+
+    @abstractmethod
+    def _resume(self, task: Task, value: Any = None, failure: Exception | None = None) -> None:
+        """Continues a program whose message has come."""
+
+    @abstractmethod
+    def _schedule(self, task: Task, value: Any = None) -> None:
+        """Continues a program after those that are due now."""
+
+    @abstractmethod
+    def _resume_after(self, task: Task, seconds: float) -> None:
+        """Answers the `Sleep` that a program waits for after this time."""
+
+    @abstractmethod
+    def _time_out_after(self, task: Task, seconds: float) -> None:
+        """Answers the `RecvAny` that a program waits for with None after this time."""
+
+    @abstractmethod
+    def _check_sender(self, task: Task, effect: Recv) -> None:
+        """Raises `PeerLost` if the message will not come. Its sender is in `lost`."""
+
+    def _start(self, rank: int, program: Coroutine[Any, Any, Any]) -> Task:
+        task = RunningProgram(rank, program)
+        self._tasks[task] = next(self._numbers)
+        self._schedule(task)
+        return task
+
+    def _finish(self, task: Task) -> None:
+        del self._tasks[task]
+        for joiner in task.joiners:
+            self._schedule(joiner, task.result)
+
+    def _close_programs(self) -> None:
+        """Ends all programs, also after an error. Messages stay for the next run."""
+        for task in self._tasks:
+            task.program.close()
+        self._tasks.clear()
+        self._watchers.clear()
+        self._calls.forget()
+        for mailbox in self._mailboxes.values():
+            mailbox.stop_waiting()
+
+    def _recv(self, task: Task, effect: Recv) -> Any:
+        src, tag = effect.src, effect.tag
+        if self._tag_key is not None:
+            tag = self._tag_key(tag)
+        mailbox = self._mailboxes[task.rank]
+        if mailbox.inbox:
+            found = mailbox.take(src, tag)
+            if found is not None:
+                return found[1]
+        if src in self._lost:
+            self._check_sender(task, effect)
+        if mailbox.waiting.setdefault((src, tag), task) is not task:
+            raise checks.already_waits(effect, task.rank)
+        task.waiting_for = effect
+        return WAITING
+
+    def _recv_any(self, task: Task, effect: RecvAny[Any]) -> Any:
+        checks.check_wait(effect, task.rank)
+        timeout_s, tag = effect.timeout_s, effect.tag
+        if self._tag_key is not None:
+            tag = self._tag_key(tag)
+        mailbox = self._mailboxes[task.rank]
+        found = mailbox.take_any(tag)
+        if found is not None or timeout_s == 0:
+            return found
+        if mailbox.waiting_any.setdefault(tag, task) is not task:
+            raise checks.already_waits(effect, task.rank)
+        task.waiting_for = effect
+        if timeout_s is not None:
+            # A new object, so that a timer can tell this wait from a later one.
+            task.waiting_for = RecvAny(effect.tag, timeout_s)
+            self._time_out_after(task, timeout_s)
+        return WAITING
+
+    def _sleep(self, task: Task, effect: Sleep) -> Any:
+        checks.check_sleep(effect, task.rank)
+        task.waiting_for = effect
+        self._resume_after(task, effect.seconds)
+        return WAITING
+
+    def _watch(self, task: Task, effect: Watch) -> None:
+        self._watchers[task.rank, effect.tag] = None
+
+    def _deliver(self, src: int, dst: int, tag: Tag, message: Any) -> None:
+        """Hands a message to the program that waits for it, or puts it into the mailbox."""
+        mailbox = self._mailboxes[dst]
+        task = mailbox.waiting.pop((src, tag), None)
+        if task is not None:
+            self._resume(task, message)
+            return
+        task = mailbox.waiting_any.pop(tag, None)
+        if task is not None:
+            self._resume_any(task, (src, message))
+            return
+        mailbox.put(src, tag, message)
+
+    def _resume_any(self, task: Task, found: tuple[int, Any]) -> None:
+        """Continues a program that takes messages of any sender."""
+        self._resume(task, found)
