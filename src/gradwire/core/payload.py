@@ -28,7 +28,7 @@ from gradwire.core.metering import PACK, UNPACK, report
 _MAGIC = 0x57
 _VERSION = 1
 _FIXED = 8  # bytes before the table of parts
-# The number of a dtype on the wire is its place here.
+# The index of a dtype is its code on the wire.
 DTYPES = (
     torch.uint8,
     torch.int8,
@@ -63,8 +63,8 @@ class Payload:
 
     @property
     def buffer(self) -> Tensor:
-        """What is sent. The checksum is computed when it is first asked for: where values are
-        added on their way nobody does, and it takes longer than the rest of some codecs."""
+        """The bytes that are sent. The checksum is computed at the first call: it takes longer than
+        the rest of some codecs, and is not needed where values are added on their way."""
         if not self._has_checksum:
             report(PACK, self.nbytes)
             crc = _crc(self._buffer, self.context).to_bytes(4, "little")
@@ -98,7 +98,7 @@ class Payload:
         header = bytearray([_MAGIC, _VERSION, len(tensors), 0, 0, 0, 0, 0]) + table
         header += bytes(data - len(header))
         _place(buffer, offsets, tensors)
-        # The checksum runs over the header (with zeros in its own place) and then the parts.
+        # The checksum covers the header (with zeros in its own place) and the parts.
         buffer[:data] = torch.frombuffer(header, dtype=torch.uint8)
         views = _views(buffer, offsets, [(t.dtype, t.numel()) for t in tensors])
         return Payload(buffer, dict(zip(parts, views)), context, has_checksum=False)
