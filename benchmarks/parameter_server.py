@@ -50,7 +50,7 @@ def rss_mb(pid: int | str = "self") -> float:
 def scheduler(pipe: Connection, settings: dict[str, Any]) -> None:
     node = ZmqTransport("scheduler", on_bound=pipe.send, **settings)
     while node.next(None) is not None:
-        if not node._desk.registry.there():
+        if not node._scheduler_view.membership.present_ranks():
             break
     node.close()
 

@@ -125,7 +125,7 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
     *others, stopped = ended[0][1]
     for pattern in (
         r"scheduler dropped a message from a node that is not in the job.*",
-        r"worker 1 was lost after \d+\.\d s: nothing was heard of it for 3 s",
+        r"worker 1 was lost after \d+\.\d s: nothing was received from it for 3 s",
     ):
         assert any(re.fullmatch(pattern, line) for line in others), others
     assert stopped == f"stopped by SIGINT. Go on with what the servers have: {again}"

@@ -199,6 +199,13 @@ def test_a_network_on_which_a_method_stops_has_no_time():
     assert list(comparison_table(table).columns[-1].cells)[-1] == "-"
 
 
+def test_the_table_says_what_is_counted_for_headers():
+    methods = [replace(BASE, architecture=name, steps=1) for name in ("parameter_server", "ring")]
+    said = [note for note in notes(rows(compare(methods))) if "32 bytes counted" in note]
+    assert said
+    assert all("parameter_server" in note for note in said)
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1030, "1.03 kB"), (51_678, "51.7 kB"), (7.2e9, "7.2 GB")],

@@ -150,12 +150,12 @@ def test_ssp_goes_on_without_a_worker_that_is_killed_and_with_one_that_comes(sta
     assert [code for code, _ in ended] == [0] * 5, ended
     said = scheduler.said
     assert "worker 1 was lost after" in said
-    assert "nothing was heard of it for 1 s" in said
+    assert "nothing was received from it for 1 s" in said
     assert "worker 1 is back at" in said
     assert all("Traceback" not in text for _, text in ended)
     found = summary(tmp_path / "scheduler0" / "run")
     (lost,) = found["lost"]
-    assert (lost["rank"], lost["why"]) == (1, "nothing was heard of it for 1 s")
+    assert (lost["rank"], lost["why"]) == (1, "nothing was received from it for 1 s")
     assert lost["back_s"] > lost["time_s"]
     assert found["config"]["workers"] == 2
     assert found["noted"]["ahead"]["max"] <= 2

@@ -13,7 +13,7 @@ from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from gradwire.experiment.processes.state.recovery import SERVERS_STATE, open_store
 from gradwire.runtime.durable import journal
-from gradwire.runtime.durable.transport import num_heard
+from gradwire.runtime.durable.transport import count_arrivals
 from gradwire.training.wire import PushHeader
 from soak import watch
 from soak.actions import FULL, GLOO, KILL, STOP, Broken
@@ -138,7 +138,11 @@ def durable_updates(folder: Path, job: Job) -> Updates:
             saved = Checkpoints(copy, rank).load().states.get(SERVERS_STATE)
             store = open_store(path, 10.0)
             try:
-                if saved and saved["store"] == path.name and num_heard(store) <= saved["num_heard"]:
+                if (
+                    saved
+                    and saved["store"] == path.name
+                    and count_arrivals(store) <= saved["num_heard"]
+                ):
                     continue  # the checkpoint has all of it
                 before = 0 if saved is None else saved["part"]["memory"]["updates"]
                 if store.state is not None:

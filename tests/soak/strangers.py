@@ -1,4 +1,4 @@
-"""Connections from processes that are not in the job: garbage, and hellos that must be refused.
+"""Connections from processes that are not in the job: garbage, and requests that must be refused.
 
 Everything goes to ports on the loopback interface, a bounded number of connections and bytes.
 """
@@ -18,7 +18,7 @@ import zmq
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.run.config import Config, common_settings
 from gradwire.runtime.zeromq import messages as msg
-from gradwire.runtime.zeromq.identities import for_beats, make_identity
+from gradwire.runtime.zeromq.identities import heartbeat_identity, make_identity
 
 _HOST = "127.0.0.1"
 _NUM_CONNECTIONS = 12
@@ -36,12 +36,12 @@ def random_bytes(rng: random.Random) -> bytes:
 
 
 def handshake(rng: random.Random) -> bytes:
-    """Of ZMTP 3, complete: greeting, READY and a hello."""
+    """Of ZMTP 3, complete: greeting, READY and a request."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     identity = make_identity()
     ready = b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
-    header = msg.Header(msg.HELLO, rng.randbytes(8)).pack()
-    body = msg.pack_hello(msg.Hello(identity, msg.WORKER, 0, 2, 2, ""))
+    header = msg.Header(msg.JOIN, rng.randbytes(8)).pack()
+    body = msg.pack_body(msg.JoinRequest(identity, msg.WORKER, 0, 2, 2, ""))
     return greeting + _frame(4, ready) + _frame(1, header) + _frame(0, body)
 
 
@@ -135,41 +135,41 @@ def send_hellos(rng: random.Random, ports: list[int], folder: Path, public_key: 
                 with context.socket(zmq.DEALER) as dealer:
                     key = server_key if has_keys else b""
                     if number == 0 and not public_key:  # it may reach the membership
-                        hello = _hello(rng, port, is_twin=True)
-                        answers += _introduce(rng, dealer, hello, port, own, b"")
+                        request = _request(rng, port, is_twin=True)
+                        answers += _add_member(rng, dealer, request, port, own, b"")
                     else:
-                        hello = _hello(rng, port, is_twin=False)
-                        answers += _introduce(rng, dealer, hello, port, job, key)
+                        request = _request(rng, port, is_twin=False)
+                        answers += _add_member(rng, dealer, request, port, job, key)
     finally:
         context.destroy(linger=0)
     kinds = sorted({_kind(parts) for parts in answers})
     return (
-        f"hellos to {len(ports)} ports, {'answers: ' + ', '.join(kinds) if kinds else NO_ANSWERS}"
+        f"requests to {len(ports)} ports, {'answers: ' + ', '.join(kinds) if kinds else NO_ANSWERS}"
     )
 
 
-def _hello(rng: random.Random, port: int, *, is_twin: bool) -> msg.Hello:
+def _request(rng: random.Random, port: int, *, is_twin: bool) -> msg.JoinRequest:
     """A twin asks for a rank that another node has, and all else is right."""
     identity, num_servers = make_identity(), 2
     role = rng.choice((msg.WORKER, msg.SERVER))
     ranks = [0, 1] if role == msg.WORKER else [2, 3]
     if not is_twin:
-        identity = for_beats(identity) if rng.random() < 0.2 else identity
+        identity = heartbeat_identity(identity) if rng.random() < 0.2 else identity
         num_servers = rng.choice((2, 2, 7))
         ranks += [99, msg.NOBODY] if role == msg.WORKER else [99]
     address = f"tcp://{_HOST}:{port}"
-    return msg.Hello(identity, role, rng.choice(ranks), 2, num_servers, address)
+    return msg.JoinRequest(identity, role, rng.choice(ranks), 2, num_servers, address)
 
 
-def _introduce(
+def _add_member(
     rng: random.Random,
     dealer: "zmq.Socket[bytes]",
-    hello: msg.Hello,
+    request: msg.JoinRequest,
     port: int,
     job: bytes,
     server_key: bytes,
 ) -> list[list[bytes]]:
-    dealer.setsockopt(zmq.IDENTITY, hello.identity)
+    dealer.setsockopt(zmq.IDENTITY, request.identity)
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.setsockopt(zmq.SNDTIMEO, int(1000 * _CONNECT_S))  # it may be hung up on
     if server_key:
@@ -177,7 +177,7 @@ def _introduce(
         dealer.curve_publickey, dealer.curve_secretkey = public, secret
         dealer.curve_serverkey = server_key
     dealer.connect(f"tcp://{_HOST}:{port}")
-    request = [msg.Header(msg.HELLO, job).pack(), msg.pack_hello(hello)]
+    request = [msg.Header(msg.JOIN, job).pack(), msg.pack_body(request)]
     dealer.send_multipart(request)
     answers = []
     for _ in range(_NUM_HELLOS):
@@ -187,7 +187,7 @@ def _introduce(
             break
         dealer.send_multipart(request)  # it is refused only when the rank's holder was heard since
     for _ in range(rng.randrange(8)):  # what only members may say
-        kind = rng.choice((msg.BEAT, msg.DATA, msg.EVENT, msg.RESUME, msg.GRANT, 77))
+        kind = rng.choice((msg.HEARTBEAT, msg.DATA, msg.MEMBERSHIP, msg.RESUME, msg.GRANT, 77))
         header = msg.Header(kind, job, rng.randrange(-1, 5), rng.randrange(-1, 5), 1).pack()
         with suppress(zmq.Again):
             dealer.send_multipart([header, *(rng.randbytes(40) for _ in range(rng.randrange(3)))])
@@ -203,5 +203,5 @@ def _listen(dealer: "zmq.Socket[bytes]") -> list[list[bytes]]:
 
 
 def _kind(parts: list[bytes]) -> str:
-    names = {msg.WAIT: WAITS, msg.WELCOME: "welcome", msg.ERROR: "error"}
+    names = {msg.WAIT: WAITS, msg.ACCEPTED: "welcome", msg.ERROR: "error"}
     return names.get(msg.unpack_header(parts[0]).kind, "other")

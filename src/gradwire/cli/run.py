@@ -15,6 +15,7 @@ from gradwire.cli.defaults import usual_config, world_size
 from gradwire.cli.ending import FINISHED, say, stopping
 from gradwire.experiment.processes.launch.signals import Interrupted
 from gradwire.experiment.report.comparison import (
+    counted_headers,
     format_bytes,
     format_seconds,
     format_spread,
@@ -174,7 +175,8 @@ def _run_table(config: Config, summary: Row) -> Table:
         "test accuracy": f"{100 * summary['test_accuracy']:.2f}%{_spread(summary)}",
         "bytes sent": f"{format_bytes(summary['bytes_sent'])} in {summary['messages_sent']:,} "
         "messages, "
-        f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step{_nominal(summary)}",
+        f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step{_nominal(summary)}"
+        f"{', ' + headers if (headers := counted_headers(config.architecture)) else ''}",
         **times,
         **_observed(config, summary),
         **_compared(summary),

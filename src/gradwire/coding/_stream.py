@@ -116,7 +116,7 @@ def most_frequent(counts: Tensor) -> int:
 def low_width(alphabet: int) -> int:
     """How many low bits of a symbol a coder with a table of frequencies leaves as they are.
 
-    Beyond 4096 entries a table costs more than it tells, and low bits of that many levels are
+    Beyond 4096 entries a table costs more than it saves, and low bits of that many levels are
     as good as uniform.
     """
     return max(0, symbol_bits(alphabet) - _MAX_TABLE_BITS)

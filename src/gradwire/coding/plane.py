@@ -9,12 +9,12 @@ the length loses less than one that lacks half its positions. Of each piece trav
 
     1 byte: the rate, in 1/256 of a bit per position; the free inputs of all its blocks, packed
 
-The rate is what the ratios tell of the bits, the mean of 1 - h2(1 / (1 + e^-L)), so elements that
-do not care cost nothing. Polar codes take any mixture of positions, but not an order of them (rows
-of a matrix that are all small): the positions of a block are permuted, always in the same way. Free
-are the inputs of the largest polarization weight. At whole powers of two it is as good as an order
-made for the very ratios, and both sides have it without a table. No two weights of a block are
-closer than 0.00009, so that rounding does not change their order on any machine.
+The rate is the mean information of the ratios about the bits, 1 - h2(1 / (1 + e^-L)), so elements
+that do not care cost nothing. Polar codes take any mixture of positions, but not an order of them
+(rows of a matrix that are all small): the positions of a block are permuted, always in the same
+way. Free are the inputs of the largest polarization weight. At whole powers of two it is as good as
+an order made for the very ratios, and both sides have it without a table. No two weights of a block
+are closer than 0.00009, so that rounding does not change their order on any machine.
 """
 
 import functools
@@ -47,7 +47,7 @@ def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
         start += lanes.numel
         if own.numel() < lanes.numel:
             own = torch.nn.functional.pad(own, (0, lanes.numel - own.numel()))
-        rate = min(max(round(_RATES * _told(own)), 1), _MOST_RATE)
+        rate = min(max(round(_RATES * _mean_information(own)), 1), _MOST_RATE)
         code, order = _code(lanes.length, rate), _order(lanes.length)
         word = kernels.polar_quantise(lanes.spread(own, order), code.kinds)
         codes.append(torch.tensor([rate], dtype=torch.uint8, device="cpu"))
@@ -89,8 +89,8 @@ def _pieces(numel: int) -> Iterator[Lanes]:
         numel -= piece.numel
 
 
-def _told(ratios: Tensor) -> float:
-    """Bits that a ratio tells, in the mean."""
+def _mean_information(ratios: Tensor) -> float:
+    """The mean information of a ratio about its bit, in bits."""
     some = ratios[:: max(1, ratios.numel() // _SAMPLE)]
     counts = torch.bincount(some.abs(), minlength=CERTAIN + 1).double()
     return float(counts @ _information()) / some.numel()
@@ -104,7 +104,7 @@ def _information() -> Tensor:
     return 1 - nats / math.log(2)
 
 
-class _Code(NamedTuple):
+class _PlaneCode(NamedTuple):
     kinds: Tensor  # for `kernels.polar_quantise`
     rows: Tensor  # the free inputs
 
@@ -114,10 +114,10 @@ def _num_rows(n: int, rate: int) -> int:
 
 
 @functools.lru_cache(maxsize=512)
-def _code(n: int, rate: int) -> _Code:
+def _code(n: int, rate: int) -> _PlaneCode:
     free = torch.zeros(n, dtype=torch.bool, device="cpu")
     free[_by_weight(n)[: _num_rows(n, rate)]] = True
-    return _Code(kernels.polar_kinds(free), free.nonzero().reshape(-1))
+    return _PlaneCode(kernels.polar_kinds(free), free.nonzero().reshape(-1))
 
 
 @functools.cache

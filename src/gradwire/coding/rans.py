@@ -7,7 +7,7 @@ The message's own frequencies, rounded to multiples of 2^-precision, travel in f
 
 Lanes cost about two bytes each and are what makes the code fast; the sender takes the power of two
 that keeps this below a quarter of a per cent. Frequencies have 12 bits, fewer in messages shorter
-than that, 14 where a symbol may be rarer than 12 bits tell or there are very many.
+than that, 14 where a symbol may be rarer than 12 bits can express or there are very many.
 """
 
 import math

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding.varint import read_varints, write_varints
+from gradwire.core.binary import read_varints, write_varints
 from gradwire.core.codec import Algebra, Codec, Compression, Kind, Parts
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key

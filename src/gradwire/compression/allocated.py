@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding.varint import write_varints
 from gradwire.compression._layers import (
     Whole,
     check_choice,
@@ -54,6 +53,7 @@ from gradwire.compression._layers import (
     pieces,
     taken_apart,
 )
+from gradwire.core.binary import write_varints
 from gradwire.core.codec import (
     Codec,
     Compression,

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.core.binary import ByteReader, write_varint
 from gradwire.core.errors import WireError
 from gradwire.core.metering import PACK, UNPACK, report
 
 _MAGIC = 0x57
 _VERSION = 1
 _FIXED = 8  # bytes before the table of parts
-# The number of a dtype on the wire is its place here.
+# The index of a dtype is its code on the wire.
 DTYPES = (
     torch.uint8,
     torch.int8,
@@ -62,8 +63,8 @@ class Payload:
 
     @property
     def buffer(self) -> Tensor:
-        """What is sent. The checksum is computed when it is first asked for: where values are
-        added on their way nobody does, and it takes longer than the rest of some codecs."""
+        """The bytes that are sent. The checksum is computed at the first call: it takes longer than
+        the rest of some codecs, and is not needed where values are added on their way."""
         if not self._has_checksum:
             report(PACK, self.nbytes)
             crc = _crc(self._buffer, self.context).to_bytes(4, "little")
@@ -89,7 +90,7 @@ class Payload:
         table = bytearray()
         for tensor in tensors:
             table.append(_CODES[tensor.dtype])
-            table += _varint(tensor.numel())
+            write_varint(table, tensor.numel())
         offsets, total = _layout([(t.element_size(), t.numel()) for t in tensors], len(table))
         device = tensors[0].device if tensors else torch.device("cpu")
         buffer = kernels.empty(total, torch.uint8, device)
@@ -97,7 +98,7 @@ class Payload:
         header = bytearray([_MAGIC, _VERSION, len(tensors), 0, 0, 0, 0, 0]) + table
         header += bytes(data - len(header))
         _place(buffer, offsets, tensors)
-        # The checksum runs over the header (with zeros in its own place) and then the parts.
+        # The checksum covers the header (with zeros in its own place) and the parts.
         buffer[:data] = torch.frombuffer(header, dtype=torch.uint8)
         views = _views(buffer, offsets, [(t.dtype, t.numel()) for t in tensors])
         return Payload(buffer, dict(zip(parts, views)), context, has_checksum=False)
@@ -124,7 +125,7 @@ class Payload:
             raise WireError(f"payload version {version}; this gradwire reads version {_VERSION}")
         if num_parts != len(names):
             raise WireError(f"{num_parts} parts, expected {len(names)}: {', '.join(names)}")
-        # Ten bytes are the longest table entry: one of dtype, nine of varint.
+        # An entry has ten bytes at most: one of dtype, nine of a length below 2^63.
         raw = bytes(buffer[_FIXED : _FIXED + 10 * num_parts].tolist())
         kinds, used = _read_table(raw, num_parts)
         offsets, total = _layout([(dtype.itemsize, count) for dtype, count in kinds], used)
@@ -147,34 +148,16 @@ class Payload:
         return Payload.pack({**self.parts, **parts}, self.context)
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int]], int]:
+    """Dtype and length of each part, and how many bytes the table takes."""
+    reader = ByteReader(raw, "the table of parts")
     kinds: list[tuple[torch.dtype, int]] = []
-    position = 0
     for _ in range(num_parts):
-        code, count, shift = 0xFF, 0, 0
-        if position < len(raw):
-            code, position = raw[position], position + 1
+        code = reader.byte()
         if code >= len(DTYPES):
             raise WireError(f"dtype code {code}, expected 0 .. {len(DTYPES) - 1}")
-        while True:
-            if position >= len(raw) or shift > 56:
-                raise WireError("the table of parts is cut off")
-            byte, position = raw[position], position + 1
-            count |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        kinds.append((DTYPES[code], count))
-    return kinds, position
+        kinds.append((DTYPES[code], reader.varint()))
+    return kinds, reader.position
 
 
 def _layout(sizes: Iterable[tuple[int, int]], table_bytes: int) -> tuple[list[int], int]:

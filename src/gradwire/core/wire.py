@@ -8,17 +8,19 @@ from gradwire.core.node import Node
 
 REQUEST, ANSWER = "request", "answer"  # tags
 
-# Magic and version, kind, tensor, part, worker, since when it is there (in milliseconds), step and
-# length of the payload, in 4 bytes each.
+# What "bytes sent" counts for the header of a message to or from a server: eight fields of 4 bytes
+# (magic and version, kind, tensor, part, worker, incarnation, step, length of the payload). It is
+# an allowance, the same on all engines and transports, so that virtual times do not depend on how a
+# transport writes its headers. Real ones take more: see "bytes with framing" in docs/processes.md.
 HEADER_NBYTES = 32
 
-_NOTHING = "nothing"  # a tag that nobody sends
-_MAX_TEXT = 1000  # characters of an error that are told
+_NEVER_SENT = "nothing"  # a tag
+_MAX_TEXT = 1000  # characters of an error that travel
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The header of an answer that will not come: what was asked for was wrong, or it failed."""
+    """The header of an answer to a request that was wrong, or that failed."""
 
     kind: Literal["wire", "nonfinite", "refused", "value", "other"]
     text: str
@@ -40,7 +42,7 @@ class Failed:
         return Failed(kind, text[:_MAX_TEXT])
 
     def error(self) -> Exception:
-        """What the workers raise."""
+        """The error that the workers raise."""
         kinds: dict[str, type[Exception]] = {
             "wire": WireError,
             "nonfinite": NonFiniteError,
@@ -51,11 +53,11 @@ class Failed:
 
 
 async def why_lost(node: Node, rank: int) -> PeerLost:
-    """What to raise where nobody can go on without a worker of which it was said that it left."""
+    """The error to raise where nobody can continue without this worker, which has left."""
     if rank not in await node.members():
         try:
-            await node.recv(rank, _NOTHING)
+            await node.recv(rank, _NEVER_SENT)
         except PeerLost as error:
             return error
-    now = await node.now()  # it is back already: too late
+    now = await node.now()  # it has come back already, too late
     return PeerLost(rank, now, now)

@@ -1,4 +1,4 @@
-"""What workers and servers say to each other: headers of a fixed size, and compressed answers."""
+"""Requests of workers and answers of servers: their headers, and compressed answers."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from gradwire.core.lifted import Lifted, Varying
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
-JOINING = -1  # the step of a pull by a worker that comes (back)
+JOINING = -1  # the step of a pull by a worker that joins or comes back
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class PushHeader:
     num_parts: int
     step: int
     wants_answer: bool
-    life: float = 0.0  # of the worker: when it came (back); 0 if it was there from the start
+    life: float = 0.0  # incarnation of the worker; 0 if it was there from the start
 
     @property
     def priority(self) -> int:
-        """Where large messages queue up, pieces of the front layers go first."""
+        """Where large messages wait, pieces of the front layers go first."""
         return self.unit
 
 
@@ -39,15 +39,15 @@ class PullHeader:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHeader:
-    clock: int  # the step at which the server stands
+    clock: int  # the step that the server has reached
     accepted: bool  # whether the push counted
-    number: int  # of the answers to this worker so far
+    number: int  # counts the answers to this worker
     is_whole: bool  # whether the shard comes as it is, not as a compressed change
-    life: float = 0.0  # of the worker that asked: what comes too late for it is not for the next
+    life: float = 0.0  # of the worker that asked: a later incarnation ignores the answer
 
 
 def answer_key(key: Key, number: int, rank: int, server: int) -> Key:
-    """Of the random draws in one answer."""
+    """The key of the random draws in one answer."""
     return key.at(number).private(rank).child(f"answer of {server}")
 
 
@@ -79,5 +79,5 @@ def check_answers(reducer: Reducer, shards: Sequence[Spec]) -> None:
 
 
 def learned(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
-    """The shard after an answer with a change, given what was known of it."""
+    """The shard after an answer with a change, given the shard before."""
     return known + codec.decode(codec.unpack(buffer, spec), spec, key)

@@ -17,12 +17,11 @@ from gradwire.core.node import Call, Compute, Framed, Members, Membership, Node,
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.durable import checkpoint, journal
-from gradwire.runtime.durable import transport as durable
 from gradwire.runtime.durable.checkpoint import Store
 from gradwire.runtime.durable.transport import DurableTransport, links_of
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import tag_hash
-from gradwire.runtime.process.transport import ARRIVED, DONE, JOINED, LOST, Arrival
+from gradwire.runtime.process.transport import ARRIVED, DONE, JOINED, LOST, Arrival, LinkCounts
 from gradwire.training import program
 from gradwire.training.plan import Plan
 from gradwire.training.server import TrainingServer
@@ -212,7 +211,7 @@ class World:
 class Inner:
     """The server's end of all links, as `NumberedTransport` has it."""
 
-    def __init__(self, world: World, links: durable.Links, fuse: Fuse) -> None:
+    def __init__(self, world: World, links: LinkCounts, fuse: Fuse) -> None:
         self.rank, self.size = world.server, world.num_workers + 2
         self.world, self.fuse = world, fuse
         self.before = links
@@ -306,7 +305,7 @@ class Inner:
                 self.cleared[peer] = number
                 peer.acknowledged(number)
 
-    def links(self) -> durable.Links:
+    def links(self) -> LinkCounts:
         return {
             peer.rank: (peer.life, self.cleared[peer], self.posted[peer])
             for peer in self.taken

@@ -24,7 +24,7 @@ def run(rank: int, folder: Path) -> dict[str, int]:
     found = {
         "gloo": _received(ProcessEngine(gloo, 3, timeout_s=20), gloo._arrivals.qsize),
         "zeromq": _received(
-            ProcessEngine(zeromq, 1, timeout_s=20), lambda: len(zeromq._inbox._letters)
+            ProcessEngine(zeromq, 1, timeout_s=20), lambda: len(zeromq._inbox._deliveries)
         ),
     }
     zeromq.close()

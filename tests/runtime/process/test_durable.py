@@ -11,7 +11,7 @@ from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.transport import DurableTransport, links_of, num_heard
+from gradwire.runtime.durable.transport import DurableTransport, count_arrivals, links_of
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
@@ -234,7 +234,7 @@ def test_what_only_its_sender_has_is_not_waited_for_if_nobody_is_there(tmp_path:
         pass
     store.close()
     again = Store(tmp_path, "job")
-    assert num_heard(again) == 3
+    assert count_arrivals(again) == 3
     told = DurableTransport(inner, again, dict, headers=Headers(), is_alone=True)
     found = [(arrival.src, arrival.number) for arrival in iter(lambda: told.next(0.01), None)]
     assert found == [(0, 1), (0, 2)]

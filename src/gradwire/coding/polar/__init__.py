@@ -2,7 +2,7 @@
 
 Korada and Urbanke 2010, "Polar codes are optimal for lossy source coding": successive cancellation,
 which decodes a channel code, finds a codeword near any word y; the K free inputs of that codeword
-are what travels, and x = u F^(n) is what the receiver hears.
+are what travels, and x = u F^(n) is what the receiver decodes.
 """
 
 from gradwire.coding.polar.compressor import PolarCompressor

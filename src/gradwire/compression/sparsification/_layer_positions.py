@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.coding.varint import read_varints, write_varints
 from gradwire.compression._layers import covering
+from gradwire.core.binary import read_varints, write_varints
 from gradwire.core.codec import expect
 from gradwire.core.errors import WireError
 from gradwire.core.spec import Placed, Spec

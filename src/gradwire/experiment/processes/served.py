@@ -31,17 +31,18 @@ from gradwire.experiment.run.outcome import Progress, Run, use_threads
 from gradwire.experiment.run.record import write_config
 from gradwire.experiment.run.setup import Experiment
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.transport import DurableTransport, Links, links_of
+from gradwire.runtime.durable.transport import DurableTransport, links_of
 from gradwire.runtime.network.network import parse_duration
+from gradwire.runtime.process.transport import LinkCounts
 from gradwire.runtime.zeromq import ZmqTransport
-from gradwire.runtime.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
-from gradwire.runtime.zeromq.keys import load_keys
-from gradwire.runtime.zeromq.sockets import (
+from gradwire.runtime.zeromq.connections.sockets import (
     check_allowed,
     check_target,
     host_of,
     is_loopback,
 )
+from gradwire.runtime.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
+from gradwire.runtime.zeromq.keys import load_keys
 
 Role = Literal["scheduler", "server", "worker"]
 
@@ -206,7 +207,7 @@ class _Served:
         text = "\n".join(common_settings(self.experiment.config.to_toml()))
         return blake2b(text.encode() + HEADERS.digest, digest_size=16).digest()
 
-    def _open_store(self, rank: int, life: float, job: str) -> Links:
+    def _open_store(self, rank: int, life: float, job: str) -> LinkCounts:
         """What this server was before, in this job."""
         assert self.where.folder is not None
         self.store = open_store(store_folder(self.where.folder, rank, job))
@@ -246,7 +247,7 @@ class _Served:
                 checkpoint_every_s=checkpoint_every_s,
                 timeout_s=timeout_s,
                 signals=signals,
-                life=transport.life,
+                life=transport.incarnation,
                 wrap=self._begun if durable is None else durable.recorded,
                 keep=None if self.store is None else self.store.folder,
                 is_by_hand=not is_launched(),

@@ -98,6 +98,15 @@ def notes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def counted_headers(architecture: str) -> str:
+    """What the bytes count for headers, if messages go to and from servers."""
+    from gradwire.architecture import ARCHITECTURE
+    from gradwire.core.wire import HEADER_NBYTES
+
+    has_servers = ARCHITECTURE.parse(architecture).num_servers > 0
+    return f"{HEADER_NBYTES} bytes counted for each header" if has_servers else ""
+
+
 def _times(ratio: float | None) -> str:
     if ratio is None:
         return "-"

@@ -14,6 +14,7 @@ from typing import Any
 
 from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
+from gradwire.experiment.report.comparison import counted_headers
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.outcome import SPREAD, Progress, Run
 from gradwire.experiment.run.record import Record, Row
@@ -204,6 +205,8 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
     run = outcome.run
     if run is None:
         return {"method": outcome.label, "failure": outcome.failure}
+    headers = counted_headers(run.config.architecture)
+    remarks = [*outcome.remarks, *([f"has {headers}"] if headers else [])]
     return {
         "method": outcome.label,
         "test_accuracy": run.accuracy,
@@ -214,7 +217,7 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
         "virtual_times_s": {run.config.bandwidth: run.virtual_time_s, **outcome.times},
         "dropped_steps": run.summary["dropped_steps"],
         "wall_time_s": run.summary["wall_time_s"],
-        **({"remarks": list(outcome.remarks)} if outcome.remarks else {}),
+        **({"remarks": remarks} if remarks else {}),
     }
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.runtime.durable import journal
-from gradwire.runtime.durable.journal import Found, Journal
+from gradwire.runtime.durable.journal import Journal, JournalContents
 from gradwire.runtime.storage import sealed
 from gradwire.runtime.storage.files import DamagedError, make_folder, naming
 from gradwire.runtime.storage.sealed import Seal
@@ -39,7 +39,7 @@ class Store:
     def __init__(self, folder: Path, job: str) -> None:
         make_folder(folder)
         self.folder = folder
-        self.skipped = ""  # the state that was damaged, in words, if it could be made again
+        self.skipped = ""  # describes a damaged state that could be made again
         self._job = job
         self._fingerprint = Seal("state", owner=job).fingerprint
         with naming(folder / _LOCK):
@@ -110,13 +110,13 @@ class Store:
     def _files(self) -> list[Path]:
         return sorted(self.folder.iterdir())
 
-    def _journal(self, generation: int, found: Found | None) -> Journal:
+    def _journal(self, generation: int, found: JournalContents | None) -> Journal:
         path = self._journal_path(generation)
         return Journal(path, self._fingerprint, generation, None if found is None else found.end)
 
     # Reading.
 
-    def _load(self) -> tuple[Any, list[memoryview], int, Found | None]:
+    def _load(self) -> tuple[Any, list[memoryview], int, JournalContents | None]:
         for path in self._files():
             if path.suffix == ".part":  # from a crash while it was written
                 remove(path)
@@ -152,7 +152,7 @@ class Store:
             raise error  # their senders have dropped them
         return state, bodies
 
-    def _found(self, generation: int) -> Found | None:
+    def _found(self, generation: int) -> JournalContents | None:
         path = self._journal_path(generation)
         return journal.read(path, self._fingerprint, generation) if path.exists() else None
 

@@ -13,7 +13,7 @@ written. The checksum starts from fingerprint, generation and the record's own p
 record counts nowhere else.
 
 After a crash the end of the file may be missing or torn, in any order of its pages: what was
-appended since the last commit, of which nobody has been told. It is cut off. A record that cannot
+appended since the last commit, which nobody knows of. It is cut off. A record that cannot
 be read though a later one says that it had been committed is damage: then nothing is cut off, and
 reading stops with a `DamagedError`.
 """
@@ -100,20 +100,24 @@ def encode(arrival: Arrival, headers: Headers, is_whole: bool = True) -> list[Bu
         rest = [str(message).encode()]
     elif kind == LINKS:
         links = message.items()
-        rest = [b"".join(_LINK.pack(rank, life, received) for rank, (life, received) in links)]
+        rest = [
+            b"".join(
+                _LINK.pack(rank, incarnation, received) for rank, (incarnation, received) in links
+            )
+        ]
     code, place = _KINDS.index(kind), 0.0 if time_s is None else time_s
     return [_BODY.pack(code, flags, 0, src, job, block_nbytes, tag, number, place), *rest]
 
 
 def glance(body: memoryview) -> Arrival:
-    """What happened, without the message; `NOT_KEPT` stands for one that only its sender has."""
+    """The arrival without its message; `NOT_KEPT` stands for one that only its sender has."""
     code, flags, _, src, job, _, tag, number, place = _BODY.unpack_from(body)
     kind, message = _KINDS[code], cast(Any, None)
     if not flags & _IS_WHOLE:
         message = NOT_KEPT
     elif kind == LINKS:
         links = _LINK.iter_unpack(body[_BODY.size :])
-        message = {rank: (life, received) for rank, life, received in links}
+        message = {rank: (incarnation, received) for rank, incarnation, received in links}
     return Arrival(kind, src, job, tag, message, place if flags & _HAS_TIME else None, number)
 
 
@@ -199,14 +203,14 @@ class Journal:
         self._file.close()
 
 
-class Found(NamedTuple):
-    """What there is of a journal."""
+class JournalContents(NamedTuple):
+    """The records of a journal that was read."""
 
     bodies: list[memoryview]  # of its records, mapped
     end: int
 
 
-def read(path: Path, fingerprint: bytes, generation: int) -> Found | None:
+def read(path: Path, fingerprint: bytes, generation: int) -> JournalContents | None:
     """The records of a journal; None if it had just been made, and its header is not there."""
     with naming(path, "read"), path.open("rb") as file:
         size = path.stat().st_size
@@ -227,7 +231,7 @@ def read(path: Path, fingerprint: bytes, generation: int) -> Found | None:
             break
         bodies.append(body)
         end += _RECORD.size + len(body)
-    return Found(bodies, end)
+    return JournalContents(bodies, end)
 
 
 def _is_head(view: memoryview, path: Path, fingerprint: bytes, generation: int) -> bool:

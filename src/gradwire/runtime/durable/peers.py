@@ -1,7 +1,7 @@
-"""What a durable server knows of its peers: who came back, who left or is lost, who is done.
+"""What a durable server knows of its peers: which came back, left, are lost or are done.
 
-Two moments count. That a peer comes is written down first; what is sent to it from then on is not
-for who it was before. Later the program is told.
+Two moments count. First the journal holds that a peer has joined; what is sent to it from then on
+is not for its earlier incarnation. Later the program gets that arrival.
 """
 
 from collections import Counter
@@ -12,35 +12,37 @@ from gradwire.runtime.process.transport import DONE, GOODBYE, JOINED, LOST, Arri
 
 
 class Peers:
-    """`lives` and `endings` as a state has them."""
+    """`incarnations` and `endings` as a state has them."""
 
-    def __init__(self, lives: Mapping[int, float], endings: Iterable[tuple[Any, ...]]) -> None:
-        self.lives = dict(lives)  # of those that came (back); of others 0
-        self._joining: Counter[int] = Counter()  # how often each comes in what is not told yet
-        # Of each that has left or is lost, and that is done.
+    def __init__(
+        self, incarnations: Mapping[int, float], endings: Iterable[tuple[Any, ...]]
+    ) -> None:
+        self.incarnations = dict(incarnations)  # of those that joined later; of others 0
+        self._joining: Counter[int] = Counter()  # joins that the program has not got yet
+        # By rank: that it has left or is lost; that it is done.
         self._ended: dict[int, Arrival] = {}
         self._done: dict[int, Arrival] = {}
         for fields in endings:
-            self.told(Arrival(*fields))
+            self.note_handed(Arrival(*fields))
 
     @property
     def endings(self) -> list[Arrival]:
-        """Who is done, has left or is lost: told to every new engine."""
+        """Peers that are done, have left or are lost: every new engine gets these."""
         return [*self._done.values(), *self._ended.values()]
 
     @property
     def ended(self) -> KeysView[int]:
-        """Who has left or is lost."""
+        """Peers that have left or are lost."""
         return self._ended.keys()
 
-    def comes(self, arrival: Arrival) -> None:
-        """It is written down; the program will be told."""
+    def note_join(self, arrival: Arrival) -> None:
+        """The journal holds that a peer has joined; the program will get it."""
         self._joining[arrival.src] += 1
         if arrival.time_s is not None:
-            self.lives[arrival.src] = arrival.time_s
+            self.incarnations[arrival.src] = arrival.time_s
 
-    def told(self, arrival: Arrival) -> None:
-        """The program hears of it."""
+    def note_handed(self, arrival: Arrival) -> None:
+        """The program gets this arrival."""
         kind, src = arrival.kind, arrival.src
         if kind == JOINED:
             self._joining[src] -= 1
@@ -52,10 +54,12 @@ class Peers:
             self._done[src] = arrival
 
     def is_known(self, arrival: Arrival) -> bool:
-        """Whether it is written down already that this peer comes."""
+        """Whether the journal holds this join already."""
         is_joined = arrival.kind == JOINED and arrival.time_s is not None
-        return is_joined and self.lives.get(arrival.src) == arrival.time_s
+        return is_joined and self.incarnations.get(arrival.src) == arrival.time_s
 
-    def is_meant(self, dst: int, life: float | None) -> bool:
-        """Whether the program, when it sends to `dst`, means who is there; None: nobody is."""
-        return not self._joining[dst] and (life is None or life == self.lives.get(dst, 0.0))
+    def is_meant(self, dst: int, incarnation: float | None) -> bool:
+        """Whether the program knows the incarnation at `dst` that is there; None: none is."""
+        return not self._joining[dst] and (
+            incarnation is None or incarnation == self.incarnations.get(dst, 0.0)
+        )

@@ -1,31 +1,28 @@
-"""Servers that survive a crash: a transport that writes down what arrives before it hands it over.
+"""A durable transport: it writes down what arrives before it hands it over.
 
-Under it lies a transport that numbers messages, takes each number once, and keeps what it sent
-until it is acknowledged. Above it is a program that does the same if it is told the same in the
-same order. So a server that crashed goes on from its last state: it is told again what had arrived
-since, in the order of the journal, sends the same answers with the same numbers, of which its peers
-drop those they have, and then hears what is new. Nothing that was acknowledged is lost, nothing
-counts twice.
+Below it is a transport that numbers messages, takes each number once, and keeps what it sent until
+it is acknowledged. Above it is a program that sends the same messages if it gets the same arrivals
+in the same order. So a server that crashed continues from its last state: it gets again what had
+arrived since, in the order of the journal, and sends the same answers with the same numbers, of
+which its peers drop those they have. Then it gets new arrivals. Nothing that was acknowledged is
+lost, nothing counts twice.
 
-- `is_durable`: the journal holds messages and is synced, many at a time, before they are
-  acknowledged and handed over. Senders may forget them at once, and the machine may lose its power.
-- Otherwise it holds only the order in which they came (and small ones), and is written but not
-  synced. Senders keep their messages until a state that has them is on disk, and send them again.
-  That survives the end of the process, not of the machine; and what a worker that is lost meanwhile
-  had sent is lost with it.
+- With `is_durable` the journal holds messages and is synced, many at a time, before they are
+  acknowledged and handed over. Senders may drop them at once, and the machine may lose its power.
+- Otherwise it holds only their order (and small messages), and is written but not synced. Senders
+  keep their messages until a state that has them is on disk, and send them again. That survives
+  the end of the process, not of the machine. If a worker is lost meanwhile, its messages that no
+  state has are lost, too, and a method in which others wait for it may have to stop.
 
-A state is saved when all programs wait and none has a message unread: `snapshot` returns it, or
-None if it is no good moment. Arrivals are handed over one at a time, so that programs come to rest
-after each: then what is sent depends on their order only, not on how many were there at once. That
-takes one program per node, whose only way to look at a clock is to wait for a message with a
-timeout (`recorded` writes down which of these waits were in vain).
+A state is saved when all programs wait and none has an unread message: `snapshot` returns it, or
+None if this is not such a moment. Arrivals are handed over one at a time, so that programs wait
+again after each: then what is sent depends on their order only, not on how many were there at once.
+That takes one program per node, which may look at a clock only by waiting for a message with a
+timeout (`recorded` writes down which of these waits timed out).
 
-What is sent to a worker before the program hears that it came back is dropped: it was for who the
-worker was before, and its numbers are not those of the new one. What was sent and may not have been
-received when a state is saved is part of it, and sent again.
-
-Its parts: what is told again (retelling.py), what is written down and acknowledged
-(write_ahead.py), what may have to be sent again (outbox.py), who came and who is gone (peers.py).
+What is sent to a worker before the program knows that it came back is dropped: it was for the
+earlier incarnation, and its numbers are not those of the new one. The resend queue is part of a
+state, and sent again after a restart.
 """
 
 import time
@@ -40,9 +37,9 @@ from gradwire.core.node import RecvAny
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.checkpoint import Store
 from gradwire.runtime.durable.journal import LINKS, NOT_KEPT, TIMED_OUT
-from gradwire.runtime.durable.outbox import Outbox
 from gradwire.runtime.durable.peers import Peers
-from gradwire.runtime.durable.recovery import Retelling
+from gradwire.runtime.durable.recovery import JournalReplay
+from gradwire.runtime.durable.resend_queue import ResendQueue
 from gradwire.runtime.durable.write_ahead import NUMBERED, WriteAhead
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import (
@@ -50,78 +47,78 @@ from gradwire.runtime.process.transport import (
     JOINED,
     LOST,
     Arrival,
+    LinkCounts,
     Transport,
     message_nbytes,
 )
 
 R = TypeVar("R")
-Links = dict[int, tuple[float, int, int]]  # rank -> its life, numbers received and sent
 _MAX_GROUP, _MAX_GROUP_NBYTES = 256, 64 << 20  # committed at once
-_RETRY_S = 0.25  # after a moment that was no good for a snapshot
+_RETRY_S = 0.25  # after a snapshot was not possible
 
 
 class NumberedTransport(Transport, Protocol):
-    """What lies under it. It may be begun with the links of an earlier process."""
+    """The transport below. It may be started with the links of an earlier process."""
 
     @property
     def num_bytes_sent(self) -> int: ...
 
     def acknowledge(self, src: int, number: int) -> None:
-        """Tells a sender that it need not keep its messages up to this number."""
+        """A sender need not keep its messages up to this number any more."""
         ...
 
-    def links(self) -> Links:
-        """By peer: its life, how many messages of it are acknowledged, how many were sent to it."""
+    def links(self) -> LinkCounts:
+        """As of now: messages that were acknowledged count as received."""
         ...
 
     def outstanding(self) -> dict[int, int]:
-        """By peer: how many of the messages that were sent to it it may not have."""
+        """By peer: how many of the messages to it may not have arrived."""
         ...
 
 
-def links_of(store: Store) -> Links:
-    """What to begin the transport with: the links as of the end of the journal.
+def links_of(store: Store) -> LinkCounts:
+    """The links as of the end of the journal, with which the transport below is started.
 
     A number counts as received if the journal holds the message. One that only its sender has must
-    come again, and so must all after it.
+    be sent again, and so must all after it.
     """
-    links: Links = {} if store.state is None else dict(store.state["links"])
-    is_missing: set[int] = set()  # of whom something must come again
+    links: LinkCounts = {} if store.state is None else dict(store.state["links"])
+    is_missing: set[int] = set()  # ranks that must send again
     for body in store.bodies:
         arrival = journal.glance(body)
         if arrival.kind == LINKS:
-            for rank, (life, received) in arrival.message.items():
+            for rank, (incarnation, received) in arrival.message.items():
                 before = links.get(rank)
-                if before is None or before[0] != life:  # another one
-                    links[rank] = (life, received, 0)
+                if before is None or before[0] != incarnation:  # another one
+                    links[rank] = (incarnation, received, 0)
                     is_missing.discard(rank)
                 elif rank not in is_missing:
-                    links[rank] = (life, max(before[1], received), before[2])
+                    links[rank] = (incarnation, max(before[1], received), before[2])
         elif arrival.kind == JOINED and arrival.time_s is not None:
-            # What is before it in the journal was sent by who it was before.
+            # What is before it in the journal was sent by its earlier incarnation.
             links[arrival.src] = (arrival.time_s, 0, 0)
             is_missing.discard(arrival.src)
         elif arrival.message is NOT_KEPT:
             is_missing.add(arrival.src)
         elif arrival.kind in NUMBERED and arrival.number and arrival.src not in is_missing:
-            # Of one that was gone before its first message was read nothing else is known.
-            life, _, sent = links.get(arrival.src, (0.0, 0, 0))
-            links[arrival.src] = (life, arrival.number, sent)
+            # If it was gone before its first message was read, nothing else is known of it.
+            incarnation, _, sent = links.get(arrival.src, (0.0, 0, 0))
+            links[arrival.src] = (incarnation, arrival.number, sent)
     return links
 
 
-def num_heard(store: Store) -> int:
-    """How many arrivals state and journal have."""
+def count_arrivals(store: Store) -> int:
+    """The number of arrivals in state and journal."""
     kinds = [journal.glance(body).kind for body in store.bodies]
     before: int = 0 if store.state is None else store.state["num_handed"]
     return before + sum(kind not in (LINKS, TIMED_OUT) for kind in kinds)
 
 
 class DurableTransport:
-    """Between engine and transport. `inner` was begun with `links_of(store)`.
+    """Between engine and transport. `inner` was started with `links_of(store)`.
 
-    What the programs are to go on from is `store.state["state"]`, if there is a state. `is_alone`:
-    nobody will send again what the journal does not hold.
+    Programs continue from `store.state["state"]`, if there is a state. `is_alone`: nobody will
+    send again what the journal does not hold.
     """
 
     def __init__(
@@ -143,20 +140,20 @@ class DurableTransport:
         self._store = store
         self._snapshot = snapshot
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
-        self._has_handed = False  # one, and nobody has asked since
-        self._num_new = 0  # handed over that were not told again
+        self._has_handed = False  # an arrival, and `next` was not called since
+        self._num_new = 0  # handed over that are not from the journal
         self._ready: deque[Arrival] = deque()  # written down, to be handed over
         before = store.state or {"num_handed": 0, "lives": {}, "peers": [], "outbox": []}
         self._peers = Peers(before["lives"], before["peers"])
         for body in store.bodies:
             arrival = journal.glance(body)
             if arrival.kind == JOINED:
-                self._peers.comes(arrival)
-        self._retelling = Retelling(
+                self._peers.note_join(arrival)
+        self._replay = JournalReplay(
             store.bodies,
             self._from_inner,
             rank=self.rank,
-            num_told=before["num_handed"],
+            num_handed=before["num_handed"],
             headers=headers,
             device=device,
             gone=range(self.size) if is_alone else (),
@@ -164,7 +161,10 @@ class DurableTransport:
         self._write_ahead = WriteAhead(
             store,
             inner.acknowledge,
-            {rank: (life, received) for rank, (life, received, _) in links_of(store).items()},
+            {
+                rank: (incarnation, received)
+                for rank, (incarnation, received, _) in links_of(store).items()
+            },
             rank=self.rank,
             headers=headers,
             is_durable=is_durable,
@@ -172,8 +172,8 @@ class DurableTransport:
             max_nbytes=max_journal_nbytes if is_durable else max_unacknowledged_nbytes,
         )
         store.forget()
-        self._outbox = Outbox(headers, inner.outstanding)
-        for message in self._outbox.unpacked(before["outbox"]):
+        self._resend_queue = ResendQueue(headers, inner.outstanding)
+        for message in self._resend_queue.unpacked(before["outbox"]):
             self.send(*message)
 
     @property
@@ -185,9 +185,9 @@ class DurableTransport:
         return self._inner.num_bytes_sent
 
     @property
-    def is_told_again(self) -> bool:
-        """Whether the programs hear what they, or those before them, have heard already."""
-        return not self._retelling.is_over
+    def is_recovering(self) -> bool:
+        """Whether the programs still get what the process before this one had got."""
+        return not self._replay.is_over
 
     # Transport.
 
@@ -196,7 +196,7 @@ class DurableTransport:
         if self._peers.is_meant(dst, None if link is None else link[0]):
             self._write_ahead.commit()
             self._inner.send(dst, job, tag, message)
-            self._outbox.add(dst, job, tag, message)
+            self._resend_queue.add(dst, job, tag, message)
 
     def send_done(self, dst: int, job: int, number: int) -> None:
         raise NotImplementedError("a durable node is a server, whose runs end with the workers'")
@@ -212,42 +212,42 @@ class DurableTransport:
             self._has_handed = False
             if timeout_s == 0:
                 return None
-        arrival = self._told_again(timeout_s) if self.is_told_again else None
-        if arrival is None and not self.is_told_again and self._take(timeout_s):
+        arrival = self._next_replayed(timeout_s) if self.is_recovering else None
+        if arrival is None and not self.is_recovering and self._take(timeout_s):
             arrival = self._ready.popleft()
             self._num_new += 1
         if arrival is None:
             return None
         self._has_handed = True
-        self._peers.told(arrival)
+        self._peers.note_handed(arrival)
         if arrival.kind in (JOINED, LOST, GOODBYE):
-            self._outbox.drop(arrival.src)  # what was for who it was before
+            self._resend_queue.drop(arrival.src)  # for its earlier incarnation
         return arrival
 
     def close(self) -> None:
-        """Saves a last state, if the moment is good, and closes the store."""
+        """Saves a last state, if that is possible now, and closes the store."""
         try:
             self.checkpoint()
         finally:
             self._store.close()
 
-    # What is told again.
+    # Recovery.
 
-    def _told_again(self, timeout_s: float | None) -> Arrival | None:
-        told = self._retelling.next(timeout_s)
-        if told is None:
+    def _next_replayed(self, timeout_s: float | None) -> Arrival | None:
+        replayed = self._replay.next(timeout_s)
+        if replayed is None:
             return None
-        if told.is_sent_again:
-            self._write_ahead.owe(told.arrival)
-        return told.arrival
+        if replayed.is_sent_again:
+            self._write_ahead.owe(replayed.arrival)
+        return replayed.arrival
 
     @property
     def num_handed(self) -> int:
-        """How many arrivals were handed over, by this process and those before."""
-        return self._retelling.num_told + self._num_new
+        """How many arrivals were handed over, by this process and those before it."""
+        return self._replay.num_handed + self._num_new
 
     async def recorded(self, program: Coroutine[Any, Any, R]) -> R:
-        """Runs a program. Its waits that time out are in the journal as well."""
+        """Runs a program, and writes its waits that time out into the journal."""
         value: Any = None
         failure: Exception | None = None
         try:
@@ -270,13 +270,13 @@ class DurableTransport:
 
     async def _wait(self, effect: RecvAny[Any]) -> Any:
         found: Any
-        while self.is_told_again:
+        while self.is_recovering:
             found = await RecvAny(effect.tag, 0.0)
             if found is not None:
                 return found
-            if self._retelling.times_out():
+            if self._replay.times_out():
                 return None
-            if self.is_told_again:  # for what must be sent again
+            if self.is_recovering:  # for a message that must be sent again
                 found = await RecvAny(effect.tag, 0.01)
                 if found is not None:
                     return found
@@ -286,17 +286,17 @@ class DurableTransport:
             self._write_ahead.write_timeout(self.num_handed)
         return found
 
-    # What is new.
+    # New arrivals.
 
     def _take(self, timeout_s: float | None) -> bool:
-        """Whether there is something to hand over; takes what has arrived and writes it down."""
+        """Writes down what has arrived; whether there is something to hand over."""
         if self._ready:
             return True
         limit = inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             was_saved = not self._write_ahead.is_due(self._peers.ended) or self.checkpoint()
             if not was_saved and timeout_s == 0:
-                return False  # so that programs come to rest
+                return False  # so that programs wait again
             left = max(0.0, limit - time.monotonic())
             pause = self._write_ahead.due_in_s if was_saved else _RETRY_S
             first = self._new(min(left, pause))
@@ -313,14 +313,16 @@ class DurableTransport:
             nbytes += message_nbytes(more.message)
         for arrival in group:
             if arrival.kind == JOINED:
-                self._peers.comes(arrival)
-        lives = {rank: life for rank, (life, _, _) in self._inner.links().items()}
-        self._write_ahead.write(group, lives)
+                self._peers.note_join(arrival)
+        incarnations = {
+            rank: incarnation for rank, (incarnation, _, _) in self._inner.links().items()
+        }
+        self._write_ahead.write(group, incarnations)
         self._ready.extend(group)
         return True
 
     def _new(self, timeout_s: float) -> Arrival | None:
-        early = self._retelling.take_early()
+        early = self._replay.take_early()
         if early is not None:
             return early
         return self._from_inner(None if timeout_s == inf else timeout_s)
@@ -328,41 +330,43 @@ class DurableTransport:
     def _from_inner(self, timeout_s: float | None) -> Arrival | None:
         while True:
             arrival = self._inner.next(timeout_s)
-            # That somebody is there is told again to a transport that begins again.
+            # A transport that is started again reports once more that a peer has joined.
             if arrival is None or not self._peers.is_known(arrival):
                 return arrival
 
     # States.
 
     def checkpoint(self) -> bool:
-        """Saves a state if this is a good moment, and begins a new journal; whether it was."""
-        is_telling = self.is_told_again or self._ready or self._retelling.has_early
-        if is_telling or any(self._kept.values()):
+        """Saves a state if that is possible now, and starts a new journal; whether it was."""
+        is_busy = self.is_recovering or self._ready or self._replay.has_early
+        if is_busy or any(self._kept.values()):
             return False
         state = self._snapshot()
         if state is None:
             return False
         began_s = time.monotonic()
         links = self._inner.links()
-        self._outbox.forget_received()
+        self._resend_queue.forget_received()
         links = {
             rank: (
-                life,
+                incarnation,
                 self._write_ahead.last_number(rank, received),
-                sent - self._outbox.num_to(rank),
+                sent - self._resend_queue.num_to(rank),
             )
-            for rank, (life, received, sent) in links.items()
+            for rank, (incarnation, received, sent) in links.items()
         }
         self._store.save(
             {
                 "state": state,
                 "links": links,
-                "lives": self._peers.lives,
+                "lives": self._peers.incarnations,
                 "peers": [tuple(ending) for ending in self._peers.endings],
-                "outbox": self._outbox.packed(sorted(links)),
+                "outbox": self._resend_queue.packed(sorted(links)),
                 "num_handed": self.num_handed,
             }
         )
-        noted = {rank: (life, received) for rank, (life, received, _) in links.items()}
-        self._write_ahead.saved(noted, time.monotonic() - began_s)
+        acknowledged = {
+            rank: (incarnation, received) for rank, (incarnation, received, _) in links.items()
+        }
+        self._write_ahead.note_saved(acknowledged, time.monotonic() - began_s)
         return True

@@ -5,19 +5,19 @@
     5   kind                            24  length of the payload, u64
     6   dtype code; 255: no tensor      32  length of the header object, u32
     7   number of dimensions            36  flags (1: the tensor lay on an accelerator;
-                                            2: the payload takes another way), u16
+                                            2: the payload goes directly), u16
     8   zero, u32                       38  zero, u16
     40  the dimensions, u64 each, then the header object, then the payload if there is room
 
 All this lies in a block of at most `BLOCK_NBYTES`, for which a receiver always has room. A payload
-that has no room in it follows by itself, as one buffer that nobody copied. Transports that know how
-long a block is may allow longer ones, for long header objects; payloads are inside up to the same
-length, unless both ends agree on another (`inline_nbytes`). Tags travel as hashes: whoever waits
-for one knows it. A tag is text, numbers and None in nested tuples.
+that has no room in it follows as a buffer of its own, which is not copied. Transports that know the
+length of a block may allow longer ones, for long header objects; payloads are inside up to the same
+length, unless both ends agree on another (`inline_nbytes`). Tags travel as hashes, since a receiver
+knows the tag that it waits for. A tag is text, numbers and None in nested tuples.
 
-A header object is a frozen dataclass of plain values whose class is on a list: see headers.py. What
-comes from the network is never trusted: anything unexpected is a `WireError`, raised before
-anything is allocated.
+A header object is a frozen dataclass of plain values whose class is on a list: see headers.py.
+Nothing from the network is trusted: anything unexpected is a `WireError`, raised before anything is
+allocated.
 """
 
 import json
@@ -53,7 +53,7 @@ _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
 class Frame(NamedTuple):
-    """What a block says, without the payload."""
+    """The content of a block, without the payload."""
 
     kind: int
     job: int
@@ -72,7 +72,7 @@ class Frame(NamedTuple):
         return 0 if self.start else self.nbytes
 
     def message(self, payload: Tensor) -> Any:
-        """What the program gets, given the payload as a uint8 vector of its own memory."""
+        """The message for the program, given the payload as a uint8 vector of its own memory."""
         data = None
         if self.dtype is not None:
             # A byte that is neither 0 nor 1 must not become a bool.
@@ -107,11 +107,11 @@ def _canonical(tag: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What is sent: a block, and a payload that had no room in it."""
+    """The bytes of a message: a block, and a payload that has no room in it."""
 
     block: Tensor  # uint8
     payload: Tensor | None
-    is_direct: bool = False  # the payload takes a way of its own
+    is_direct: bool = False  # the payload goes from accelerator to accelerator
 
     @property
     def nbytes(self) -> int:
@@ -131,8 +131,8 @@ def pack(
 ) -> Packed:
     """A tensor, or a `Framed`, as bytes. The payload is the tensor's own memory if it can be.
 
-    `copied`: what the tensor holds, on the host already. `is_direct`: the payload stays where it
-    is, and takes a way of its own.
+    `copied`: a copy of the tensor on the host. `is_direct`: the payload goes from accelerator to
+    accelerator.
     """
     if isinstance(message, Framed):
         header = headers.encode(message.header)
@@ -145,9 +145,9 @@ def pack(
 
 
 def pack_control(kind: int, job: int = 0, number: int = 0) -> Packed:
-    """A frame without a message: done with run number `number`, or goodbye.
+    """A frame without a message: DONE with run number `number`, or GOODBYE.
 
-    With a goodbye the number is 1 + the rank that was lost, if it is because of that.
+    With GOODBYE the number is 1 + the rank because of whose loss this one leaves, or 0.
     """
     return _pack(kind, job, number, None, b"")
 
@@ -203,8 +203,8 @@ def unpack(
 ) -> Frame:
     """Reads a block; raises `WireError` unless everything in it is as it should be.
 
-    What lies behind the end of the frame is of no matter, unless the block `is_exact`: transports
-    that do not say how much came read into a buffer of `BLOCK_NBYTES`.
+    Bytes behind the frame are ignored unless the block `is_exact`: some transports do not say how
+    much came, and read into a buffer of `BLOCK_NBYTES`.
     """
     if not _FIXED.size <= len(block) <= block_nbytes:
         raise WireError(f"a block has {_FIXED.size} .. {block_nbytes} bytes, got {len(block)}")
@@ -232,13 +232,13 @@ def unpack(
     header = headers.decode(bytes(block[end - length : end]))
     is_direct = bool(flags & _DIRECT)
     if is_direct and not nbytes:
-        raise WireError("a payload of no bytes takes no way of its own")
+        raise WireError("a payload of no bytes cannot go directly")
     is_inside = not is_direct and 0 < nbytes <= inline_nbytes - end
     if is_inside and end + nbytes > len(block):
         raise WireError(f"the block ends {end + nbytes - len(block)} bytes before its payload does")
     stop = end + nbytes if is_inside else end
     if is_exact and stop != len(block):
-        raise WireError(f"the block goes on for {len(block) - stop} bytes behind its frame")
+        raise WireError(f"the block continues for {len(block) - stop} bytes behind its frame")
     start = end if is_inside else 0
     on_device = bool(flags & _ON_DEVICE)
     return Frame(kind, job, tag, header, dtype, shape, nbytes, on_device, start, is_direct)

@@ -2,25 +2,21 @@
 
 What is particular to gloo: a receive cannot be polled, so one thread per peer blocks in it. A wait
 that expires breaks the connection for good, so the group is one of our own whose timeout is a
-year. A receive takes what is shorter than its buffer, and aborts the process if more comes: so a
-block of limited length comes first, and says how long the payload is that follows. A receive for
-that is posted already if it is not the longest so far: see expected.py. A peer that was killed
-shows as an error of the receive that waits for it.
+year. A receive takes a message that is shorter than its buffer, but aborts the process if more
+comes. So a block of limited length comes first, and says how long the payload is that follows. A
+receive for that is posted already unless it is the longest so far: see expected.py. A peer that was
+killed shows as an error of the receive that waits for it.
 
-Sends are posted at once and in order. What they send must live until it has left, so the posted
-ones are kept, up to a number of bytes per peer; beyond it the sender waits for the oldest. What has
-come and not been taken is limited, too: the thread of a peer pauses meanwhile, and with it the
-peer. While this rank waits in a send no thread pauses, so two that do so do not block each other.
+Sends are posted at once and in order (posted_sends.py). What has been received and not taken is
+limited, too: the thread of a peer pauses meanwhile, and with it the peer. While this rank waits in
+a send no thread pauses, to avoid deadlock.
 
-Tensors on accelerators: see accelerator.py. An all-reduce of gloo's own runs in a group of its own,
-and in gloo's threads; what it was comes through the same queue as messages.
+Tensors on accelerators: see accelerator.py. Means by gloo's own all-reduce: see native_means.py.
 """
 
 import threading
 from collections import defaultdict, deque
-from contextlib import suppress
 from datetime import timedelta
-from itertools import count
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
@@ -35,10 +31,11 @@ from gradwire.runtime.process import frames
 from gradwire.runtime.process.accelerator import Landing, Leaving, PayloadGroups
 from gradwire.runtime.process.expected import Awaited, Expected
 from gradwire.runtime.process.frames import Headers, Packed
+from gradwire.runtime.process.group_means import FinishedMean, GroupMeans
+from gradwire.runtime.process.posted_sends import PostedSends
 from gradwire.runtime.process.transport import (
     ARRIVED,
     DONE,
-    FINISHED,
     GOODBYE,
     LOST,
     Arrival,
@@ -50,17 +47,8 @@ _NEVER = timedelta(days=365)
 # A payload that follows its block costs a second exchange between the ranks; up to here a copy is
 # cheaper. There is one such buffer per peer.
 BLOCK_NBYTES = 1 << 19
-_MAX_POSTED = 256  # sends to one peer that are kept, however small
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 _NO_HEADERS = Headers()
-
-
-class _Reduced(NamedTuple):
-    """An all-reduce of gloo's own has ended."""
-
-    number: int
-    work: dist.Work
-    total: Tensor
 
 
 class _Landed(NamedTuple):
@@ -105,25 +93,15 @@ class GlooTransport:
         assert isinstance(made, dist.ProcessGroup), "this rank is not in the group"
         self._group = made
         self.rank, self.size = made.rank(), made.size()
-        # With blocks; without what gloo's own all-reduce sends, which nobody tells.
-        self.num_bytes_sent = 0
-        self.num_native_means = 0
         self._headers = headers
-        self._max_bytes_posted = max_bytes_posted
         self._max_payload_nbytes = max_payload_nbytes
-        self._send_timeout = timedelta(seconds=send_s)
         self._close_s = close_s
         self._device = device
         self._payloads = payloads
         # The engine and the receiving threads share the groups of payloads. The first send between
-        # two ranks waits for the other to receive: with a lock for each direction who waits for
-        # whom goes one way through the ranks, so it ends.
+        # two ranks waits for the other to receive. With a lock for each direction ranks wait only
+        # for higher ranks, or only for lower ones, so there is no deadlock.
         self._payload_locks = {id(one): threading.Lock() for one in (payloads or ())[:2]}
-        # For collectives: a group of their own, since their order has nothing to do with messages.
-        self._reducing: Any = None
-        if group is None:
-            self._reducing = dist.new_group(backend="gloo", timeout=self._send_timeout)
-        self._numbers = count(1)
         self._leaving_on: torch.cuda.Stream | None = None
         self._landing_on: torch.cuda.Stream | None = None
         if device is not None and device.type == "cuda":
@@ -132,7 +110,7 @@ class GlooTransport:
         self._outgoing: deque[_Outgoing] = deque()
         # What was packed last: the next peer often gets the same.
         self._last: tuple[Any, tuple[int, int], Packed] | None = None
-        self._arrivals: SimpleQueue[Arrival | _Landed | _Reduced] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival | _Landed | FinishedMean] = SimpleQueue()
         self._max_bytes_unread = max_bytes_unread
         self._bytes_unread = [0] * self.size  # by peer; of what no one has taken
         # Taken as a lock, not as a condition: then a signal's handler cannot raise in between.
@@ -141,12 +119,13 @@ class GlooTransport:
         self._is_sending = False  # it waits until something has left
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: list[Arrival] = []  # of peers that left or were lost
-        # Of each peer: what was posted, oldest first, with its bytes; and their sum.
-        self._posted: list[deque[tuple[dist.Work, Tensor]]] = [deque() for _ in range(self.size)]
-        self._bytes_posted = [0] * self.size
+        send_timeout = timedelta(seconds=send_s)
+        self._sends = PostedSends(self.size, max_bytes_posted, send_timeout, self._set_sending)
+        reducing = dist.new_group(backend="gloo", timeout=send_timeout) if group is None else None
+        device_group = None if payloads is None else payloads.up
+        self._means = GroupMeans(reducing, device_group, self.rank, self.size, self._arrivals.put)
         self._expected = [Expected() for _ in range(self.size)]  # by each peer, from this one
         self._awaited = [Awaited(made, peer, self._empty) for peer in range(self.size)]
-        self._broken: set[int] = set()  # who cannot be sent to
         self._is_closed = False
         self._receivers = [
             threading.Thread(
@@ -174,26 +153,18 @@ class GlooTransport:
             self._flush()
             self._post(dst, self._pack(job, tag, message, is_direct=is_direct))
 
+    @property
+    def num_bytes_sent(self) -> int:
+        """With frames; without what native means send, which gloo does not report."""
+        return self._sends.num_bytes
+
+    @property
+    def num_native_means(self) -> int:
+        return self._means.num_started
+
     def native_mean(self, x: Tensor) -> int | None:
-        """Starts an all-reduce: its number. None: it is not for such tensors."""
-        group = self._reducing
-        if x.device.type != "cpu" and self._payloads is not None:
-            group = self._payloads.up
-        if group is None or x.dtype not in (torch.float32, torch.float64):
-            return None
-        number = next(self._numbers)
-        self.num_native_means += 1
-        # Divided before: one pass, and sums that stay in range.
-        total = kernels.empty(x.numel(), x.dtype, x.device).view(x.shape)
-        torch.div(x.detach(), self.size, out=total)
-        try:
-            work = group.allreduce([total])
-        except RuntimeError as error:
-            self._arrivals.put(Arrival(FINISHED, self.rank, tag=number, message=error))
-            return number
-        reduced = _Reduced(number, work, total)
-        work.get_future().add_done_callback(lambda _: self._arrivals.put(reduced))
-        return number
+        """Starts an all-reduce and returns its number. None: it is not for such tensors."""
+        return self._means.start(x)
 
     def send_done(self, dst: int, job: int, number: int) -> None:
         self._flush()
@@ -209,8 +180,8 @@ class GlooTransport:
                 came = self._arrivals.get(timeout=timeout_s)
         except Empty:
             return None
-        if isinstance(came, _Reduced):
-            return self._finished(came)
+        if isinstance(came, FinishedMean):
+            return came.arrival(self.rank)
         if isinstance(came, _Landed):
             came.landing.wait()
             came = came.arrival
@@ -219,14 +190,6 @@ class GlooTransport:
         elif came.kind in (LOST, GOODBYE):
             self._ended.append(came)
         return came
-
-    def _finished(self, reduced: _Reduced) -> Arrival:
-        message: Any = reduced.total
-        try:
-            reduced.work.wait()  # on an accelerator: what comes after it there
-        except RuntimeError as error:
-            message = error
-        return Arrival(FINISHED, self.rank, tag=reduced.number, message=message)
 
     def _needs_copy(self, data: Tensor) -> bool:
         return data.is_cuda
@@ -300,7 +263,7 @@ class GlooTransport:
         """Says goodbye, and waits (not for long) until what was sent has left and all others have
         said goodbye too. Nothing can be sent or received afterwards.
 
-        `lost` is the rank without which this one cannot go on, if that is why it leaves. Others
+        `lost` is the rank without which this one cannot continue, if that is why it leaves. Others
         that wait for this one then name the rank that was lost, not this one.
         """
         if self._is_closed:
@@ -316,73 +279,36 @@ class GlooTransport:
         until = monotonic() + self._close_s
         for receiver in self._receivers:
             receiver.join(max(0.0, until - monotonic()))
-        # Who said goodbye has read all that was sent to it before its thread ended, or will.
-        waiters = [
-            threading.Thread(target=self._wait_below, args=(peer, 0, 0), daemon=True)
-            for peer in range(self.size)
-            if self._posted[peer]
-        ]
-        for waiter in waiters:
-            waiter.start()
-        for waiter in waiters:
-            waiter.join(max(0.1, until - monotonic()))
-        abort = getattr(self._reducing, "abort", None)  # torch 2.6 has none
-        if lost is not None and abort is not None:
-            with suppress(RuntimeError):  # a collective may be under way, and would never end
-                abort()
+        # A peer that said goodbye has read, or will read, all that was sent to it before.
+        self._sends.wait_all(until)
+        if lost is not None:
+            self._means.abort()
 
     def _post(self, peer: int, packed: Packed) -> None:
-        is_direct = packed.is_direct
-        for part in (packed.block, packed.payload):
-            if part is None or peer in self._broken:
-                continue
-            nbytes = part.numel()
-            self._wait_below(peer, self._max_bytes_posted - nbytes, _MAX_POSTED - 1)
-            try:
-                if is_direct and part is packed.payload:
-                    work = self._send_payload(part, peer)
-                else:
-                    is_payload = part is packed.payload
-                    tag = self._expected[peer].takes(nbytes) if is_payload else 0
-                    work = self._group.send([part], peer, tag)
-            except RuntimeError:
-                self._lose(peer)
-                return
-            self._posted[peer].append((work, part))
-            self._bytes_posted[peer] += nbytes
-            self.num_bytes_sent += nbytes
+        block, payload = packed.block, packed.payload
+        self._sends.post(peer, block, lambda: self._group.send([block], peer, 0))
+        if payload is not None:
+            self._sends.post(peer, payload, lambda: self._send_payload(peer, payload, packed))
 
-    def _wait_below(self, peer: int, max_bytes: int, max_number: int) -> None:
-        """Until no more than this is posted, or nothing."""
-        posted = self._posted[peer]
-        if not posted or (self._bytes_posted[peer] <= max_bytes and len(posted) <= max_number):
+    def _set_sending(self, is_sending: bool) -> None:
+        """While this rank waits in a send, receiving threads do not pause."""
+        if not is_sending:
+            self._is_sending = False
             return
         with self._lock:
             self._is_sending = True
             self._room.notify_all()
-        while posted and (self._bytes_posted[peer] > max_bytes or len(posted) > max_number):
-            work, part = posted.popleft()
-            self._bytes_posted[peer] -= part.numel()
-            try:
-                work.wait(self._send_timeout)
-            except RuntimeError:
-                self._lose(peer)
-                posted.clear()
-                self._bytes_posted[peer] = 0
-        self._is_sending = False
 
     def _payload_group(self, src: int, dst: int) -> dist.ProcessGroup:
         assert self._payloads is not None
         return self._payloads.up if src < dst else self._payloads.down
 
-    def _send_payload(self, part: Tensor, peer: int) -> dist.Work:
+    def _send_payload(self, peer: int, payload: Tensor, packed: Packed) -> dist.Work:
+        if not packed.is_direct:
+            return self._group.send([payload], peer, self._expected[peer].takes(payload.numel()))
         group = self._payload_group(self.rank, peer)
         with self._payload_locks[id(group)]:
-            return group.send([part], peer, 0)
-
-    def _lose(self, peer: int) -> None:
-        # Its receiving thread says that it is lost, after everything that came before.
-        self._broken.add(peer)
+            return group.send([payload], peer, 0)
 
     def _receive(self, peer: int) -> None:
         """Runs in a thread of its own."""

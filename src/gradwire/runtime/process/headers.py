@@ -3,21 +3,19 @@
 An object is the number of its class (its place on the list, one byte) and then its fields, each as
 its declared type says:
 
-    int                 varint of 2x, or of -2x - 1 below zero; |x| up to 64 bits
-    float               f64
+    int, float          signed, f64 (see core/binary.py)
+    str, bytes          text, chunk
     bool, torch.dtype   one byte
-    str                 length as a varint, then utf-8
-    Literal, unions     one byte: which of them; then the value of a union
+    Literal, unions     one byte: the number of the alternative; then the value of a union
     tuples              the items; before those of tuple[x, ...] their number as a varint
     other classes       an object whose class is that one, or a subclass, and is on the list
     expressions         their text, which a parser that comes with the list reads again
 
 Nothing that comes from the network is trusted. Lengths are checked before anything is allocated,
-every value has one way to be written, nothing may be left over, and whatever else is wrong (a
-constructor that refuses its arguments) is a `WireError`. What cannot be sent is a `ValueError`.
+every value has one encoding, and nothing may be left over. Whatever else is wrong, such as
+arguments that a constructor refuses, is a `WireError`. What cannot be sent is a `ValueError`.
 """
 
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -27,15 +25,31 @@ from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_orig
 
 import torch
 
+from gradwire.core.binary import (
+    ByteReader,
+    write_chunk,
+    write_f64,
+    write_signed,
+    write_text,
+    write_varint,
+)
 from gradwire.core.errors import WireError
 from gradwire.core.payload import DTYPES
 
 Parse = Callable[[str], Any]
 
 _MAX_DEPTH = 8  # objects in objects
-_MAX_VARINT_NBYTES = 10
-_MAX_TEXT_NBYTES = 10_000  # of an expression
-_F64 = struct.Struct("<d")
+_MAX_EXPRESSION_NBYTES = 10_000
+
+
+class _HeaderReader(ByteReader):
+    """Also counts how many objects enclose the one that is read."""
+
+    __slots__ = ("depth",)
+
+    def __init__(self, data: bytes, what: str) -> None:
+        super().__init__(data, what)
+        self.depth = 0
 
 
 class _Field(NamedTuple):
@@ -44,7 +58,7 @@ class _Field(NamedTuple):
     kind: Any  # the type
     fits: Callable[[Any], bool]  # whether it is for this value, not whether that can be sent
     write: Callable[[bytearray, Any], None]
-    read: "Callable[[_Reader], Any]"
+    read: Callable[[_HeaderReader], Any]
     min_nbytes: int
 
 
@@ -84,12 +98,9 @@ class Headers:
     def decode(self, data: bytes) -> Any:
         if not data:
             return None
-        reader = _Reader(data)
+        reader = _HeaderReader(data, "a header object")
         header = self._read(reader)
-        if reader.at != len(data):
-            raise WireError(
-                f"{len(data) - reader.at} bytes are left over behind a {type(header).__name__}"
-            )
+        reader.end()
         return header
 
     def _write(self, out: bytearray, value: Any) -> None:
@@ -109,7 +120,7 @@ class Headers:
                 )
             field.write(out, inner)
 
-    def _read(self, reader: "_Reader", kind: type = object) -> Any:
+    def _read(self, reader: _HeaderReader, kind: type = object) -> Any:
         number = reader.byte()
         if number >= len(self.classes):
             raise WireError(f"header class {number}; there are {len(self.classes)}")
@@ -158,96 +169,17 @@ class Headers:
         )
 
 
-class _Reader:
-    """Bytes, and how many of them have been read."""
-
-    __slots__ = ("at", "data", "depth")
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-        self.depth = 0
-
-    @property
-    def left(self) -> int:
-        return len(self.data) - self.at
-
-    def take(self, nbytes: int) -> bytes:
-        if nbytes > self.left:
-            raise WireError(f"a header object ends {nbytes - self.left} bytes too early")
-        self.at += nbytes
-        return self.data[self.at - nbytes : self.at]
-
-    def byte(self) -> int:
-        return self.take(1)[0]
-
-    def choice(self, count: int, what: Any) -> int:
-        number = self.byte()
-        if number >= count:
-            raise WireError(f"{what} has {count} choices, got number {number}")
-        return number
-
-    def varint(self) -> int:
-        value = 0
-        for place in range(_MAX_VARINT_NBYTES):
-            byte = self.byte()
-            value |= (byte & 0x7F) << (7 * place)
-            if byte < 0x80:
-                if place and not byte:
-                    raise WireError("a varint with more bytes than it needs")
-                return value
-        raise WireError(f"a varint of more than {_MAX_VARINT_NBYTES} bytes")
-
-    def integer(self) -> int:
-        value = self.varint()
-        if value >> 65:
-            raise WireError(f"an integer of more than 64 bits: {value:#x}")
-        return -(value >> 1) - 1 if value & 1 else value >> 1
-
-    def text(self) -> str:
-        try:
-            return self.take(self.varint()).decode()
-        except UnicodeDecodeError as error:
-            raise WireError(f"a text that is not utf-8: {error}") from error
-
-
-def _write_varint(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def _write_int(out: bytearray, value: int) -> None:
-    if not -(1 << 64) <= value < 1 << 64:
-        raise ValueError(f"an integer of more than 64 bits cannot be sent in a header: {value}")
-    _write_varint(out, value << 1 if value >= 0 else ~value << 1 | 1)
-
-
-def _write_float(out: bytearray, value: float) -> None:
-    try:
-        out += _F64.pack(value)
-    except OverflowError:
-        raise ValueError(f"{value} is too large for a float") from None
-
-
-def _write_text(out: bytearray, value: str) -> None:
-    data = value.encode()
-    _write_varint(out, len(data))
-    out += data
-
-
 def _write_nothing(out: bytearray, value: None) -> None:
     pass
 
 
 _PLAIN = {
-    int: _Field(int, lambda value: type(value) is int, _write_int, _Reader.integer, 1),
+    int: _Field(int, lambda value: type(value) is int, write_signed, ByteReader.signed, 1),
     float: _Field(
         float,
         lambda value: type(value) in (float, int),
-        _write_float,
-        lambda reader: _F64.unpack(reader.take(8))[0],
+        write_f64,
+        ByteReader.f64,
         8,
     ),
     bool: _Field(
@@ -257,7 +189,8 @@ _PLAIN = {
         lambda reader: bool(reader.choice(2, "a bool")),
         1,
     ),
-    str: _Field(str, lambda value: type(value) is str, _write_text, _Reader.text, 1),
+    str: _Field(str, lambda value: type(value) is str, write_text, ByteReader.text, 1),
+    bytes: _Field(bytes, lambda value: type(value) is bytes, write_chunk, ByteReader.chunk, 1),
     NoneType: _Field(NoneType, lambda value: value is None, _write_nothing, lambda reader: None, 0),
     torch.dtype: _Field(
         torch.dtype,
@@ -302,14 +235,14 @@ def _many(kind: Any, item: _Field) -> _Field:
         raise TypeError(f"a header field of type {kind} cannot travel: its items have no bytes")
 
     def write(out: bytearray, value: tuple[Any, ...]) -> None:
-        _write_varint(out, len(value))
+        write_varint(out, len(value))
         for one in value:
             item.write(out, one)
 
-    def read(reader: _Reader) -> tuple[Any, ...]:
+    def read(reader: _HeaderReader) -> tuple[Any, ...]:
         count = reader.varint()
-        if count * item.min_nbytes > reader.left:
-            raise WireError(f"{count} items in {reader.left} bytes of a header")
+        if count * item.min_nbytes > reader.num_left:
+            raise WireError(f"{count} items in {reader.num_left} bytes of a header")
         return tuple(item.read(reader) for _ in range(count))
 
     def fits(value: Any) -> bool:
@@ -343,15 +276,17 @@ def _expression(kind: type, parse: Parse) -> _Field:
             again = parse(text)
         except ValueError as error:
             _cannot_send(value, error)
-        is_short = len(text.encode()) <= _MAX_TEXT_NBYTES
+        is_short = len(text.encode()) <= _MAX_EXPRESSION_NBYTES
         if type(again) is not type(value) or again != value or not is_short:
             _cannot_send(value, None)
-        _write_text(out, text)
+        write_text(out, text)
 
-    def read(reader: _Reader) -> Any:
+    def read(reader: _HeaderReader) -> Any:
         nbytes = reader.varint()
-        if nbytes > _MAX_TEXT_NBYTES:
-            raise WireError(f"an expression of {nbytes} bytes; the limit is {_MAX_TEXT_NBYTES}")
+        if nbytes > _MAX_EXPRESSION_NBYTES:
+            raise WireError(
+                f"an expression of {nbytes} bytes; the limit is {_MAX_EXPRESSION_NBYTES}"
+            )
         data = reader.take(nbytes)
         try:
             value = parse(data.decode())

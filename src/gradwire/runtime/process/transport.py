@@ -1,4 +1,4 @@
-"""What the engine for real processes asks of a transport, and what a transport tells it."""
+"""The interface between the engine for real processes and a transport."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -6,22 +6,23 @@ from torch import Tensor
 
 ARRIVED, DONE, GOODBYE, LOST, JOINED = "arrived", "done", "goodbye", "lost", "joined"
 FINISHED = "finished"  # a native collective of this rank: `tag` is its number
+# By peer: its incarnation, and the numbers of the last messages received from it and sent to it.
+LinkCounts = dict[int, tuple[float, int, int]]
 
 
 class Arrival(NamedTuple):
-    """What happened: a message came, or a peer is done with a run, leaves, is lost or comes."""
+    """An event: a message arrived, or a peer is done with a run, left, was lost or joined."""
 
     kind: str
     src: int
     job: int = 0
-    # The hash of the tag; with DONE the number of the run; with GOODBYE 1 + the rank because of
-    # whose loss the peer leaves (its own: it cannot go on), or 0.
+    # The hash of the tag. With DONE the number of the run. With GOODBYE 1 + the rank because of
+    # whose loss the peer leaves (its own rank: it cannot continue), or 0.
     tag: int = 0
-    # With LOST the reason, a text; with FINISHED the mean, or what went wrong, an exception.
+    # With LOST the reason, a text. With FINISHED the mean, or an exception.
     message: Any = None
-    # With LOST, JOINED and, where the membership is kept, GOODBYE: when, on the clock of who keeps
-    # the membership; None: nobody does.
-    # A worker that comes has this as its `life`, by which servers know it from who it was before.
+    # With LOST, JOINED and GOODBYE: when, on the clock of the scheduler; None: there is none.
+    # With JOINED this is the peer's incarnation.
     time_s: float | None = None
     number: int = 0  # of this message among those of `src`, from 1; 0: they are not numbered
 
@@ -33,7 +34,7 @@ def tensor_of(message: Any) -> Tensor | None:
 
 
 def message_nbytes(message: Any) -> int:
-    """Of the tensor in a message."""
+    """The size of the tensor in a message."""
     data = tensor_of(message)
     return 0 if data is None else data.numel() * data.element_size()
 
@@ -41,10 +42,10 @@ def message_nbytes(message: Any) -> int:
 class Transport(Protocol):
     """Messages between this rank and others: between two ranks they stay in order.
 
-    One that has an all-reduce of its own has `native_mean(x)` besides: it starts one among all its
-    ranks, and returns a number, with which `next` will tell that it is FINISHED; None if it cannot
-    add such tensors. All ranks start the same ones in the same order. One with `notices_silence`
-    says that a rank is lost when nothing is heard of it, though nothing else tells so.
+    A transport with an all-reduce of its own also has `native_mean(x)`: it starts one among all its
+    ranks and returns a number, with which `next` later returns FINISHED; None if it cannot add such
+    tensors. All ranks start the same ones in the same order. With `notices_silence` a rank is LOST
+    when nothing was received from it for some time.
     """
 
     @property
@@ -54,21 +55,21 @@ class Transport(Protocol):
     def size(self) -> int: ...
 
     def send(self, dst: int, job: int, tag: int, message: Any) -> None:
-        """Hands a message over. It waits if too much is under way; nobody changes the message."""
+        """Hands a message over, which nobody may change. It waits if too much is under way."""
         ...
 
     def send_done(self, dst: int, job: int, number: int) -> None:
-        """Tells a peer that this rank is done with run number `number`."""
+        """Reports to a peer that this rank is done with run number `number`."""
         ...
 
     def next(self, timeout_s: float | None) -> Arrival | None:
-        """What happened next; None after so many seconds."""
+        """The next arrival; None after so many seconds."""
         ...
 
     def keep(self, arrival: Arrival) -> None:
-        """Gives back what is for a job to come."""
+        """Gives back an arrival that is for a later job."""
         ...
 
     def kept(self, job: int) -> list[Arrival]:
-        """Takes what was kept for this job. Peers that left or were lost before are told again."""
+        """What was kept for this job, and all peers that left or were lost before."""
         ...

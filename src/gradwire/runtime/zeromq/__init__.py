@@ -1,4 +1,10 @@
-"""Messages between scheduler, servers and workers over ZeroMQ, with members that come and go."""
+"""Messages between scheduler, servers and workers over ZeroMQ; nodes may join and leave.
+
+Promises: messages between two nodes arrive once and in order; lost nodes are reported to all;
+memory is bounded; messages of strangers are refused. A lost scheduler ends the job.
+Open first: transport.py (the interface, and how the parts fit), then links/link.py and
+membership/membership_list.py (the protocol, without sockets), messages.py (the bytes).
+"""
 
 from gradwire.runtime.zeromq.errors import JoinError as JoinError
 from gradwire.runtime.zeromq.errors import NoMemberError as NoMemberError

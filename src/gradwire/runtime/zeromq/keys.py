@@ -1,6 +1,6 @@
 """The keys of a job: two CURVE key pairs in one file.
 
-Scheduler and servers, which bind, prove who they are with the first pair; who connects to them does
+Scheduler and servers, which bind, authenticate with the first pair, nodes that connect to them
 with the second. All members of a job have both. A peer that has not the second is turned away in
 the handshake, before anything of the job is sent to it.
 """

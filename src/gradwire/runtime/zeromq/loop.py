@@ -1,22 +1,22 @@
-"""What a node does over and over: what is due, then it waits for its sockets and reads them."""
+"""The loop of a node: it does what is due, waits for its sockets and reads them."""
 
 import time
 
-from gradwire.runtime.zeromq.members import Desk, Member
-from gradwire.runtime.zeromq.traffic import Traffic
-from gradwire.runtime.zeromq.wire import Wire
+from gradwire.runtime.zeromq.connections.wire import Wire
+from gradwire.runtime.zeromq.links.traffic import Traffic
+from gradwire.runtime.zeromq.membership.views import MemberView, SchedulerView
 
 _TICK_S = 0.1
 
 
 class Loop:
-    """Of one node. Whoever goes through it has its turn with the sockets (turns.py)."""
+    """Of one node. Only the thread whose turn it is with the sockets runs it (turns.py)."""
 
     def __init__(
-        self, wire: Wire, members: Desk | Member, traffic: Traffic, heartbeat_s: float
+        self, wire: Wire, view: SchedulerView | MemberView, traffic: Traffic, heartbeat_s: float
     ) -> None:
-        self.failure: Exception | None = None  # why this node cannot go on
-        self._wire, self._members, self._traffic = wire, members, traffic
+        self.failure: Exception | None = None  # why this node cannot continue
+        self._wire, self._view, self._traffic = wire, view, traffic
         self._heartbeat_s = heartbeat_s
         self._tick_s = time.monotonic()
 
@@ -24,14 +24,14 @@ class Loop:
         """Does what is due, waits for the sockets, and reads them."""
         now = time.monotonic()
         if now >= self._tick_s:
-            self._members.tick(now)
+            self._view.tick(now)
             self._traffic.tick()
             self._tick_s = now + min(_TICK_S, self._heartbeat_s / 8)
-        due = min(self._tick_s, self._traffic.do_what_is_due(now))
+        due = min(self._tick_s, self._traffic.run_due(now))
         self._wire.poll(min(timeout_s, due - now))
 
     def stand_in(self, timeout_s: float) -> None:
-        """The same while the caller is away, which is told of what goes wrong when it is back."""
+        """The same while the caller is away; `check` raises its errors when the caller is back."""
         if self.failure is not None:
             time.sleep(0.01)
             return

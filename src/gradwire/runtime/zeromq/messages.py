@@ -1,4 +1,4 @@
-"""What nodes say to each other, as bytes.
+"""The messages between nodes, as bytes.
 
 Every message begins with a header of 64 bytes, its first part:
 
@@ -9,34 +9,38 @@ Every message begins with a header of 64 bytes, its first part:
     8   hash of the job, 8 bytes        56  taken: up to this number, u64
     16  source, i32; 20 destination, i32
 
-The last three say how far the sender of this header has come with what the other one sent to it:
-taken is what has arrived, acknowledged what need not be kept for it any more. The second part is
-the body, the third, with DATA only, a payload that has no room in the body.
+The last three report how far the sender of this header has come with what the other side sent to
+it: `taken` has arrived, `acknowledged` need not be kept any more. The second part is the body, the
+third, with DATA only, a payload that has no room in the body. The body of DATA is a frame, that of
+WAIT and ERROR a text, the others are header objects (`Body`) or empty.
 """
 
 import struct
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-from gradwire.runtime.zeromq.refusals import Refusal
+from gradwire.core.errors import WireError
+from gradwire.runtime.process.headers import Headers
+from gradwire.runtime.zeromq.errors import Refusal
 
-VERSION = 1
+VERSION = 2
 (
-    HELLO,  # a node wants to join
-    WAIT,  # not yet: the body says for whom
-    WELCOME,  # it is in: its rank and all members
+    JOIN,  # a node asks to join: JoinRequest
+    WAIT,  # not yet: the body says for whom the job waits
+    ACCEPTED,  # the node has joined: JoinAccepted
     ERROR,  # the body says why something was refused
-    BEAT,  # I am there
-    BEATEN,  # the scheduler is, too
-    RESUME,  # a connection was made
-    RESUMED,  # the answer
-    AGAIN,  # something is missing: send again what is above `taken`
+    HEARTBEAT,
+    HEARTBEAT_REPLY,  # the scheduler is alive, too
+    RESUME,  # a connection was made: Resume
+    RESUMED,  # the answer: Resume
+    RESEND,  # something is missing: send again what is above `taken`
     ACK,  # nothing but the header
-    ANNOUNCE,  # a large message waits
-    GRANT,  # it may come
+    ANNOUNCE,  # a large message waits: Announcement
+    GRANT,  # it may be sent
     DATA,  # a frame; numbered
-    EVENT,  # who came or was lost; numbered
+    MEMBERSHIP,  # a node joined or was lost: MembershipEvent; numbered
 ) = range(14)
-NUMBERED = (DATA, EVENT)
+NUMBERED = (DATA, MEMBERSHIP)
 _KINDS = range(14)
 
 # Codes of errors.
@@ -46,13 +50,11 @@ REFUSED, CANNOT_JOIN, DECLARED_LOST = range(3)
 WORKER, SERVER, SCHEDULER = range(3)
 ROLES = ("worker", "server", "scheduler")
 
-# Kinds of events.
-IS_LOST, HAS_JOINED = range(2)
-
 NOBODY = -1
 IDENTITY_NBYTES = 16
 MAX_TEXT_NBYTES = 4096
 
+Part = bytes | memoryview  # of a message
 _MAGIC = b"GWZM"
 _HEADER = struct.Struct("<4sBBH8siiQQQQQ")
 HEADER_NBYTES = _HEADER.size
@@ -86,170 +88,78 @@ def unpack_header(part: bytes) -> Header:
     return Header._make((kind, job, *others, code))
 
 
-class Hello(NamedTuple):
-    """A node introduces itself."""
-
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
     identity: bytes
     role: int
     wanted: int  # the rank; NOBODY: any
     num_workers: int
     num_servers: int
-    address: str  # where others reach it
+    address: str  # where others reach the node
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
     """A member as the others know it."""
 
     rank: int
     is_there: bool
     has_left: bool
-    life: float
+    incarnation: float
     time_s: float  # of the last change
     identity: bytes
     address: str
 
 
-class Welcome(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JoinAccepted:
     rank: int
-    life: float
-    time_s: float  # of the last event: what comes later is news
-    heartbeat_s: float  # after so long a silence a worker is lost
-    entries: tuple[Entry, ...]
+    incarnation: float
+    time_s: float  # of the last event: later ones are new
+    heartbeat_s: float  # a worker that is silent for so long is lost
+    members: tuple[MemberRecord, ...]  # the scheduler is the last one
 
 
-class Event(NamedTuple):
-    """With IS_LOST the text is the reason, with HAS_JOINED the address."""
+@dataclass(frozen=True, slots=True)
+class MembershipEvent:
+    """A node has joined (the text is its address), or is lost (the text is the reason)."""
 
-    kind: int
+    has_joined: bool
     rank: int
     time_s: float
     identity: bytes
     text: str
 
 
-class Resume(NamedTuple):
-    life: float  # of the process that speaks
-    is_fresh: bool  # whether it knows nothing of what was on this link before its life
-    life_there: float  # of the process it last spoke to; -1: to none
+@dataclass(frozen=True, slots=True)
+class Resume:
+    incarnation: float  # of the sender
+    is_fresh: bool  # the sender knows nothing of this link before its incarnation
+    last_peer_incarnation: float  # of the process it last exchanged messages with; -1: none
 
 
-_HELLO = struct.Struct("<16sBiiiH")
-_WELCOME = struct.Struct("<idddI")
-_ENTRY = struct.Struct("<iBBdd16sH")
-_EVENT = struct.Struct("<Bid16sH")
-_RESUME = struct.Struct("<dBd")
-_ANNOUNCE = struct.Struct("<d")
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    priority: float
 
 
-class _Reader:
-    """Takes a body apart; anything missing or left over is a `Refusal`."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
-
-    def read(self, form: struct.Struct) -> tuple[Any, ...]:
-        if self._at + form.size > len(self._body):
-            raise Refusal("malformed", "a body is too short")
-        self._at += form.size
-        return form.unpack_from(self._body, self._at - form.size)
-
-    def text(self, nbytes: int) -> str:
-        end = self._at + nbytes
-        if end > len(self._body) or nbytes > MAX_TEXT_NBYTES:
-            raise Refusal("malformed", "a text is longer than its message")
-        raw, self._at = self._body[self._at : end], end
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise Refusal("malformed", "a text is not UTF-8") from None
-
-    def end(self) -> None:
-        if self._at != len(self._body):
-            raise Refusal("malformed", "a body is too long")
+_BODIES = Headers(JoinRequest, MemberRecord, JoinAccepted, MembershipEvent, Resume, Announcement)
+Body = TypeVar("Body", JoinRequest, JoinAccepted, MembershipEvent, Resume, Announcement)
 
 
-def _text(text: str) -> bytes:
-    return text.encode()[:MAX_TEXT_NBYTES].decode(errors="ignore").encode()
+def pack_body(body: Any) -> bytes:
+    return _BODIES.encode(body)
 
 
-def pack_hello(hello: Hello) -> bytes:
-    address = _text(hello.address)
-    return _HELLO.pack(*hello[:-1], len(address)) + address
-
-
-def unpack_hello(body: bytes) -> Hello:
-    reader = _Reader(body)
-    *values, length = reader.read(_HELLO)
-    hello = Hello._make((*values, reader.text(length)))
-    reader.end()
-    if hello.role not in (WORKER, SERVER):
-        raise Refusal("malformed", f"there is no role {hello.role}")
-    return hello
-
-
-def pack_welcome(welcome: Welcome) -> bytes:
-    parts = [_WELCOME.pack(*welcome[:-1], len(welcome.entries))]
-    for entry in welcome.entries:
-        address = _text(entry.address)
-        parts += _ENTRY.pack(*entry[:-1], len(address)), address
-    return b"".join(parts)
-
-
-def unpack_welcome(body: bytes) -> Welcome:
-    reader = _Reader(body)
-    *values, count = reader.read(_WELCOME)
-    if count * _ENTRY.size > len(body):
-        raise Refusal("malformed", "a welcome has fewer members than it says")
-    entries = []
-    for _ in range(count):
-        rank, is_there, has_left, *others, length = reader.read(_ENTRY)
-        fields = (rank, bool(is_there), bool(has_left), *others, reader.text(length))
-        entries.append(Entry._make(fields))
-    reader.end()
-    return Welcome._make((*values, tuple(entries)))
-
-
-def pack_event(event: Event) -> bytes:
-    text = _text(event.text)
-    return _EVENT.pack(*event[:-1], len(text)) + text
-
-
-def unpack_event(body: bytes) -> Event:
-    reader = _Reader(body)
-    *values, length = reader.read(_EVENT)
-    event = Event._make((*values, reader.text(length)))
-    reader.end()
-    if event.kind not in (IS_LOST, HAS_JOINED):
-        raise Refusal("malformed", f"there is no event {event.kind}")
-    return event
-
-
-def pack_resume(resume: Resume) -> bytes:
-    return _RESUME.pack(*resume)
-
-
-def unpack_resume(body: bytes) -> Resume:
-    reader = _Reader(body)
-    life, is_fresh, life_there = reader.read(_RESUME)
-    reader.end()
-    return Resume(life, bool(is_fresh), life_there)
-
-
-def pack_announce(priority: float) -> bytes:
-    return _ANNOUNCE.pack(priority)
-
-
-def unpack_announce(body: bytes) -> float:
-    reader = _Reader(body)
-    (priority,) = reader.read(_ANNOUNCE)
-    reader.end()
-    if priority != priority:  # NaN has no place in an order
-        raise Refusal("malformed", "a priority is not a number")
-    return float(priority)
+def unpack_body(data: bytes, kind: type[Body]) -> Body:
+    body = _BODIES.decode(data)
+    if not isinstance(body, kind):
+        raise WireError(f"a {type(body).__name__} where a {kind.__name__} belongs")
+    return body
 
 
 def pack_text(text: str) -> bytes:
-    return _text(text)
+    return text.encode()[:MAX_TEXT_NBYTES].decode(errors="ignore").encode()
 
 
 def unpack_text(body: bytes) -> str:

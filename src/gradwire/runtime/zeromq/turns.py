@@ -1,8 +1,9 @@
-"""Whose turn it is with the sockets: the caller's while it is in the transport, else a stand-in's.
+"""Two threads take turns with the sockets: the caller's while it is in the transport, else another.
 
 Sockets may move between threads that exclude each other. The caller's thread serves them itself
-while it waits, so that a message needs no switch of threads. When it has been away for a while, a
-thread stands in for it, until the caller is back and wakes it out of its wait.
+while it waits, so that a message needs no switch of threads. When it has been away for 2 ms, a
+stand-in thread serves them until the caller is back and wakes it. So heartbeats, grants and
+acknowledgements do not wait for a gradient.
 """
 
 import socket
@@ -21,14 +22,14 @@ class Turns:
 
     def __init__(self, serve: Callable[[float], None], name: str) -> None:
         self._serve = serve
-        # A signal's handler may raise where the caller has just got its turn or is about to end it;
-        # that turn never ends, and the caller takes another one to say goodbye.
+        # A signal's handler may raise where the caller has just got its turn or is about to end it.
+        # That turn never ends, and the caller takes another one to say goodbye.
         self._lock = threading.RLock()
         self._left_s = monotonic()
         self._is_wanted = False
         self._is_over = False
-        self.waked, self._waking = socket.socketpair()  # the first is polled with the sockets
-        self.waked.setblocking(False)
+        self.woken, self._waking = socket.socketpair()  # the first is polled with the sockets
+        self.woken.setblocking(False)
         self._waking.setblocking(False)
         self._thread = threading.Thread(target=self._stand_in, name=name, daemon=True)
 
@@ -41,12 +42,12 @@ class Turns:
         self._wake()
         if self._thread.is_alive():
             self._thread.join()
-        self.waked.close()
+        self.woken.close()
         self._waking.close()
 
     def drain(self) -> None:
         with suppress(BlockingIOError):
-            self.waked.recv(4096)
+            self.woken.recv(4096)
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):

@@ -92,7 +92,7 @@ def killed(rank: int, folder: Path) -> Any:
         node = connect(rank, folder, "killed")
         node.send(SERVER, 0, 0, value(99))
         node.close()
-        return {"code": code, "life": node.life}
+        return {"code": code, "incarnation": node.incarnation}
     node = connect(rank, folder, "killed")
     if rank == SERVER:
         for number in range(20):
@@ -107,7 +107,12 @@ def killed(rank: int, folder: Path) -> Any:
         arrival = next_of(node, ARRIVED)
         assert (int(arrival.message[0]), arrival.number) == (99, 1)
     node.close()
-    return {"lost": lost.src, "after_s": after_s, "joined": joined.src, "life": joined.time_s}
+    return {
+        "lost": lost.src,
+        "after_s": after_s,
+        "joined": joined.src,
+        "incarnation": joined.time_s,
+    }
 
 
 def suspended(rank: int, folder: Path) -> Any:
@@ -137,7 +142,7 @@ def begun_again(rank: int, folder: Path) -> Any:
     count = 60
     if rank == SERVER:
         state: dict[str, Any] = {"links": {}, "sum": 0, "seen": 0}
-        lives = []
+        incarnations = []
 
         def serve(dies: bool) -> None:
             links = {int(peer): tuple(link) for peer, link in state["links"].items()}
@@ -156,7 +161,7 @@ def begun_again(rank: int, folder: Path) -> Any:
                     part.rename(folder / "state")
                 if dies and seen == state["seen"] + 35:
                     os.kill(os.getpid(), signal.SIGKILL)
-            lives.append(node.life)
+            incarnations.append(node.incarnation)
             for peer in (0, 1):
                 node.send(peer, 0, 0, value(total))
             node.close()
@@ -168,7 +173,7 @@ def begun_again(rank: int, folder: Path) -> Any:
             state = json.loads((folder / "state").read_text())
         last = {}
         serve(False)
-        return {"codes": codes, "lives": lives}
+        return {"codes": codes, "incarnations": incarnations}
     node = connect(rank, folder, "begun_again")
     if rank == SCHEDULER:
         while len(node.kept(0)) < 3:  # until all have said goodbye

@@ -103,7 +103,7 @@ def next_of(node: ZmqTransport, *kinds: str, seconds: float = 10.0) -> Arrival:
 
 def crash(node: ZmqTransport) -> None:
     """As if the process were killed: nothing more is sent."""
-    node._place.is_closed = True
+    node._local.is_closed = True
     node._turns.stop()
     node._wire.close(0)
 

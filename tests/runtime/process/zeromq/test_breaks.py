@@ -9,8 +9,8 @@ from time import monotonic, sleep
 import torch
 import zmq
 
-from gradwire.runtime.zeromq.sockets import Sockets
-from gradwire.runtime.zeromq.wire import Wire
+from gradwire.runtime.zeromq.connections.sockets import Sockets
+from gradwire.runtime.zeromq.connections.wire import Wire
 from runtime.process.zeromq.jobs import Proxy, job, next_of, wait_until
 
 NUM_NODES = 4

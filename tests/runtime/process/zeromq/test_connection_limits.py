@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import zmq
 
-from gradwire.runtime.zeromq import connection_limits, make_keys
+from gradwire.runtime.zeromq import make_keys
 from gradwire.runtime.zeromq import messages as msg
-from gradwire.runtime.zeromq.connection_limits import (
+from gradwire.runtime.zeromq.connections import connection_limits
+from gradwire.runtime.zeromq.connections.connection_limits import (
     MAX_UNDELIVERED_NBYTES,
     ConnectionLimits,
 )
@@ -42,8 +43,8 @@ def is_open(one: socket.socket) -> bool:
         return True
 
 
-def say_hello(context: Any, address: str, keys: JobKeys | None) -> Any:
-    """As a worker of a job with one server. It says hello once, so it is in the job only if the
+def ask_to_join(context: Any, address: str, keys: JobKeys | None) -> Any:
+    """As a worker of a job with one server. It asks once, so it is in the job only if the
     connection over which it did that lasts."""
     worker = context.socket(zmq.DEALER)
     worker.routing_id = MEMBER
@@ -55,8 +56,8 @@ def say_hello(context: Any, address: str, keys: JobKeys | None) -> Any:
         )
     worker.connect(address)
     job = blake2b(b"", digest_size=8, person=b"gradwire").digest()
-    hello = msg.pack_hello(msg.Hello(MEMBER, msg.WORKER, msg.NOBODY, 1, 1, ""))
-    worker.send_multipart([msg.Header(msg.HELLO, job).pack(), hello])
+    request = msg.pack_body(msg.JoinRequest(MEMBER, msg.WORKER, msg.NOBODY, 1, 1, ""))
+    worker.send_multipart([msg.Header(msg.JOIN, job).pack(), request])
     return worker
 
 
@@ -87,7 +88,7 @@ def test_a_node_that_waits_to_join_does_not_give_way(
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
         stack.callback(context.destroy, linger=0)
-        worker = say_hello(context, made.reached_at, keys)
+        worker = ask_to_join(context, made.reached_at, keys)
         assert next_kind(worker) == msg.WAIT
         address = ("127.0.0.1", int(made.reached_at.rpartition(":")[2]))
         idle = [stack.enter_context(socket.create_connection(address)) for _ in range(2 * limit)]
@@ -96,7 +97,7 @@ def test_a_node_that_waits_to_join_does_not_give_way(
         scheduler.join()
         while (kind := next_kind(worker)) == msg.WAIT:
             pass
-        assert kind == msg.WELCOME
+        assert kind == msg.ACCEPTED
         made.close()
     logged = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     expected = f"dropped a connection from 127.0.0.1: more than {limit} connections"

@@ -4,7 +4,7 @@ import socket
 
 import zmq
 
-from gradwire.runtime.zeromq.connection_limits import ConnectionLimits
+from gradwire.runtime.zeromq.connections.connection_limits import ConnectionLimits
 
 
 def test_a_message_whose_connection_is_unknown_is_no_error() -> None:

@@ -1,7 +1,7 @@
 """Few at a time, in order of priority, size and arrival."""
 
-from gradwire.runtime.zeromq import grants as grants_module
-from gradwire.runtime.zeromq.grants import Grants
+from gradwire.runtime.zeromq.links import grants as grants_module
+from gradwire.runtime.zeromq.links.grants import Grants
 
 
 def test_in_order_of_priority_then_size_then_arrival() -> None:

@@ -4,6 +4,7 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def block(value: int = 1) -> bytes:
 
 
 def head(made: Job, kind: int, **fields: int) -> bytes:
-    job_ = made.nodes[0]._place.job
+    job_ = made.nodes[0]._local.job
     return Header(kind, job_, **{"src": 0, "dst": SERVER, **fields}).pack()
 
 
@@ -79,8 +80,8 @@ def test_strangers(made: Job, rank: int) -> None:
             (good, b"", b"", b"", b""),
             (good[:-1], b""),
             (b"X" + good[1:], block()),
-            (head(made, msg.HELLO), b"short"),
-            (head(made, msg.HELLO), b"\xff" * 60),
+            (head(made, msg.JOIN), b"short"),
+            (head(made, msg.JOIN), b"\xff" * 60),
         ],
         "version": [(good[:4] + b"\x63" + good[5:], block())],
         "kind": [(good[:5] + b"\x63" + good[6:], block())],
@@ -88,12 +89,12 @@ def test_strangers(made: Job, rank: int) -> None:
         "unknown peer": [
             (head(made, kind, dst=rank), block())
             for kind in range(14)
-            if kind not in (msg.HELLO, msg.ERROR)
+            if kind not in (msg.JOIN, msg.ERROR)
         ],
     }
     if rank == SERVER:
         cases["malformed"] = cases["malformed"][:-2]
-        cases["state"] = [(head(made, msg.HELLO), b"short")]
+        cases["state"] = [(head(made, msg.JOIN), b"short")]
     for reason, messages in cases.items():
         for parts in messages:
             before = node.refused[reason]
@@ -109,22 +110,22 @@ def test_strangers(made: Job, rank: int) -> None:
 def test_hellos_that_are_refused(made: Job) -> None:
     scheduler = made.nodes[SCHEDULER]
     own = b"\x01" * 16
-    good = msg.Hello(own, msg.WORKER, msg.NOBODY, 1, 1, "")
+    good = msg.JoinRequest(own, msg.WORKER, msg.NOBODY, 1, 1, "")
     cases = (
-        ("it is another one", good._replace(identity=b"\x02" * 16)),
-        ("5 workers", good._replace(num_workers=5)),
-        ("asks for rank 2", good._replace(wanted=2)),
-        ("asks for rank 0", good._replace(role=msg.SERVER, wanted=0, address="tcp://a:1")),
-        ("no address", good._replace(role=msg.SERVER, wanted=1, address="10.0.0.5:9000")),
-        ("nobody can connect", good._replace(role=msg.SERVER, wanted=1, address="tcp://a:x")),
-        ("no role 2", good._replace(role=msg.SCHEDULER)),
+        ("it is another one", replace(good, identity=b"\x02" * 16)),
+        ("5 workers", replace(good, num_workers=5)),
+        ("asks for rank 2", replace(good, wanted=2)),
+        ("asks for rank 0", replace(good, role=msg.SERVER, wanted=0, address="tcp://a:1")),
+        ("no address", replace(good, role=msg.SERVER, wanted=1, address="10.0.0.5:9000")),
+        ("nobody can connect", replace(good, role=msg.SERVER, wanted=1, address="tcp://a:x")),
+        ("no role 2", replace(good, role=msg.SCHEDULER)),
     )
-    for text, hello in cases:
+    for text, request in cases:
         with Peer(scheduler.address, own) as peer:
-            answer = peer.answers(head(made, msg.HELLO), msg.pack_hello(hello))
+            answer = peer.answers(head(made, msg.JOIN), msg.pack_body(request))
         assert text in msg.unpack_text(answer[1])
     with Peer(scheduler.address, own) as peer:  # nothing is wrong with it, but there is no place
-        answer = peer.answers(head(made, msg.HELLO), msg.pack_hello(good))
+        answer = peer.answers(head(made, msg.JOIN), msg.pack_body(good))
         assert msg.unpack_header(answer[0]).kind == msg.WAIT
     assert is_alive(made)
 
@@ -168,21 +169,26 @@ def test_a_member_that_misbehaves() -> None:
         server.send(1, 0, 0, torch.arange(3))
         next_of(liar)
         lie("state", msg.DATA, block(), number=1, acknowledged=1, room=0, taken=1)
-        lie("state", msg.WELCOME, b"")
-        lie("state", msg.BEAT, b"")
+        lie("state", msg.ACCEPTED, b"")
+        lie("state", msg.HEARTBEAT, b"")
         lie("state", msg.GRANT, b"", number=1)
-        lie("state", msg.RESUMED, msg.pack_resume(msg.Resume(0.0, False, 0.0)))
+        lie("state", msg.RESUMED, msg.pack_body(msg.Resume(0.0, False, 0.0)))
         lie("malformed", msg.RESUME, b"short")
         lie("malformed", msg.ANNOUNCE, b"short", number=1)
-        lie("malformed", msg.ANNOUNCE, msg.pack_announce(float("nan")), number=1)
-        lie("oversized", msg.ANNOUNCE, msg.pack_announce(0), number=1, nbytes=huge)
+        lie("malformed", msg.ANNOUNCE, msg.pack_body(msg.Announcement(float("nan"))), number=1)
+        lie("oversized", msg.ANNOUNCE, msg.pack_body(msg.Announcement(0.0)), number=1, nbytes=huge)
         lie("malformed", msg.DATA, b"no frame", number=1)  # it is taken: the next has number 2
-        lie("source", msg.EVENT, msg.pack_event(msg.Event(0, 0, 1.0, bytes(16), "")), number=2)
-        lie("malformed", msg.EVENT, b"", number=3)
+        lie(
+            "source",
+            msg.MEMBERSHIP,
+            msg.pack_body(msg.MembershipEvent(False, 0, 1.0, bytes(16), "")),
+            number=2,
+        )
+        lie("malformed", msg.MEMBERSHIP, b"", number=3)
         lie("malformed", msg.DATA, block(), block(), number=4, nbytes=7)
         lie("malformed", msg.DATA, block()[:-1], number=5)
         lie("oversized", msg.DATA, bytes((1 << 20) + 1), number=6)
-        lie("state", msg.RESUME, msg.pack_resume(msg.Resume(0.0, False, 0.0)), number=99)
+        lie("state", msg.RESUME, msg.pack_body(msg.Resume(0.0, False, 0.0)), number=99)
         assert server.next(0.05) is None
         sent = torch.arange(20_000)
         made.nodes[0].send(2, 0, 0, sent)
@@ -221,7 +227,7 @@ def test_a_member_that_asks_for_its_turn_and_does_not_take_it() -> None:
         next_of(server, ARRIVED)
         header = head(made, msg.ANNOUNCE, src=1, dst=2, number=9, nbytes=1 << 20)
         with idler._turns:
-            idler._wire.put(None, 2, header, msg.pack_announce(-1.0))
+            idler._wire.put(None, 2, header, msg.pack_body(msg.Announcement(-1.0)))
         wait_until(lambda: server._traffic._incoming.holds(1, 9))
         sent = torch.arange(100_000)
         made.nodes[0].send(2, 0, 0, sent)

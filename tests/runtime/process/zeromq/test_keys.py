@@ -137,12 +137,12 @@ def _knock(address: str, keys: JobKeys | None, made: Job) -> bool:
         dealer.curve_serverkey = keys.binding_public
         dealer.curve_publickey, dealer.curve_secretkey = _pair(keys)
     dealer.connect(address)
-    hello = msg.Hello(identity, msg.WORKER, 0, made.num_workers, made.num_servers, "")
-    place = made.nodes[0]._place
+    request = msg.JoinRequest(identity, msg.WORKER, 0, made.num_workers, made.num_servers, "")
+    local = made.nodes[0]._local
     for _ in range(3):
-        head = msg.Header(msg.HELLO, place.job).pack()
+        head = msg.Header(msg.JOIN, local.job).pack()
         with suppress(zmq.Again):
-            dealer.send_multipart([head, msg.pack_hello(hello)], zmq.NOBLOCK)
+            dealer.send_multipart([head, msg.pack_body(request)], zmq.NOBLOCK)
         if dealer.poll(60):
             return True
     context.destroy(linger=0)

@@ -11,10 +11,10 @@ import zmq
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.transport import GOODBYE, LOST
 from gradwire.runtime.zeromq import messages as msg
-from gradwire.runtime.zeromq import sockets as socket_module
-from gradwire.runtime.zeromq.link import Out
-from gradwire.runtime.zeromq.sockets import Connection, Sockets
-from gradwire.runtime.zeromq.wire import SENT
+from gradwire.runtime.zeromq.connections import sockets as socket_module
+from gradwire.runtime.zeromq.connections.sockets import Connection, Sockets
+from gradwire.runtime.zeromq.connections.wire import SENT
+from gradwire.runtime.zeromq.links.link import OutgoingMessage
 from runtime.process.zeromq.jobs import Proxy, crash, job, next_of, wait_until
 
 SERVER, SCHEDULER = 2, 3
@@ -27,7 +27,7 @@ def test_a_goodbye_that_only_the_scheduler_heard() -> None:
         body = bytes(frames.pack_control(frames.GOODBYE).block.numpy())
         with leaving._turns:
             link = leaving._traffic.links[SCHEDULER]
-            leaving._traffic.post(link, Out(msg.DATA, 1, SCHEDULER, body, None, 0.0))
+            leaving._traffic.post(link, OutgoingMessage(msg.DATA, 1, SCHEDULER, body, None, 0.0))
         assert next_of(made.nodes[SCHEDULER], GOODBYE).src == 1
         crash(leaving)
         made.all.remove(leaving)

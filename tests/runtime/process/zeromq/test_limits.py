@@ -16,7 +16,7 @@ import zmq
 
 from gradwire.runtime.process.transport import ARRIVED
 from gradwire.runtime.zeromq import make_keys
-from gradwire.runtime.zeromq.splitting import FRAME_NBYTES, join, split
+from gradwire.runtime.zeromq.connections.splitting import FRAME_NBYTES, join, split
 from gradwire.runtime.zeromq.transport import _MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS
 from runtime.process.zeromq.jobs import Job, job, next_of, wait_until
 

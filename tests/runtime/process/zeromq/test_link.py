@@ -5,19 +5,19 @@ from collections import deque
 
 import pytest
 
-from gradwire.runtime.zeromq.link import DUPLICATE, GAP, NEXT, Link, Out
+from gradwire.runtime.zeromq.links.link import DUPLICATE, GAP, NEXT, Link, OutgoingMessage
 
 
-def out(value: int, size: int = 1) -> Out:
-    return Out(0, 0, 1, bytes([value % 256]) * size, None, 0.0)
+def out(value: int, size: int = 1) -> OutgoingMessage:
+    return OutgoingMessage(0, 0, 1, bytes([value % 256]) * size, None, 0.0)
 
 
 class End:
     """One end of a link over a channel that breaks."""
 
-    def __init__(self, link: Link, life: float = 0.0) -> None:
-        self.link, self.life = link, life
-        self.wire: deque[tuple[int, Out, tuple[int, int, int]]] = deque()
+    def __init__(self, link: Link, incarnation: float = 0.0) -> None:
+        self.link, self.incarnation = link, incarnation
+        self.wire: deque[tuple[int, OutgoingMessage, tuple[int, int, int]]] = deque()
         self.got: list[int] = []
 
     def send(self) -> None:
@@ -27,7 +27,7 @@ class End:
 
     def receive(self, other: "End") -> None:
         number, message, counts = other.wire.popleft()
-        assert self.link.heard(*counts)
+        assert self.link.take_counts(*counts)
         if self.link.judge(number) == NEXT:
             taken = self.link.take(message.nbytes)
             self.got.append(message.body[0])
@@ -39,7 +39,7 @@ def resume(connecting: End, binding: End) -> tuple[str | None, str | None]:
         end.wire.clear()
         end.link.down()
     a, b = connecting.link, binding.link
-    knows = a.peer_life is None or a.peer_life == binding.life
+    knows = a.peer_incarnation is None or a.peer_incarnation == binding.incarnation
     there = hear(b, connecting, knows)
     return hear(a, binding), there
 
@@ -50,7 +50,7 @@ def hear(link: Link, other: End, knows_us: bool = True) -> str | None:
     return link.resumed(
         taken,
         other.link.num_released + 1,
-        other.life,
+        other.incarnation,
         other.link.is_fresh,
         knows_us,
         acknowledged=acknowledged,
@@ -97,13 +97,13 @@ def test_a_receiver_takes_only_the_next_number() -> None:
 def test_what_was_not_sent_cannot_be_acknowledged() -> None:
     link = Link(0, None, 0.0)
     link.post(out(1))
-    assert not link.heard(2, 0, 2)
-    assert not link.heard(1, 0, 0)
-    assert not link.heard(0, 1, 0)
-    assert link.heard(0, 1, 1)
+    assert not link.take_counts(2, 0, 2)
+    assert not link.take_counts(1, 0, 0)
+    assert not link.take_counts(0, 1, 0)
+    assert link.take_counts(0, 1, 1)
     assert link.bytes_posted == 0  # there is room
     assert len(link.kept) == 1
-    assert link.heard(1, 1, 1)
+    assert link.take_counts(1, 1, 1)
     assert not link.kept
 
 
@@ -111,8 +111,8 @@ def test_acknowledged_when_the_caller_says_so() -> None:
     link = Link(0, None, 0.0)
     for _ in range(4):
         link.take(5)
-    for number, is_asked in ((1, True), (2, False), (3, True), (4, False)):
-        link.hand(number, 5, 0, is_asked)
+    for number, caller_acknowledges in ((1, True), (2, False), (3, True), (4, False)):
+        link.hand(number, 5, 0, caller_acknowledges)
     assert link.counts(False) == (0, 0, 4)
     assert link.counts(True) == (0, 4, 4)
     link.acknowledge(1)
@@ -133,7 +133,7 @@ def test_a_process_that_begins_again_with_what_it_knew() -> None:
         server.receive(worker)
         worker.receive(server)
     # Three were received and three sent when it wrote that down; the worker got two more.
-    again = End(Link(0, b"a", 0.0, (3, 3)), life=7.0)
+    again = End(Link(0, b"a", 0.0, (3, 3)), incarnation=7.0)
     worker.receive(server)
     worker.receive(server)
     assert resume(worker, again) == (None, None)
@@ -160,8 +160,8 @@ def test_a_process_that_begins_again_and_knows_nothing() -> None:
     for _ in range(3):
         server.receive(worker)
         worker.receive(server)
-    worker.link.heard(*server.link.counts(False))
-    again = End(Link(0, b"a", 0.0), life=7.0)
+    worker.link.take_counts(*server.link.counts(False))
+    again = End(Link(0, b"a", 0.0), incarnation=7.0)
     assert resume(worker, again) == (None, None)
     again.link.post(out(20))
     worker.send()
@@ -174,7 +174,7 @@ def test_a_process_that_begins_again_and_knows_nothing() -> None:
 
 
 def test_what_an_earlier_process_was_told_does_not_count_for_one_that_knows_nothing() -> None:
-    worker, again = End(Link(1, None, 0.0)), End(Link(0, b"a", 0.0), life=7.0)
+    worker, again = End(Link(1, None, 0.0)), End(Link(0, b"a", 0.0), incarnation=7.0)
     assert resume(worker, End(Link(0, b"a", 0.0))) == (None, None)
     for _ in range(5):
         worker.link.hand(worker.link.take(1), 1, 0, False)
@@ -200,7 +200,7 @@ def test_counts_that_cannot_be_count_as_little_as_they_can() -> None:
 
 
 def test_ends_that_do_not_fit_together() -> None:
-    worker, server = End(Link(1, None, 0.0)), End(Link(0, b"a", 0.0, (0, 3)), life=7.0)
+    worker, server = End(Link(1, None, 0.0)), End(Link(0, b"a", 0.0, (0, 3)), incarnation=7.0)
     here, there = resume(worker, server)
     assert here == "it cannot send messages 1 to 3 any more"
     assert there == "messages 1 to 3 cannot be sent to it any more"
@@ -215,10 +215,10 @@ def test_counts_that_cannot_be_are_refused() -> None:
     for value in range(6):
         link.post(out(value))
     before = link.bytes_posted
-    assert not link.heard(5, 0, 5)
-    assert not link.heard(1, 3, 2)
-    assert not link.heard(1, 1, 7)
+    assert not link.take_counts(5, 0, 5)
+    assert not link.take_counts(1, 3, 2)
+    assert not link.take_counts(1, 1, 7)
     assert link.bytes_posted == before
-    assert link.heard(5, 5, 5)
-    assert link.heard(5, 6, 6)
+    assert link.take_counts(5, 5, 5)
+    assert link.take_counts(5, 6, 6)
     assert link.bytes_posted == 0

@@ -15,7 +15,7 @@ def test_killed_suspended_and_begun_again(tmp_path: Path) -> None:
     for rank in (0, 2, 3):
         assert (killed[rank]["lost"], killed[rank]["joined"]) == (1, 1)
         assert killed[rank]["after_s"] < 2 * cases.HEARTBEAT_S
-        assert killed[rank]["life"] == killed[1]["life"] > 0
+        assert killed[rank]["incarnation"] == killed[1]["incarnation"] > 0
 
     suspended = [result["suspended"] for result in results]
     assert [suspended[rank] for rank in (0, 2, 3)] == [1, 1, 1]
@@ -23,6 +23,6 @@ def test_killed_suspended_and_begun_again(tmp_path: Path) -> None:
 
     again = [result["begun_again"] for result in results]
     assert again[2]["codes"] == [-9, -9]
-    assert again[2]["lives"][0] > 0
+    assert again[2]["incarnations"][0] > 0
     for rank in (0, 1):
         assert again[rank]["total"] == again[rank]["expected"]

@@ -10,9 +10,9 @@ import torch
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
 from gradwire.runtime.zeromq import ZmqTransport
 from gradwire.runtime.zeromq import messages as msg
-from gradwire.runtime.zeromq.inbox import Inbox, Letter
-from gradwire.runtime.zeromq.link import Out
-from gradwire.runtime.zeromq.posting import Posting
+from gradwire.runtime.zeromq.links.inbox import Delivery, Inbox
+from gradwire.runtime.zeromq.links.link import OutgoingMessage
+from gradwire.runtime.zeromq.links.sender import Sender
 from runtime.process.zeromq.jobs import Job, crash, job, next_of, wait_until
 from runtime.process.zeromq.test_traffic import SERVER as RANK
 from runtime.process.zeromq.test_traffic import make, resume
@@ -38,7 +38,7 @@ def test_answers_to_the_one_before() -> None:
         for node in others:
             made.nodes[0].send(node.rank, 0, 0, torch.tensor([1]))
         for node in others:
-            wait_until(lambda node=node: node._inbox._letters)
+            wait_until(lambda node=node: node._inbox._deliveries)
         new = succeed(made)
         for node in others:  # worker 1 speaks by way of the scheduler
             assert next_of(node).kind == ARRIVED
@@ -84,7 +84,7 @@ def test_a_server_that_begins_again_knows_who_is_there() -> None:
         state = server.links()
         crash(server)
         made.all.remove(server)
-        begun = {**state, 0: (new.life, 0, 1)}
+        begun = {**state, 0: (new.incarnation, 0, 1)}
         again = made.start("server", rank=SERVER, links=begun, acknowledges="asked")
         for value in (2, 3):
             again.send(0, 0, 0, torch.tensor([value]))
@@ -96,22 +96,22 @@ def test_what_waited_for_room_when_another_one_came() -> None:
     traffic, link, _ = make(RANK)
     inbox = Inbox()
     traffic.max_bytes = 1
-    message = Out(msg.DATA, RANK, 0, b"answer", None, 0.0)
+    message = OutgoingMessage(msg.DATA, RANK, 0, b"answer", None, 0.0)
 
     def once(timeout_s: float) -> None:
         """It was lost, and the next one came, before the sender could look."""
         traffic.remove(0)
         traffic.add(0, b"\x03" * 16, 1.0)
-        inbox.put(Letter(Arrival(JOINED, 0, time_s=1.0), is_successor=True))
+        inbox.put(Delivery(Arrival(JOINED, 0, time_s=1.0), is_successor=True))
 
     loop: Any = SimpleNamespace(check=lambda: None, once=once)
     members: Any = SimpleNamespace(gone=set())
-    posting = Posting(traffic._place, members, traffic, inbox, loop, 1 << 20)
+    sender = Sender(traffic._local, members, traffic, inbox, loop, 1 << 20)
     resume(traffic, link)
-    posting.post(message)
+    sender.post(message)
     assert link.num_posted == 1
-    posting.post(message)
+    sender.post(message)
     assert traffic.links[0].num_posted == 0
     inbox.take()
-    posting.post(message)
+    sender.post(message)
     assert traffic.links[0].num_posted == 1

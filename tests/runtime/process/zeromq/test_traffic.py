@@ -8,13 +8,13 @@ import zmq
 
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.zeromq import messages as msg
-from gradwire.runtime.zeromq.arrivals import Arrivals
-from gradwire.runtime.zeromq.inbox import Inbox
-from gradwire.runtime.zeromq.link import Link, Out
+from gradwire.runtime.zeromq.connections.wire import FULL, SENT
+from gradwire.runtime.zeromq.links.arrival_decoder import ArrivalDecoder
+from gradwire.runtime.zeromq.links.inbox import Inbox
+from gradwire.runtime.zeromq.links.link import Link, OutgoingMessage
+from gradwire.runtime.zeromq.links.traffic import Traffic
+from gradwire.runtime.zeromq.local_node import LocalNode
 from gradwire.runtime.zeromq.messages import Header
-from gradwire.runtime.zeromq.place import Place
-from gradwire.runtime.zeromq.traffic import Traffic
-from gradwire.runtime.zeromq.wire import FULL, SENT
 
 WORKER, SERVER = 0, 1
 
@@ -41,11 +41,11 @@ def make(rank: int) -> tuple[Traffic, Link, Wire]:
     wire: Any = Wire()
     role = msg.WORKER if rank == WORKER else msg.SERVER
     traffic = Traffic(
-        Place(role, 1, 1, b"\x01" * 16, bytes(8), rank=rank),
+        LocalNode(role, 1, 1, b"\x01" * 16, bytes(8), rank=rank),
         wire,
         Inbox(),
-        Arrivals(3, Headers(), 1 << 20, None),
-        is_asked=False,
+        ArrivalDecoder(3, Headers(), 1 << 20, None),
+        caller_acknowledges=False,
         before={},
         max_bytes=1 << 20,
         max_nbytes=1 << 20,
@@ -63,23 +63,25 @@ def resume(traffic: Traffic, link: Link, **counts: int) -> None:
     """The peer resumes, or answers."""
     kind = msg.RESUMED if link.identity is None else msg.RESUME
     header = Header(kind, bytes(8), link.peer, 1 - link.peer, number=1, **counts)
-    body = msg.pack_resume(msg.Resume(0.0, False, 0.0))
+    body = msg.pack_body(msg.Resume(0.0, False, 0.0))
     traffic.take(link, header, [zmq.Frame(header.pack()), zmq.Frame(body)])
 
 
 def post(traffic: Traffic, link: Link, nbytes: int = 1) -> None:
-    traffic.post(link, Out(msg.DATA, 1 - link.peer, link.peer, bytes(nbytes), None, 0.0))
+    traffic.post(
+        link, OutgoingMessage(msg.DATA, 1 - link.peer, link.peer, bytes(nbytes), None, 0.0)
+    )
 
 
 def read(traffic: Traffic, link: Link) -> None:
     """A message comes, and the caller has it."""
     link.hand(link.take(1), 1, link.era, False)
-    traffic.owe(link)
+    traffic.schedule_report(link)
 
 
 def wait(traffic: Traffic) -> None:
     """Until all is due."""
-    traffic.do_what_is_due(monotonic() + 1.0)
+    traffic.run_due(monotonic() + 1.0)
 
 
 def test_that_something_is_missing_is_said_until_it_can_be() -> None:
@@ -92,9 +94,9 @@ def test_that_something_is_missing_is_said_until_it_can_be() -> None:
     assert wire.said == []
     wire.is_full = False
     traffic.tick()
-    assert wire.said == [msg.AGAIN]
+    assert wire.said == [msg.RESEND]
     traffic.tick()
-    assert wire.said == [msg.AGAIN]
+    assert wire.said == [msg.RESEND]
 
 
 @pytest.mark.parametrize("rank", [WORKER, SERVER])

@@ -67,7 +67,7 @@ def test_what_arrives_lies_in_memory_that_can_be_used() -> None:
 def test_headers_travel_and_bytes_are_counted() -> None:
     @dataclass(frozen=True)
     class Mark:
-        place: int
+        local: int
 
     with job(1, headers=Headers(Mark)) as made:
         worker, server = made.nodes[0], made.nodes[1]
@@ -237,13 +237,13 @@ def test_a_lost_worker_and_who_takes_its_place() -> None:
         for node in others:
             lost = next_of(node)
             assert lost[:2] == (LOST, 0)
-            assert "nothing was heard of it for 1.5 s" in lost.message
+            assert "nothing was received from it for 1.5 s" in lost.message
             assert 0 < lost.time_s < 5
             node.send(0, 0, 0, number(9))  # to nobody
             assert node.kept(0)[0].kind == LOST
         again = made.start("worker")
         assert again.rank == 0
-        assert again.life > lost.time_s
+        assert again.incarnation > lost.time_s
         for node in others:
             assert next_of(node)[:2] == (JOINED, 0)
             assert node.kept(0) == []
@@ -260,7 +260,7 @@ def test_a_worker_that_asks_for_the_rank_of_a_healthy_one_is_refused(
     """Both are named, on both sides. Nobody else notices."""
     with job(2, heartbeat_s=1.0) as made:
         holder, waits = made.nodes[1], []
-        named = rf"worker 1 is process {holder._place.identity.hex()[2:10]} at 127.0.0.1 .* process"
+        named = rf"worker 1 is process {holder._local.identity.hex()[2:10]} at 127.0.0.1 .* process"
         with pytest.raises(JoinError, match=named + r" [0-9a-f]{8} at 127.0.0.1 asks") as refused:
             made.start("worker", rank=1, on_wait=waits.append)
         assert any("waits until that one has been silent for 1 s" in text for text in waits)
@@ -282,7 +282,7 @@ def test_a_worker_that_was_killed_and_is_started_again_at_once() -> None:
         for node in (made.nodes[0], made.nodes[SERVER], made.nodes[SCHEDULER]):
             lost, joined = next_of(node), next_of(node)
             assert (lost[:2], joined[:2]) == ((LOST, 1), (JOINED, 1))
-            assert 0 < lost.time_s < joined.time_s == new.life
+            assert 0 < lost.time_s < joined.time_s == new.incarnation
 
 
 def test_a_worker_in_the_place_of_one_that_hangs() -> None:
@@ -294,7 +294,7 @@ def test_a_worker_in_the_place_of_one_that_hangs() -> None:
         for node in (made.nodes[0], made.nodes[SERVER], made.nodes[SCHEDULER]):
             lost, joined = next_of(node), next_of(node)
             assert (lost[:2], joined[:2]) == ((LOST, 1), (JOINED, 1))
-            assert 0 < lost.time_s < joined.time_s == new.life
+            assert 0 < lost.time_s < joined.time_s == new.incarnation
         with pytest.raises(NoMemberError, match="start it again"):
             next_of(old)
         with pytest.raises(NoMemberError, match="rank 1 is not in the job"):
@@ -391,7 +391,7 @@ def test_a_durable_server_comes_back_and_has_all_that_was_not_acknowledged() -> 
         workers[0].send(SERVER, 0, 0, number(10))  # waits for it
 
         again = made.start("server", rank=SERVER, links=state, acknowledges="asked")
-        assert again.life > 0
+        assert again.incarnation > 0
         again.send(0, 0, 0, number(4))  # again: the worker has it
         again.send(0, 0, 0, number(5))
         got = [next_of(again, ARRIVED) for _ in range(15)]
@@ -479,7 +479,7 @@ def test_a_server_that_does_not_come_back_is_lost_after_a_while() -> None:
         assert 0.5 < time.monotonic() - began < 3
         lost = next_of(worker, LOST)
         assert lost.src == 1
-        assert "nothing was heard of it for 0.8 s" in lost.message
+        assert "nothing was received from it for 0.8 s" in lost.message
         assert next_of(made.nodes[2], LOST).src == 1
 
 
@@ -489,7 +489,7 @@ def test_without_the_scheduler_nobody_goes_on() -> None:
         for rank in (0, 1):
             lost = next_of(made.nodes[rank])
             assert lost[:2] == (LOST, 2)
-            assert "nothing was heard of the scheduler for 0.9 s" in lost.message
+            assert "nothing was received from the scheduler for 0.9 s" in lost.message
 
 
 def test_members_are_told_before_the_scheduler_says_so() -> None:
@@ -532,7 +532,7 @@ def test_the_most_urgent_of_the_large_messages_come_first() -> None:
         for rank, (priority, size) in enumerate(((2, 30_000), (1, 90_000), (1, 60_000), (9, 1))):
             made.nodes[rank].send(4, 0, 0, Framed(Layer(priority), number(rank, size)))
         assert next_of(server, ARRIVED).src == 3  # it is small, and waits for nobody
-        wait_until(lambda: len(grants._wishes) == 3)
+        wait_until(lambda: len(grants._requests) == 3)
         with server._turns:
             grants.forget(99)
             server._traffic.tick()

@@ -206,7 +206,7 @@ class NodeState:
                 self.metrics = saved["metrics"]
                 self.resumed = [*saved["resumed"], saved["step"]]
         self._comes_back = step is not None and not self.plan.pauses
-        if self.checkpoints is not None and not self._comes_back and not self._is_told_again:
+        if self.checkpoints is not None and not self._comes_back and not self._is_recovering:
             self.checkpoints.forget_after(step)
         if self._comes_back:
             if isinstance(self.part, ServerPart):
@@ -236,16 +236,16 @@ class NodeState:
 
         Its stores stay until all know from where they go on.
         """
-        if self._keep is None or self.checkpoints is None or self._is_told_again:
+        if self._keep is None or self.checkpoints is None or self._is_recovering:
             return Recovered([], [])
         if self.plan.pauses or not isinstance(self.part, ServerPart):
             return Recovered([], [])
         return recover(self.experiment, self._keep, self.checkpoints)
 
     @property
-    def _is_told_again(self) -> bool:
+    def _is_recovering(self) -> bool:
         """Whether this is a server that replays the journal of its former process."""
-        return bool(getattr(self.transport, "is_told_again", False))
+        return bool(getattr(self.transport, "is_recovering", False))
 
     def _name(self, rank: int) -> str:
         return name_of(rank, self.engine.num_workers, self.engine.size)

@@ -28,9 +28,9 @@ from gradwire.experiment.run.machine import own_device
 from gradwire.experiment.run.setup import Experiment
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.transport import DurableTransport, Links, num_heard
+from gradwire.runtime.durable.transport import DurableTransport, count_arrivals
 from gradwire.runtime.process.engine import ProcessEngine
-from gradwire.runtime.process.transport import Arrival
+from gradwire.runtime.process.transport import Arrival, LinkCounts
 from gradwire.runtime.storage import sealed, text
 from gradwire.runtime.storage.files import DamagedError
 from gradwire.runtime.storage.sealed import Seal
@@ -160,7 +160,7 @@ def _has_all(saved: Saved | None, store: Store) -> bool:
     if saved is None or saved.get("store") != store.folder.name:
         return False
     is_whole = all(journal.glance(body).message is not journal.NOT_KEPT for body in store.bodies)
-    return not is_whole or num_heard(store) <= saved["num_heard"]
+    return not is_whole or count_arrivals(store) <= saved["num_heard"]
 
 
 # A server of the job that has ended.
@@ -198,7 +198,7 @@ class _ClosedTransport:
     def acknowledge(self, src: int, number: int) -> None:
         pass
 
-    def links(self) -> Links:
+    def links(self) -> LinkCounts:
         return {}
 
     def outstanding(self) -> dict[int, int]:
@@ -209,7 +209,7 @@ def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) 
     """What the server had, as a checkpoint; None if its job had not come to train."""
     plan, config = experiment.plan, experiment.config
     rank = _rank(store.folder)
-    num_all, state = num_heard(store), store.state
+    num_all, state = count_arrivals(store), store.state
     transport = DurableTransport(
         _ClosedTransport(rank, plan.num_workers + plan.architecture.num_others),
         store,

@@ -11,8 +11,8 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from gradwire.runtime.zeromq import identities
+from gradwire.runtime.zeromq.connections.splitting import FRAME_NBYTES
 from gradwire.runtime.zeromq.keys import JobKeys
-from gradwire.runtime.zeromq.splitting import FRAME_NBYTES
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_target(address: str) -> None:
-    """Whether others can be told to connect there."""
+    """Refuses an address to which no other node can connect."""
     host, port = host_of(address), address.rpartition(":")[2]
     if not host or host == "*" or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"nobody can connect to {address!r}; expected tcp://HOST:PORT")
@@ -67,7 +67,7 @@ def check_allowed(address: str, keys: JobKeys | None, insecure: bool) -> None:
 
 
 def reachable(endpoint: str, scheduler: str) -> str:
-    """What a server tells others of where it is bound: not the wildcard."""
+    """The address that a server reports to others: not the wildcard."""
     host, port = host_of(endpoint), endpoint.rpartition(":")[2]
     if host not in ("0.0.0.0", "::", "*"):
         return endpoint
@@ -107,7 +107,7 @@ class Connection:
 
 
 class _OnlyMembers:
-    """Lets in who proves to have the secret key of the connecting side."""
+    """Admits peers that have the secret key of the connecting side."""
 
     def __init__(self, keys: JobKeys) -> None:
         self._key = keys.connecting_public
@@ -134,11 +134,11 @@ class Sockets:
 
     @property
     def splits(self) -> bool:
-        """Whether parts take several frames: there are peers that are not authenticated yet."""
+        """Whether long parts take several frames: some peers are not authenticated yet."""
         return self._keys is not None
 
     def bind(self, address: str) -> tuple[zmq.Socket[bytes], Any, str]:
-        """A socket for who connects, a monitor of its connections, and where it is."""
+        """A socket for nodes that connect, a monitor of its connections, and its address."""
         made = self._make(zmq.ROUTER, address)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         made.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -163,9 +163,9 @@ class Sockets:
             raise OSError(error.errno, f"cannot bind {address}: {error.strerror}") from error
         return made, monitor, made.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
 
-    def connect(self, address: str, *, is_for_beats: bool = False) -> Connection:
+    def connect(self, address: str, *, is_for_heartbeats: bool = False) -> Connection:
         made = self._make(zmq.DEALER, address)
-        own = identities.for_beats(self._identity) if is_for_beats else self._identity
+        own = identities.heartbeat_identity(self._identity) if is_for_heartbeats else self._identity
         made.setsockopt(zmq.ROUTING_ID, own)
         # Not zmq.IMMEDIATE: when a connection breaks while a message is read part by part, libzmq
         # (4.3.5) then ends the process. That nothing waits for a connection is up to Wire.

@@ -1,4 +1,4 @@
-"""The open sockets of a node: one to poll, to read and to write them all."""
+"""All open sockets of a node: polls, reads and writes them."""
 
 from collections.abc import Callable
 from math import ceil
@@ -6,23 +6,22 @@ from typing import Any
 
 import zmq
 
-from gradwire.runtime.zeromq.connection_limits import (
+from gradwire.runtime.zeromq.connections.connection_limits import (
     CHECK_S,
     ConnectionLimits,
     OnChange,
     OnCut,
 )
-from gradwire.runtime.zeromq.link import Part
-from gradwire.runtime.zeromq.messages import NOBODY
-from gradwire.runtime.zeromq.sockets import CONNECTED, DISCONNECTED, Connection, Sockets
-from gradwire.runtime.zeromq.splitting import join, split
+from gradwire.runtime.zeromq.connections.sockets import CONNECTED, DISCONNECTED, Connection, Sockets
+from gradwire.runtime.zeromq.connections.splitting import join, split
+from gradwire.runtime.zeromq.messages import NOBODY, Part
 
 SENT, FULL, GONE = range(3)
 _MAX_AT_ONCE = 32  # messages from one socket before the others have their turn
 _MORE = zmq.NOBLOCK | zmq.SNDMORE
 
-# Who sent a message: the identity with which it came to our binding socket, or the peer that we
-# connected to; and its parts.
+# The sender of a message (its identity, if it came to our binding socket; or the peer that we
+# connected to), and its parts.
 Take = Callable[[bytes | None, int, list[Any]], None]
 # What happened to the connection to a peer.
 Changed = Callable[[int, int], None]
@@ -36,8 +35,8 @@ class Wire:
         self._poller = zmq.Poller()
         self._readers: dict[Any, Callable[[], None]] = {}
         self._connections: dict[int, Connection] = {}
-        self._for_beats: dict[int, Connection] = {}  # and nothing else
-        self._connected_for_beats: set[int] = set()
+        self._heartbeats: dict[int, Connection] = {}  # for nothing else
+        self._connected_for_heartbeats: set[int] = set()
         self._router: Any = None
         self._limits: ConnectionLimits | None = None
 
@@ -50,7 +49,7 @@ class Wire:
         on_change: OnChange,
         on_cut: OnCut,
     ) -> str:
-        """Where it is. Nothing is read before `serve`. See `ConnectionLimits` for the others."""
+        """Returns the address. Nothing is read before `serve`. See `ConnectionLimits`."""
         self._router, monitor, bound = self._sockets.bind(address)
         self._limits = limits = ConnectionLimits(
             monitor,
@@ -65,27 +64,27 @@ class Wire:
         return bound
 
     def serve(self, take: Take) -> None:
-        """From now on who connects to us is heard."""
+        """Begins to read from nodes that connect to us."""
         if self._router is not None:
             self.listen(self._router, lambda: self._read(self._router, NOBODY, take))
 
     def connect(self, peer: int, address: str, take: Take, changed: Changed) -> None:
-        """Instead of the connection to this peer that there may be."""
+        """Makes a connection to this peer, in place of an earlier one."""
         self.disconnect(peer)
         connection = self._connections[peer] = self._sockets.connect(address)
 
         self._attend(connection, peer, self.connected, take, lambda change: changed(peer, change))
 
-    def connect_for_beats(self, peer: int, address: str, take: Take) -> None:
-        """A second connection: beats do not wait there behind a large message."""
-        connection = self._sockets.connect(address, is_for_beats=True)
-        self._for_beats[peer] = connection
-        self._attend(connection, peer, self._connected_for_beats, take, lambda change: None)
+    def connect_for_heartbeats(self, peer: int, address: str, take: Take) -> None:
+        """Makes a second connection, where heartbeats do not wait behind a large message."""
+        connection = self._sockets.connect(address, is_for_heartbeats=True)
+        self._heartbeats[peer] = connection
+        self._attend(connection, peer, self._connected_for_heartbeats, take, lambda change: None)
 
     def disconnect(self, peer: int) -> None:
         self.connected.discard(peer)
-        self._connected_for_beats.discard(peer)
-        for connections in (self._connections, self._for_beats):
+        self._connected_for_heartbeats.discard(peer)
+        for connections in (self._connections, self._heartbeats):
             connection = connections.pop(peer, None)
             if connection is not None:
                 for source in (connection.socket, connection.monitor):
@@ -105,7 +104,7 @@ class Wire:
                 timeout_s = min(timeout_s, CHECK_S)
         for source, _ in self._poller.poll(ceil(max(0.0, timeout_s) * 1000)):
             reader = self._readers.get(source)
-            if reader is not None:  # it may have gone in between
+            if reader is not None:  # it may have been closed in between
                 reader()
 
     def put(
@@ -124,11 +123,11 @@ class Wire:
             return GONE
         return self._send(self._connections[peer].socket, None, head, body, payload)
 
-    def beat(self, peer: int, head: bytes, *, is_answered: bool = True) -> None:
-        """Over the connection for that; with all the rest, too, while it is not there, or beats
-        are not answered: it may be there, and carry nothing."""
-        is_there = peer in self._connected_for_beats
-        is_sent = is_there and self._send(self._for_beats[peer].socket, None, head) == SENT
+    def send_heartbeat(self, peer: int, head: bytes, *, is_answered: bool = True) -> None:
+        """Over the connection for heartbeats; over the other one, too, while that is not there or
+        heartbeats are not answered, as it may be open and carry nothing."""
+        is_there = peer in self._connected_for_heartbeats
+        is_sent = is_there and self._send(self._heartbeats[peer].socket, None, head) == SENT
         if not is_sent or not is_answered:
             self.put(None, peer, head)
 

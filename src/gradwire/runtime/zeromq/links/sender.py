@@ -1,60 +1,60 @@
-"""What the caller sends: by which link it goes, and how long the caller waits for room on it."""
+"""Sends the caller's messages: chooses the link, and waits for room on it (back-pressure)."""
 
 import time
 from math import inf
 
 from gradwire.runtime.process.frames import Packed
 from gradwire.runtime.zeromq import messages as msg
-from gradwire.runtime.zeromq.inbox import Inbox
-from gradwire.runtime.zeromq.link import Link, Out
+from gradwire.runtime.zeromq.links.inbox import Inbox
+from gradwire.runtime.zeromq.links.link import Link, OutgoingMessage
+from gradwire.runtime.zeromq.links.traffic import Traffic
+from gradwire.runtime.zeromq.local_node import LocalNode
 from gradwire.runtime.zeromq.loop import Loop
-from gradwire.runtime.zeromq.members import Members
-from gradwire.runtime.zeromq.place import Place
-from gradwire.runtime.zeromq.traffic import Traffic
+from gradwire.runtime.zeromq.membership.views import MembershipView
 
 _STUCK_S = 1.0  # without progress
 
 
-class Posting:
-    """Of one node; it is the caller's turn. `max_nbytes` is the limit of a payload."""
+class Sender:
+    """Of one node; called in the caller's turn. `max_nbytes` is the limit of a payload."""
 
     def __init__(
         self,
-        place: Place,
-        members: Members,
+        local: LocalNode,
+        view: MembershipView,
         traffic: Traffic,
         inbox: Inbox,
         loop: Loop,
         max_nbytes: int,
     ) -> None:
-        self._place, self._members, self._traffic, self._loop = place, members, traffic, loop
+        self._local, self._view, self._traffic, self._loop = local, view, traffic, loop
         self._inbox = inbox
         self._max_nbytes = max_nbytes
 
-    def out(self, dst: int, packed: Packed, priority: float = 0.0) -> Out:
-        """A message to `dst`, if it may be sent."""
-        rank = self._place.rank
+    def out(self, dst: int, packed: Packed, priority: float = 0.0) -> OutgoingMessage:
+        """The message to `dst`, if it is not too large."""
+        rank = self._local.rank
         payload = None if packed.payload is None else packed.payload.numpy().data
         if payload is not None and len(payload) > self._max_nbytes:
             raise ValueError(
                 f"rank {rank} sends {len(payload)} bytes in one message to {dst}; the limit "
                 f"is {self._max_nbytes}. Use more servers, so that shards are smaller."
             )
-        return Out(msg.DATA, rank, dst, packed.block.numpy().data, payload, priority)
+        return OutgoingMessage(msg.DATA, rank, dst, packed.block.numpy().data, payload, priority)
 
     def route(self, dst: int) -> Link | None:
-        """By which link a message goes; None if its receiver is gone."""
-        rank, size = self._place.rank, self._place.size
+        """The link by which a message goes; None if its receiver is gone."""
+        rank, size = self._local.rank, self._local.size
         if not 0 <= dst < size:
             raise ValueError(f"rank {rank} sends to {dst}; ranks are 0 .. {size - 1}")
-        if dst in self._members.gone:
+        if dst in self._view.gone:
             return None
         links = self._traffic.links
-        return links.get(dst) or links.get(self._place.scheduler)
+        return links.get(dst) or links.get(self._local.scheduler)
 
-    def post(self, out: Out) -> None:
-        """Waits until there is room. What is for somebody who is gone is dropped, whether or not
-        another one has come to that rank."""
+    def post(self, out: OutgoingMessage) -> None:
+        """Waits until there is room. A message for a process that is gone is dropped, even if
+        another one has taken its rank."""
         self._loop.check()
         link = self._route_to_known(out.dst)
         if link is not None and not self._has_room(link, out.nbytes):
@@ -63,8 +63,8 @@ class Posting:
             self._traffic.post(link, out)
 
     def _route_to_known(self, dst: int) -> Link | None:
-        """None also if the caller means one that is gone, and does not know it yet: the one that
-        is there now must not get an answer to what it has not asked."""
+        """None also if the caller does not know yet that another process has taken the rank: that
+        one must not get an answer to a request that it has not made."""
         link = self.route(dst)
         return None if self._inbox.is_succeeded(dst) else link
 
@@ -85,7 +85,7 @@ class Posting:
                 elif now - since > _STUCK_S and not traffic.is_stuck:
                     traffic.is_stuck = True
                     for link in traffic.links.values():
-                        traffic.owe(link, 0.0)
+                        traffic.schedule_report(link, 0.0)
                 self._loop.once(inf)
                 self._loop.check()
         finally:

@@ -1,22 +1,24 @@
-"""What connections may cost before their node is a member of the job: their number, and memory.
+"""Limits for connections whose node is not a member of the job yet: their number, and memory.
 
-libzmq accepts whoever connects to a binding socket. With keys nobody gets beyond the handshake
-without them, and what a connection can hold until then is one short frame (splitting.py). Without
-keys a peer could send a message that never ends. So what has come over a connection and was not
-delivered is bounded, as far as the system tells how much that is (Linux does). In both cases there
-are only so many connections of strangers; the oldest gives way. With keys a connection is a
-stranger's until its first message, which proves that the handshake has succeeded (libzmq's event
-for that does not say which connection it is about). Without keys it is a stranger's unless its node
-is a member, or has said a valid hello and waits to join.
+libzmq accepts every connection to a binding socket. With keys nobody gets beyond the handshake
+without them, and until then a connection can hold one short frame (splitting.py). Without keys a
+peer could send a message that never ends. So a connection is cut when more than 64 KiB have come
+over it that were not delivered, where the system reports how much has come (Linux does).
+
+In both cases there are at most `max_others` connections of strangers; the oldest is cut first. With
+keys a connection is a stranger's until its first message, which proves that the handshake has
+succeeded (libzmq's event for that does not name the connection). Without keys it is a stranger's
+unless its node is a member, or has sent a valid join request and waits. Cut connections are counted
+as refused, and logged once per reason and host.
 
 The bound of memory without keys holds only while `check` is called every `CHECK_S`. libzmq's thread
-goes on reading while the transport does not get its turn, because the process is suspended or other
-threads hold the interpreter. Until the next call each connection can then send as much as one
+continues to read while the transport does not get its turn, because the process is suspended or
+other threads hold the interpreter. Until the next call each connection can then send as much as one
 message may have. A smaller receive buffer of the system would not change that.
 
 Messages name their connection by its file descriptor. The system may have given that number to a
 new connection before the last message of the old one is read. Such a message can make the new
-connection pass for its sender's, until the sender speaks over its own new connection, or is not a
+connection pass for its sender's, until the sender sends over its own new connection, or is not a
 member any more.
 """
 

@@ -10,8 +10,8 @@ import zmq
 from gradwire.runtime.process.transport import ARRIVED, LOST
 from gradwire.runtime.zeromq import identities
 from gradwire.runtime.zeromq import messages as msg
+from gradwire.runtime.zeromq.connections.wire import SENT
 from gradwire.runtime.zeromq.messages import Header
-from gradwire.runtime.zeromq.wire import SENT
 from runtime.process.zeromq.jobs import Job, Proxy, crash, job, next_of, wait_until
 from runtime.process.zeromq.test_hostile import Peer
 
@@ -22,11 +22,11 @@ SETTINGS = {"heartbeat_s": HEARTBEAT_S, "server_s": HEARTBEAT_S}
 
 def beats_of(made: Job, rank: int) -> Any:
     """The socket that is for nothing else."""
-    return made.nodes[rank]._wire._for_beats[SCHEDULER].socket
+    return made.nodes[rank]._wire._heartbeats[SCHEDULER].socket
 
 
 def head(made: Job, kind: int, src: int) -> bytes:
-    return Header(kind, made.nodes[0]._place.job, src, SCHEDULER).pack()
+    return Header(kind, made.nodes[0]._local.job, src, SCHEDULER).pack()
 
 
 def test_they_do_not_wait_behind_a_large_message() -> None:
@@ -74,20 +74,20 @@ def test_those_that_are_answered_go_over_their_own_connection_alone() -> None:
     with job(1, heartbeat_s=0.5) as made:
         numbers = Counter[bool]()
         worker = made.nodes[0]
-        beat = worker._wire.beat
+        beat = worker._wire.send_heartbeat
 
         def count(peer: int, head: bytes, *, is_answered: bool = True) -> None:
             numbers[is_answered] += 1
             beat(peer, head, is_answered=is_answered)
 
         with worker._turns:
-            worker._wire.beat = count  # type: ignore[method-assign]
+            worker._wire.send_heartbeat = count  # type: ignore[method-assign]
         wait_until(lambda: numbers[True] >= 5)
 
 
 def test_a_server_sends_them_while_it_reads_what_it_was() -> None:
-    def read(rank: int, life: float, job: str) -> dict[int, tuple[float, int, int]]:
-        if life > 0:
+    def read(rank: int, incarnation: float, job: str) -> dict[int, tuple[float, int, int]]:
+        if incarnation > 0:
             sleep(3 * HEARTBEAT_S)
         return {}
 
@@ -113,24 +113,24 @@ def test_their_connection_is_for_nothing_else() -> None:
                 beats_of(made, 0).send_multipart([header, body])
             wait_until(lambda: scheduler.refused[reason] == before + 1)
 
-        refused("source", head(made, msg.BEAT, SERVER))
-        for kind in (msg.DATA, msg.RESUME, msg.ACK, msg.EVENT):
+        refused("source", head(made, msg.HEARTBEAT, SERVER))
+        for kind in (msg.DATA, msg.RESUME, msg.ACK, msg.MEMBERSHIP):
             refused("state", head(made, kind, 0))
-        own = identities.for_beats(made.nodes[0]._place.identity)
-        hello = msg.Hello(own, msg.WORKER, msg.NOBODY, 1, 1, "")
-        refused("source", head(made, msg.HELLO, 0), msg.pack_hello(hello))
+        own = identities.heartbeat_identity(made.nodes[0]._local.identity)
+        request = msg.JoinRequest(own, msg.WORKER, msg.NOBODY, 1, 1, "")
+        refused("source", head(made, msg.JOIN, 0), msg.pack_body(request))
         made.nodes[0].send(SCHEDULER, 0, 0, torch.arange(3))
         assert torch.equal(next_of(scheduler, ARRIVED).message, torch.arange(3))
 
 
 def test_those_of_strangers_are_refused() -> None:
     with job(1, heartbeat_s=30) as made:
-        stranger = identities.for_beats(identities.make_identity())
-        worker = identities.for_beats(made.nodes[0]._place.identity)
+        stranger = identities.heartbeat_identity(identities.make_identity())
+        worker = identities.heartbeat_identity(made.nodes[0]._local.identity)
         # Servers know no connections for beats, not even those of members.
         for rank, identity in ((SCHEDULER, stranger), (SERVER, stranger), (SERVER, worker)):
             with Peer(made.nodes[rank].address, identity) as peer:
-                answer = peer.answers(head(made, msg.BEAT, 0), b"")
+                answer = peer.answers(head(made, msg.HEARTBEAT, 0), b"")
             assert msg.unpack_header(answer[0]).kind == msg.ERROR
             assert "not joined" in msg.unpack_text(answer[1])
         assert made.nodes[SCHEDULER].refused["unknown peer"] == 1

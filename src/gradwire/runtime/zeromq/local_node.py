@@ -1,4 +1,4 @@
-"""Where this node stands in its job."""
+"""Role, rank and incarnation of this node."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,16 @@ from gradwire.runtime.zeromq.messages import (
 
 
 @dataclass
-class Place:
+class LocalNode:
     """Ranks of workers come first, then those of servers, then the scheduler's."""
 
     role: int
     num_workers: int
     num_servers: int
-    identity: bytes  # of this process; how binding sockets of others know it
+    identity: bytes  # of this process: the routing id of its connections
     job: bytes  # the hash that all messages carry
     rank: int = NOBODY
-    life: float = 0.0  # when it came, on the clock of the scheduler; 0: at the start
+    incarnation: float = 0.0  # when it joined, on the clock of the scheduler; 0: at the start
     is_closed: bool = False
 
     @property
@@ -50,5 +50,5 @@ class Place:
         return self.role == WORKER
 
     def header(self, kind: int, dst: int = NOBODY, code: int = 0) -> bytes:
-        """Of a message that belongs to no link."""
+        """The header of a message that belongs to no link."""
         return Header(kind, self.job, self.rank, dst, code=code).pack()

@@ -1,4 +1,4 @@
-"""What the caller gets of a message that came."""
+"""Turns the parts of a DATA message into the arrival that the caller gets."""
 
 import torch
 from torch import Tensor
@@ -6,16 +6,16 @@ from torch import Tensor
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import ARRIVED, DONE, GOODBYE, Arrival
+from gradwire.runtime.zeromq.errors import Refusal
 from gradwire.runtime.zeromq.messages import Header
-from gradwire.runtime.zeromq.refusals import Refusal
 
 BLOCK_NBYTES = 1 << 20
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 _ALIGNED_NBYTES = 8
 
 
-class Arrivals:
-    """Makes arrivals from the parts of messages; what is no message is a `WireError`."""
+class ArrivalDecoder:
+    """For one node; parts that are no valid message are a `WireError`."""
 
     def __init__(
         self, size: int, headers: Headers, max_payload_nbytes: int, device: torch.device | None
@@ -25,7 +25,7 @@ class Arrivals:
         self._max_payload_nbytes = max_payload_nbytes
         self._device = device
 
-    def make(
+    def decode(
         self, header: Header, body: memoryview, payload: memoryview | None, number: int
     ) -> Arrival:
         frame = frames.unpack(
@@ -35,9 +35,9 @@ class Arrivals:
             block_nbytes=BLOCK_NBYTES,
             is_exact=True,
         )
-        num_came = 0 if payload is None else len(payload)
-        if frame.num_to_come != num_came or header.nbytes != num_came:
-            raise Refusal("malformed", f"{num_came} bytes follow, not {frame.num_to_come}")
+        num_received = 0 if payload is None else len(payload)
+        if frame.num_to_come != num_received or header.nbytes != num_received:
+            raise Refusal("malformed", f"{num_received} bytes follow, not {frame.num_to_come}")
         src = header.src
         if not 0 <= src < self._size:
             raise Refusal("source", f"there is no rank {src}")
@@ -51,7 +51,7 @@ class Arrivals:
         return Arrival(ARRIVED, src, frame.job, frame.tag, message, number=number)
 
     def _memory(self, frame: frames.Frame, body: memoryview, payload: memoryview | None) -> Tensor:
-        """The bytes of the tensor: where they came if they lie right for its numbers."""
+        """The bytes of the tensor, copied only if they are not aligned for its dtype."""
         if payload is not None:
             data = torch.frombuffer(payload, dtype=torch.uint8)
             if data.data_ptr() % _ALIGNED_NBYTES:

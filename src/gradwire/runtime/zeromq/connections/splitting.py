@@ -13,8 +13,8 @@ import torch
 FRAME_NBYTES = 1 << 16
 
 
-class Joined:
-    """A part that came in several frames; what it offers is what a `zmq.Frame` offers."""
+class JoinedFrames:
+    """A part that came in several frames, with the interface of a `zmq.Frame`."""
 
     def __init__(self, nbytes: int) -> None:
         self.buffer: memoryview = torch.empty(nbytes, dtype=torch.uint8).numpy().data
@@ -55,7 +55,7 @@ def join(frames: list[Any], max_nbytes: int) -> list[Any]:
         if count == 1:
             parts.append(frames.pop())
             continue
-        joined, end = Joined(nbytes), 0
+        joined, end = JoinedFrames(nbytes), 0
         for _ in range(count):
             frame = frames.pop().buffer
             start, end = end, end + len(frame)

@@ -1,20 +1,23 @@
-"""What a node keeps about its messages to and from one peer: numbers, and what may be needed again.
+"""One link: the numbers of messages to and from one peer, and the resend queue.
 
 Messages in each direction have numbers from 1. A receiver takes only the next number; a lower one
-it has, a higher one tells that something is missing. A sender keeps what is not acknowledged.
-After a break each side learns what the other has taken, and sends again what is above.
+is a duplicate, a higher one shows that something is missing. A sender keeps what is not
+acknowledged. After every new connection both sides report how far they are, and send again what is
+above. A link starts anew with the incarnation of its worker. A server that is started again
+continues with the numbers that it has on disk, or, without any, from one.
 
-No sockets here: a link decides, the transport moves the bytes.
+There are no sockets here: a link decides, `Traffic` moves the bytes.
 """
 
 from collections import deque
 from typing import NamedTuple
 
-Part = bytes | memoryview
+from gradwire.runtime.zeromq.messages import Part
+
 _OVERHEAD_NBYTES = 256
 
 
-class Out(NamedTuple):
+class OutgoingMessage(NamedTuple):
     """A message to send."""
 
     kind: int
@@ -26,7 +29,7 @@ class Out(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it counts for in limits: a small one is not for nothing."""
+        """What it counts for in limits; a small message counts, too."""
         return (
             _OVERHEAD_NBYTES + len(self.body) + (0 if self.payload is None else len(self.payload))
         )
@@ -36,25 +39,29 @@ NEXT, DUPLICATE, GAP = range(3)
 
 
 class Link:
-    """To one peer. `life` is that of the worker on it, or of the peer if no worker is."""
+    """To one peer. `incarnation` is that of the worker on the link, or of the peer if none is."""
 
     def __init__(
-        self, peer: int, identity: bytes | None, life: float, before: tuple[int, int] | None = None
+        self,
+        peer: int,
+        identity: bytes | None,
+        incarnation: float,
+        before: tuple[int, int] | None = None,
     ) -> None:
-        """`before`: how many were received and sent when this process began again."""
+        """`before`: the numbers received and sent when this process was started again."""
         self.peer = peer
         self.identity = identity  # by which a binding socket finds it; None: we connect
-        self.life = life
+        self.incarnation = incarnation
         self.is_fresh = before is None
-        self.is_up = False  # whether both know what the other has
-        self.resume_s = 0.0  # when to try that again
+        self.is_up = False  # both sides know what the other has
+        self.resume_s = 0.0  # when to ask again
         self.has_left = False  # it said goodbye
         self.era = 0  # changes when numbers begin anew
-        self.peer_life: float | None = None  # of the process there, when last heard
+        self.peer_incarnation: float | None = None  # of the process that last resumed
         received, sent = (0, 0) if before is None else before
-        # Out. Numbers 1 .. num_released are gone, then come those kept.
+        # Sending. Numbers 1 .. num_released are acknowledged, then come those kept.
         self.num_released = sent
-        self.kept: deque[Out] = deque()
+        self.kept: deque[OutgoingMessage] = deque()
         self.num_sent = sent  # up to this number on the connection as it is now
         self.num_taken_there = sent
         self._num_acknowledged = sent  # by the peer, perhaps before it was sent again
@@ -62,24 +69,26 @@ class Link:
         self.bytes_posted = 0
         self.announced = 0  # the number of the large message that waits for a grant
         self.granted = 0
-        # In.
+        # Receiving.
         self.num_taken = received
         self.num_handed = received  # up to this number the caller has them
         self.num_cleared = received  # up to this number they are acknowledged
         self.unread_bytes = 0
-        self._asked: deque[int] = deque()  # handed over, to be acknowledged by the caller
-        self.misses = False  # it was told that something is missing
-        self.was_full = False  # it must be told once there is room
-        self.told = (0, 0, 0)  # the last counts that it was told
+        self._unacknowledged: deque[int] = (
+            deque()
+        )  # handed over, and the caller has not acknowledged them
+        self.misses = False  # the peer knows that something is missing
+        self.was_full = False  # the peer must be sent RESEND once there is room
+        self.reported_counts = (0, 0, 0)  # the last counts that the peer was sent
 
-    # Out.
+    # Sending.
 
     @property
     def num_posted(self) -> int:
         """The number of the last message."""
         return self.num_released + len(self.kept)
 
-    def post(self, out: Out) -> int:
+    def post(self, out: OutgoingMessage) -> int:
         self.kept.append(out)
         number = self.num_posted
         if number > self._num_room:
@@ -89,15 +98,15 @@ class Link:
         return number
 
     @property
-    def to_send(self) -> tuple[int, Out] | None:
+    def to_send(self) -> tuple[int, OutgoingMessage] | None:
         """The next message for the connection, with its number."""
         if self.num_sent >= self.num_posted:
             return None
         number = self.num_sent + 1
         return number, self.kept[number - self.num_released - 1]
 
-    def heard(self, acknowledged: int, room: int, taken: int) -> bool:
-        """The peer tells how far it is; False if it cannot be."""
+    def take_counts(self, acknowledged: int, room: int, taken: int) -> bool:
+        """The peer reports how far it is; False if that cannot be true."""
         if not acknowledged <= room <= taken <= max(self.num_posted, self.num_taken_there):
             return False
         self.num_taken_there = max(self.num_taken_there, taken)
@@ -122,7 +131,7 @@ class Link:
         self,
         taken: int,
         first: int,
-        life: float,
+        incarnation: float,
         is_fresh: bool,
         knows_us: bool = True,
         *,
@@ -136,17 +145,17 @@ class Link:
 
         A text if the two do not fit together any more. A peer that is another process than before
         and knows nothing of it begins with 1; so do we, with what it has not acknowledged. If it is
-        we who are another process than it knows (not `knows_us`), it will do the same.
+        this process that the peer does not know (not `knows_us`), the peer does the same.
         """
         if not knows_us:
             first = min(first, self.num_taken + 1)
             taken = 0 if self.is_fresh else taken
-        is_other = self.peer_life is not None and life != self.peer_life
+        is_other = self.peer_incarnation is not None and incarnation != self.peer_incarnation
         if is_other and is_fresh:
             self.era += 1
             self.num_taken = self.num_handed = self.num_cleared = self.unread_bytes = 0
-            self._asked.clear()
-            self.told = (0, 0, 0)
+            self._unacknowledged.clear()
+            self.reported_counts = (0, 0, 0)
         if first > self.num_taken + 1:
             return f"it cannot send messages {self.num_taken + 1} to {first - 1} any more"
         if taken < self.num_released:
@@ -155,7 +164,7 @@ class Link:
             self.num_released = self._num_acknowledged = taken  # the numbers begin again there
         elif taken > self.num_posted and self.is_fresh:
             return f"it has message {taken}, but {self.num_posted} were sent"
-        self.peer_life = life
+        self.peer_incarnation = incarnation
         self.misses = self.was_full = False
         self.announced = self.granted = 0
         room = min(room, taken)  # of what it will be sent anew nothing counts
@@ -189,7 +198,7 @@ class Link:
         self.bytes_posted = 0
         self.down()
 
-    # In.
+    # Receiving.
 
     def judge(self, number: int) -> int:
         if number == self.num_taken + 1:
@@ -197,31 +206,31 @@ class Link:
         return DUPLICATE if number <= self.num_taken else GAP
 
     def take(self, nbytes: int) -> int:
-        """The number that it has."""
+        """Takes the next message, and returns its number."""
         self.num_taken += 1
         self.unread_bytes += nbytes
         self.misses = False
         return self.num_taken
 
-    def hand(self, number: int, nbytes: int, era: int, is_asked: bool) -> None:
-        """The caller has this message. If it is to say so, it is not acknowledged yet."""
+    def hand(self, number: int, nbytes: int, era: int, caller_acknowledges: bool) -> None:
+        """The caller has this message. With `caller_acknowledges` it is not acknowledged yet."""
         if era != self.era:
             return
         self.unread_bytes -= nbytes
         self.num_handed = number
-        if is_asked:
-            self._asked.append(number)
+        if caller_acknowledges:
+            self._unacknowledged.append(number)
         self._clear()
 
     def acknowledge(self, number: int) -> None:
-        while self._asked and self._asked[0] <= number:
-            self._asked.popleft()
+        while self._unacknowledged and self._unacknowledged[0] <= number:
+            self._unacknowledged.popleft()
         self._clear()
 
     def _clear(self) -> None:
-        self.num_cleared = self._asked[0] - 1 if self._asked else self.num_handed
+        self.num_cleared = self._unacknowledged[0] - 1 if self._unacknowledged else self.num_handed
 
     def counts(self, has_room: bool) -> tuple[int, int, int]:
-        """What headers tell: acknowledged, room, taken."""
+        """What headers report: acknowledged, room, taken."""
         room = self.num_taken if has_room else self.num_cleared
         return self.num_cleared, room, self.num_taken

@@ -1,0 +1,79 @@
+"""Means by the all-reduce of the process group itself (gloo or nccl), beside the messages.
+
+They run in a group of their own, since their order has nothing to do with that of messages, and in
+threads of gloo. Their results come through the same queue as messages.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.runtime.process.transport import FINISHED, Arrival
+
+
+class FinishedMean(NamedTuple):
+    """An all-reduce has ended, well or not."""
+
+    number: int
+    work: dist.Work
+    total: Tensor
+
+    def arrival(self, rank: int) -> Arrival:
+        message: Any = self.total
+        try:
+            self.work.wait()  # on an accelerator: what comes after it there
+        except RuntimeError as error:
+            message = error
+        return Arrival(FINISHED, rank, tag=self.number, message=message)
+
+
+class GroupMeans:
+    """`group` is for tensors on the host, `device_group` for others; None: there is none."""
+
+    def __init__(
+        self,
+        group: Any,
+        device_group: dist.ProcessGroup | None,
+        rank: int,
+        size: int,
+        put: Callable[[Arrival | FinishedMean], None],
+    ) -> None:
+        self.num_started = 0
+        self._group, self._device_group = group, device_group
+        self._rank, self._size = rank, size
+        self._put = put
+        self._numbers = count(1)
+
+    def start(self, x: Tensor) -> int | None:
+        """Starts an all-reduce and returns its number. None: it is not for such tensors."""
+        group = self._group
+        if x.device.type != "cpu" and self._device_group is not None:
+            group = self._device_group
+        if group is None or x.dtype not in (torch.float32, torch.float64):
+            return None
+        number = next(self._numbers)
+        self.num_started += 1
+        # Divided before: one pass, and sums that stay in range.
+        total = kernels.empty(x.numel(), x.dtype, x.device).view(x.shape)
+        torch.div(x.detach(), self._size, out=total)
+        try:
+            work = group.allreduce([total])
+        except RuntimeError as error:
+            self._put(Arrival(FINISHED, self._rank, tag=number, message=error))
+            return number
+        finished = FinishedMean(number, work, total)
+        work.get_future().add_done_callback(lambda _: self._put(finished))
+        return number
+
+    def abort(self) -> None:
+        """Ends a collective that may be under way, and that would never end."""
+        abort = getattr(self._group, "abort", None)  # torch 2.6 has none
+        if abort is not None:
+            with suppress(RuntimeError):
+                abort()
