@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.errors import NotationError
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 from gradwire.models.base import Model, build_seeded
 from gradwire.models.char_lstm import CharLSTM
 from gradwire.models.mlp import MLP

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.core.errors import NotationError
 from gradwire.core.key import Key
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 from gradwire.training.optimizer import SGD, Adam, Optimizer, clip_by_norm
 
 OPTIMIZERS: Registry[Optimizer] = Registry(

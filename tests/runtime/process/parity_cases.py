@@ -25,7 +25,8 @@ import quadratics
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning, NonFiniteError, WireError
-from gradwire.core.notation import Registry, notation_name
+from gradwire.core.notation import notation_name
+from gradwire.core.registry import Registry
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
