@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-from quadratics import train as train  # a fixture for all
+pytest.register_assert_rewrite("gradwire.testing")
+
+from gradwire.testing import quadratics  # noqa: E402, rewritten only if imported after
 
 torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -18,6 +20,12 @@ os.environ["GRADWIRE_CACHE"] = ""  # what is tested is computed, and nothing is 
 _SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 if "GRADWIRE_DATA" not in os.environ and _SHARED.is_dir():
     os.environ["GRADWIRE_DATA"] = str(_SHARED)
+
+
+@pytest.fixture
+def train() -> quadratics.Train:
+    """Trains on quadratics: `train("ssp(2)", "parameter_server", workers=3, steps=20)`."""
+    return quadratics.train
 
 
 @pytest.fixture(autouse=True)

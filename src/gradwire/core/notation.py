@@ -74,6 +74,8 @@ class Expression:
     examples: ClassVar[tuple[str, ...]] = ()
     # Names by which others know it, or the part of theirs that it is; only messages use them.
     known_as: ClassVar[tuple[str, ...]] = ()
+    # Laws of `gradwire.testing` that its definition breaks, by name, each with the reason.
+    exempt_from: ClassVar[Mapping[str, str]] = Table({})
     # Fields whose arguments have names of their own: `ring` is a graph in `gossip(ring)` and an
     # architecture elsewhere. Each is a `Registry`, which looks for its classes when it is first
     # asked, so there is no cycle of imports. Written `registries = Table({"graph": GRAPHS})`.

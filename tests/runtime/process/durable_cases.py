@@ -13,17 +13,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import quadratics
 import torch
 
-import quadratics
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.durable.checkpoint import Store
 from gradwire.runtime.durable.transport import DurableTransport, links_of
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.zeromq import ZmqTransport
+from gradwire.testing.quadratics import Quadratics
 from gradwire.training import program
 from gradwire.training.server import TrainingServer
-from quadratics import Quadratics
 
 WORKERS, STEPS = 3, 32
 

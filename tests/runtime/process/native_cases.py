@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import quadratics
 import torch
 import torch.distributed as dist
 
-import quadratics
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed, Membership, Node
@@ -18,8 +18,8 @@ from gradwire.runtime.process.accelerator import PayloadGroups
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.testing.quadratics import Trained
 from gradwire.training import program
-from quadratics import Trained
 
 SIZES = (1, 2, 7, 300_001)
 STEPS = 10

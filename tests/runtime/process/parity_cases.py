@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
+import quadratics
 import torch
 
-import quadratics
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning, NonFiniteError, WireError
@@ -33,10 +33,10 @@ from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.zeromq.transport import ZmqTransport
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.testing.quadratics import Quadratics, Trained
 from gradwire.training import program
 from gradwire.training.flat import FlatLayout
 from gradwire.training.server import TrainingServer
-from quadratics import Quadratics, Trained
 
 Case = tuple[str, str, str]
 
