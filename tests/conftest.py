@@ -8,7 +8,10 @@ import torch
 from hypothesis import settings
 
 import sampling
-from quadratics import train as train  # a fixture for all
+
+pytest.register_assert_rewrite("gradwire.testing")
+
+from gradwire.testing import quadratics  # noqa: E402, rewritten only if imported after
 
 torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -24,6 +27,12 @@ if "GRADWIRE_DATA" not in os.environ and _SHARED.is_dir():
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sampling.mark_further_cases(items)
+
+
+@pytest.fixture
+def train() -> quadratics.Train:
+    """Trains on quadratics: `train("ssp(2)", "parameter_server", workers=3, steps=20)`."""
+    return quadratics.train
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from gradwire.cli import main
-from gradwire.cli.catalogue import KINDS
 from gradwire.cli.front import command
 from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.registries import REGISTRIES
 
 QUICK = ["--steps", "4", "--batch-size", "8", "--model", "mlp((16,))", "--compute", "fixed(0.001)"]
 
@@ -159,7 +159,7 @@ def test_mistakes_end_with_one_line_and_status_2(arguments, message, capsys):
 def test_every_listed_example_can_be_written(capsys):
     main(["list", "--json"])
     for entry in json.loads(capsys.readouterr().out)["algorithms"]:
-        registry = KINDS[entry["dimension"]]
+        registry = REGISTRIES[entry["dimension"]]
         written = registry.parse(entry["example"])
         assert registry.parse(repr(written)) == written
         assert entry["name"] in repr(written)

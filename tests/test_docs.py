@@ -12,10 +12,10 @@ import torch
 from gradwire.architecture import ARCHITECTURE
 from gradwire.architecture.gossip import GOSSIP
 from gradwire.architecture.graphs import GRAPHS
-from gradwire.cli.catalogue import KINDS
 from gradwire.cli.front import command
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
+from gradwire.experiment.run.registries import REGISTRIES
 from gradwire.synchronization import SYNCHRONIZATION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,7 +115,7 @@ def test_there_is_much_to_parse():
 
 @pytest.mark.parametrize("text", written())
 def test_what_the_page_of_algorithms_writes_parses(text):
-    kinds = [registry for registry in KINDS.values() if text.partition("(")[0] in registry]
+    kinds = [registry for registry in REGISTRIES.values() if text.partition("(")[0] in registry]
     assert kinds, f"{text}: no algorithm has this name"
     for registry in kinds:
         try:

@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from gradwire.experiment.processes.ranks import run
     from gradwire.experiment.run.config import Config
     from gradwire.experiment.run.outcome import Run
+    from gradwire.experiment.run.registries import register
     from gradwire.experiment.simulate.simulation import resume, simulate
 
     __version__: str
 
-__all__ = ["Config", "Run", "__version__", "resume", "run", "simulate"]
+__all__ = ["Config", "Run", "__version__", "register", "resume", "run", "simulate"]
 
 _WHERE = {
     "Config": "gradwire.experiment.run.config",
     "Run": "gradwire.experiment.run.outcome",
+    "register": "gradwire.experiment.run.registries",
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",
     "simulate": "gradwire.experiment.simulate.simulation",

@@ -7,7 +7,8 @@ import pytest
 
 import gradwire
 from gradwire.cli import main
-from gradwire.cli.catalogue import KINDS, about
+from gradwire.cli.catalogue import about
+from gradwire.experiment.run.registries import REGISTRIES
 
 
 def test_everything_about_one_is_printed(capsys):
@@ -64,7 +65,7 @@ def test_a_name_of_two_kinds_is_told_twice(capsys):
 
 def test_there_is_something_about_each():
     root = Path(gradwire.__file__).parent.parent
-    for kind, registry in KINDS.items():
+    for kind, registry in REGISTRIES.items():
         for name in registry.names():
             entry = next(each for each in about(name) if each["dimension"] == kind)
             assert entry["summary"]

@@ -23,7 +23,8 @@ from gradwire.core.key import Key
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.setup import DIMENSIONS, OPTIMIZERS, SCHEDULES, prepare
+from gradwire.experiment.run.registries import DIMENSIONS, OPTIMIZERS, SCHEDULES
+from gradwire.experiment.run.setup import prepare
 from gradwire.runtime.virtual.compute_time import STRAGGLERS
 
 COMMANDS = ("run", "compare", "ps", "probe", "matrix", "codecs", "rd", "list", "demo")

@@ -15,9 +15,10 @@ from gradwire.compression.quantization.qsgd import QSGD
 from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core import notation
+from gradwire.core import parser
 from gradwire.core.errors import NotationError
-from gradwire.core.notation import Expression, Registry, Table, notation_name
+from gradwire.core.notation import Expression, Table, notation_name
+from gradwire.core.registry import Registry
 from gradwire.core.spec import Spec
 
 
@@ -526,7 +527,7 @@ def test_an_argument_of_a_kind_that_does_not_change_with_time_has_no_ramp() -> N
 def test_deep_expressions_are_refused_before_anything_is_built(text) -> None:
     built = []
     with (
-        patch.object(notation._Reader, "build", lambda *args: built.append(args)),
+        patch.object(parser._Reader, "build", lambda *args: built.append(args)),
         pytest.raises(NotationError, match=r"is nested \d+ deep, at most 32; each >> counts"),
     ):
         COMPRESSION.parse(text)
@@ -541,7 +542,7 @@ def test_expressions_that_are_not_too_deep() -> None:
 
 def test_long_expressions_are_refused_before_they_are_parsed() -> None:
     with (
-        patch.object(notation.ast, "parse", side_effect=AssertionError("it was parsed")),
+        patch.object(parser.ast, "parse", side_effect=AssertionError("it was parsed")),
         pytest.raises(NotationError, match="10001 characters, at most 10000"),
     ):
         COMPRESSION.parse("x" * 10_001)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.core.key import Key
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 from gradwire.data import ByLabel, ByRole, Dataset, Dirichlet, Iid, Partition
 from gradwire.data.partition import dirichlet, log_gamma_variates
 

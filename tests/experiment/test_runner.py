@@ -54,7 +54,7 @@ def test_one_worker_is_plain_pytorch():
     for step in range(50):
         indices = sampler.indices(0, step)
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 * gradwire.experiment.run.setup.SCHEDULES.parse(
+            group["lr"] = 0.1 * gradwire.experiment.run.registries.SCHEDULES.parse(
                 "cosine(warmup=5)"
             ).factor(step, 50)
         optimizer.zero_grad()

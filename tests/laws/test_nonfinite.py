@@ -6,7 +6,6 @@ them. Where the decoded values meet the model they are found: the run stops, or 
 """
 
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,60 +18,16 @@ from torch import Tensor
 from gradwire.compression.identity import Identity
 from gradwire.core.codec import Codec, Compression, Kind
 from gradwire.core.errors import DeadlockError, GradwireWarning, NonFiniteError, WireError
-from gradwire.core.key import Key
 from gradwire.core.node import Framed, Node
-from gradwire.core.payload import DTYPES
 from gradwire.core.reducer import Reducer
-from gradwire.core.spec import Spec
+from gradwire.testing import wire_laws
+from gradwire.testing.forging import spoilt
+from gradwire.testing.quadratics import Trained, train
 from gradwire.training import client
 from gradwire.training.plan import NONFINITE
-from quadratics import Trained, _train
 
-KEY = Key(seed=4).private(0)
 HOSTILE = 1
 VALUES = {"nan": float("nan"), "inf": float("inf")}
-
-
-def spoilt(message: Tensor, value: float) -> Tensor:
-    """The message with this value in place of every float in it, and the right checksum."""
-    if message.is_floating_point():
-        return torch.full_like(message, value)
-    data = bytes(message.reshape(-1).tolist()) if message.dtype == torch.uint8 else b""
-    if len(data) < 8 or data[0] != 0x57 or message.dim() != 1:
-        return message
-    changed = bytearray(data)
-    for dtype, start, stop in floats(data):
-        part = torch.full(((stop - start) // dtype.itemsize,), value, dtype=dtype)
-        changed[start:stop] = bytes(part.view(torch.uint8).tolist())
-    # A checksum is linear, so that of the changed bytes needs no knowledge of where it began.
-    crc = int.from_bytes(data[4:8], "little") ^ crc_of(data) ^ crc_of(bytes(changed))
-    changed[4:8] = crc.to_bytes(4, "little")
-    return torch.tensor(list(changed), dtype=torch.uint8)
-
-
-def crc_of(data: bytes) -> int:
-    return zlib.crc32(data[8:], zlib.crc32(data[:4]))
-
-
-def floats(data: bytes) -> list[tuple[torch.dtype, int, int]]:
-    """Where the floating-point parts of a payload lie; see core/payload.py."""
-    at, parts = 8, []
-    for _ in range(data[2]):
-        dtype, numel, shift = DTYPES[data[at]], 0, 0
-        at += 1
-        while True:
-            numel |= (data[at] & 0x7F) << shift
-            shift, at = shift + 7, at + 1
-            if data[at - 1] < 0x80:
-                break
-        parts.append((dtype, numel))
-    widest = max((dtype.itemsize for dtype, numel in parts), default=1)
-    start, found = -(-at // widest) * widest, []
-    for dtype, numel in sorted(parts, key=lambda part: -part[0].itemsize):
-        if dtype.is_floating_point:
-            found.append((dtype, start, start + numel * dtype.itemsize))
-        start += numel * dtype.itemsize
-    return found
 
 
 @contextmanager
@@ -102,42 +57,9 @@ def a_hostile_rank(value: float) -> Iterator[None]:
         yield
 
 
-# Codecs that send values as they are: what they decode is checked where it meets the model. A codec
-# that can refuse NaN at no cost should, and is not on this list.
-HANDS_ON = {
-    "adaptive_density",
-    "aji",
-    "allocated",
-    "bf16",
-    "dctk",
-    "fp16",
-    "gaussiank",
-    "identity",
-    "layerwise",
-    "randomk",
-    "sampledk",
-    "sidco",
-    "topk",
-    "variance",
-}
-
-
-@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 def test_which_codecs_decode_them(codec, value) -> None:
-    if codec.takes is not Kind.REAL:
-        pytest.skip("it never sees values")
-    x = Key(1).normal(40)
-    spec = Spec.of(x)
-    honest = codec.encode(x, codec.init(spec), KEY)[0].buffer
-    forged = spoilt(honest, VALUES[value])
-    try:
-        decoded = codec.decode(codec.unpack(forged, spec), spec, KEY)
-    except WireError:
-        assert not torch.equal(forged, honest)
-        return
-    if not torch.isfinite(decoded).all():
-        name = repr(codec).partition("(")[0].partition(" ")[0]
-        assert name in HANDS_ON, f"{codec!r} decodes {value}; refuse it, or put it on the list"
+    wire_laws.nan_and_infinity_are_refused_unless_values_travel_as_they_are(codec, value)
 
 
 def trained(compression: object, architecture: str, value: str, **settings: Any) -> Trained | None:
@@ -146,7 +68,7 @@ def trained(compression: object, architecture: str, value: str, **settings: Any)
     with warnings.catch_warnings(), a_hostile_rank(VALUES[value]):
         warnings.simplefilter("ignore", GradwireWarning)
         try:
-            return _train(
+            return train(
                 method,
                 architecture,
                 repr(compression),
@@ -201,7 +123,7 @@ def test_means_are_checked(compression, architecture, nonfinite) -> None:
 def why(method: str, architecture: str, compression: str, value: str, **settings: Any) -> str:
     """Why a run with a hostile rank stops."""
     with a_hostile_rank(VALUES[value]), pytest.raises((NonFiniteError, WireError)) as caught:
-        _train(method, architecture, compression, workers=3, steps=12, **settings)
+        train(method, architecture, compression, workers=3, steps=12, **settings)
     return str(caught.value)
 
 
@@ -240,7 +162,7 @@ def test_a_server_that_answers_nan_is_named() -> None:
         patch.object(client.ServerClient, "_piece", bad),
         pytest.raises(NonFiniteError, match="server 0 answered a model with NaN or infinity"),
     ):
-        _train("asp", "parameter_server", workers=2, steps=2)
+        train("asp", "parameter_server", workers=2, steps=2)
 
 
 @pytest.mark.parametrize("method", ["lag(0.1)", "laq(0.1)"])

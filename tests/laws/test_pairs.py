@@ -4,80 +4,60 @@ A pair is one of `gradwire matrix`: the first example of each, and every algorit
 """
 
 import pytest
-import torch
 
 from gradwire.architecture import ARCHITECTURE
 from gradwire.core.node import Framed, Send
 from gradwire.core.notation import notation_name
+from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.virtual.transport import Transport
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.synchronization.bsp import BSP
+from gradwire.synchronization.localsgd import LocalSGD
+from gradwire.testing import pair_laws
 from sampling import SIZES, cover
+
+
+def _architectures() -> list[str]:
+    """As every one is written."""
+    return [text for cls in ARCHITECTURE for text in cls.examples or (notation_name(cls),)]
+
 
 PAIRS = [(pair.synchronization, pair.architecture) for pair in pairs() if not pair.refusal]
 # In the quick run every synchronization and every architecture, not each with each.
 COVERED = cover((pair, *pair) for pair in PAIRS)
 REFUSED = [(pair.synchronization, pair.architecture) for pair in pairs() if pair.refusal]
 MEANS = [
-    repr(architecture)
-    for cls in ARCHITECTURE
-    for architecture in map(ARCHITECTURE.parse, cls.examples or (notation_name(cls),))
+    architecture
+    for architecture in map(ARCHITECTURE.parse, _architectures())
     if {"mean", "push_pull"} & set(architecture.offers)
 ]
-GOSSIP = [text for text in ARCHITECTURE["gossip"].examples if "adpsgd" not in text]
+MIXES = [each for each in map(ARCHITECTURE.parse, _architectures()) if "mix" in each.offers]
 # Of servers; of neighbours: a round and perhaps a weight, or a life and a version.
 HEADERS = ((HEADER_NBYTES,), (8, 16, 24))
 
 
+def parsed(synchronization: str, architecture: str) -> tuple[Synchronization, Architecture]:
+    return SYNCHRONIZATION.parse(synchronization), ARCHITECTURE.parse(architecture)
+
+
 @pytest.mark.parametrize(("synchronization", "architecture"), COVERED)
-def test_no_pair_hangs(train, synchronization, architecture) -> None:
-    """For any number of workers it runs to its end, or says before the first step why not."""
-    refusals = {}
-    for size in SIZES:
-        try:
-            trained = train(
-                synchronization,
-                architecture,
-                workers=size,
-                steps=3,
-                layers=(12, 8),
-                compute="lognormal(0.01)",
-            )
-        except ValueError as error:
-            refusals[size] = str(error)
-            continue
-        assert all(torch.isfinite(replica.params).all() for replica in trained.replicas)
-    assert all(str(size) in text for size, text in refusals.items()), refusals
-    assert len(refusals) <= len(SIZES) - 5  # hypercubes exist for 1, 2, 4, 8, 16
+def test_no_pair_hangs(synchronization, architecture) -> None:
+    pair_laws.no_pair_hangs(*parsed(synchronization, architecture), sizes=SIZES)
 
 
-@pytest.mark.parametrize("architecture", MEANS)
+@pytest.mark.parametrize("architecture", MEANS, ids=repr)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_without_compression_every_architecture_gives_the_mean(train, architecture, size) -> None:
-    reference = train("bsp", "allreduce", workers=size, steps=4, momentum=0.5)
-    trained = train("bsp", architecture, workers=size, steps=4, momentum=0.5)
-    for replica in trained.replicas:
-        assert torch.allclose(replica.params, reference.agreed, rtol=0, atol=1e-13)
-        assert torch.equal(replica.params, trained.replicas[0].params)
+def test_without_compression_every_architecture_gives_the_mean(architecture, size) -> None:
+    pair_laws.without_compression_every_architecture_gives_the_mean(architecture, size)
 
 
-@pytest.mark.parametrize("architecture", GOSSIP)
-@pytest.mark.parametrize("synchronization", ["bsp", "localsgd(3)"])
+@pytest.mark.parametrize("architecture", MIXES, ids=repr)
+@pytest.mark.parametrize("synchronization", [BSP(), LocalSGD(3)], ids=repr)
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_gossip_preserves_the_average(train, architecture, synchronization, size) -> None:
-    """The mean of all models goes where gradient descent on the mean goes.
-
-    All f_i have the same curvature, so the mean gradient is that at the mean.
-    """
-    trained = train(
-        synchronization, architecture, workers=size, steps=6, lr=0.1, curvatures=[0.7] * size
-    )
-    mean, centre = trained.initial, trained.minima.mean(dim=0)
-    for _ in range(6):
-        mean = mean - 0.1 * 0.7 * (mean - centre)
-    found = torch.stack(trained.params).mean(dim=0)
-    assert torch.allclose(found, mean, rtol=0, atol=1e-9)
+def test_gossip_preserves_the_average(architecture, synchronization, size) -> None:
+    pair_laws.gossip_preserves_the_average(architecture, synchronization, size)
 
 
 @pytest.mark.parametrize(("synchronization", "architecture"), PAIRS)
@@ -106,28 +86,13 @@ def test_the_ledger_has_the_sizes_of_the_messages(
 
 
 @pytest.mark.parametrize(("synchronization", "architecture"), COVERED)
-def test_a_run_can_be_repeated(train, synchronization, architecture) -> None:
-    first, second = (
-        train(
-            synchronization,
-            architecture,
-            workers=4,
-            steps=5,
-            layers=(12, 8),
-            compute="lognormal(0.01)",
-            noise=0.1,
-        )
-        for _ in range(2)
-    )
-    assert all(map(torch.equal, first.params, second.params))
-    assert first.time_s == second.time_s
-    assert first.engine.ledger.link_bytes == second.engine.ledger.link_bytes
+def test_a_run_can_be_repeated(synchronization, architecture) -> None:
+    pair_laws.a_run_can_be_repeated(*parsed(synchronization, architecture))
 
 
 @pytest.mark.parametrize(("synchronization", "architecture"), REFUSED)
-def test_other_pairs_are_refused_with_the_reason(train, synchronization, architecture) -> None:
-    with pytest.raises(ValueError, match=r"needs an architecture with .* offers .* Try "):
-        train(synchronization, architecture)
+def test_other_pairs_are_refused_with_the_reason(synchronization, architecture) -> None:
+    pair_laws.other_pairs_are_refused_with_the_reason(*parsed(synchronization, architecture))
 
 
 def test_the_pairs_are_those_of_the_surveys_table() -> None:

@@ -4,18 +4,16 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from gradwire.core.errors import NotationError
-from gradwire.core.notation import Registry
+from gradwire.experiment.run.registries import MODELS
 from gradwire.models.base import Model, build_seeded
 from gradwire.models.char_lstm import CharLSTM
 from gradwire.models.mlp import MLP
 from gradwire.models.mnist_cnn import MnistCNN
 from gradwire.models.nanogpt import NanoGPT
 from gradwire.models.resnet20 import ResNet20
-
-MODELS: Registry[Model] = Registry("model", Model, "gradwire.models")  # type: ignore[type-abstract]
+from gradwire.testing import training_laws
 
 # model, input shape, classes, number of parameters counted by hand
 CASES = [
@@ -37,23 +35,12 @@ CASES = [
 IDS = [f"{case[0]}-{case[1]}" for case in CASES]
 
 
-def example(shape: tuple[int, ...], num_classes: int, batch: int = 2) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    if len(shape) == 1 and num_classes > 50:
-        inputs = torch.randint(num_classes, (batch, *shape), generator=generator)
-        return inputs, torch.randint(num_classes, (batch, *shape), generator=generator)
-    inputs = torch.randn(batch, *shape, generator=generator)
-    return inputs, torch.randint(num_classes, (batch,), generator=generator)
-
-
 @pytest.mark.parametrize(("model", "shape", "num_classes", "count"), CASES, ids=IDS)
 def test_shapes_and_parameter_counts(
     model: Model, shape: tuple[int, ...], num_classes: int, count: int
 ) -> None:
-    module = build_seeded(model, shape, num_classes, seed=0).eval()
-    inputs, targets = example(shape, num_classes)
-    outputs = module(inputs)
-    assert outputs.shape == (*targets.shape, num_classes)
+    training_laws.outputs_are_logits_of_every_target(model, shape, num_classes)
+    module = build_seeded(model, shape, num_classes, seed=0)
     assert sum(parameter.numel() for parameter in module.parameters()) == count
 
 
@@ -61,17 +48,13 @@ def test_shapes_and_parameter_counts(
 def test_an_untrained_network_knows_nothing(
     model: Model, shape: tuple[int, ...], num_classes: int, count: int
 ) -> None:
-    module = build_seeded(model, shape, num_classes, seed=0).eval()
-    inputs, targets = example(shape, num_classes, batch=16)
-    loss = model.loss(module(inputs), targets).detach()
-    assert loss.shape == ()
-    assert 0.5 < float(loss) / math.log(num_classes) < 3.0
+    training_laws.an_untrained_network_knows_nothing(model, shape, num_classes)
 
 
 def test_text_predicts_forward_only() -> None:
     for model in (CharLSTM(), NanoGPT()):
         module = build_seeded(model, (12,), 65, seed=0)
-        text, _ = example((12,), 65)
+        text, _ = training_laws.example_batch((12,), 65)
         changed = text.clone()
         changed[:, 7:] = (changed[:, 7:] + 1) % 65
         before, after = module(text), module(changed)
@@ -115,11 +98,7 @@ def test_loss_and_correct_by_hand() -> None:
 
 
 def test_seeded_builds_repeat_and_leave_the_global_generator_alone() -> None:
-    before = torch.get_rng_state()
-    a, b, c = (build_seeded(MLP(), (8,), 3, seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
-    assert not all(torch.equal(p, q) for p, q in zip(a.parameters(), c.parameters()))
+    training_laws.seeded_builds_repeat_and_leave_the_global_generator_alone(MLP(), (8,), 3)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +118,7 @@ def test_wrong_shapes_are_refused(model: Model, shape: tuple[int, ...], message:
 
 
 def test_notation_finds_every_model_by_its_file_name() -> None:
-    assert MODELS.names() == ["char_lstm", "mlp", "mnist_cnn", "nanogpt", "resnet20"]
+    assert MODELS.builtin_names() == ["char_lstm", "mlp", "mnist_cnn", "nanogpt", "resnet20"]
     for model, *_ in CASES:
         assert MODELS.parse(repr(model)) == model
     assert repr(NanoGPT(2, width=64)) == "nanogpt(2, width=64)"

@@ -8,7 +8,7 @@ import torch
 from gradwire.core.spec import Spec
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.synchronization.diloco import DiLoCo
-from quadratics import Quadratics
+from gradwire.testing.quadratics import Quadratics
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 LAYERS = {"layers": (3, 1, 2, 2), "scheduling": 'sequential("layer")'}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.experiment.run.setup import OPTIMIZERS
+from gradwire.experiment.run.registries import OPTIMIZERS
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -8,8 +8,8 @@ from gradwire.core.limits import Limits, is_valid, kept_nbytes, specs_in
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.testing.quadratics import train
 from gradwire.training.optimizer import Adam
-from quadratics import _train
 from sampling import cover
 
 METHODS = [
@@ -32,13 +32,13 @@ def forms_means(method: str) -> bool:
 def test_servers_take_all_that_the_workers_of_a_plan_exchange(method, nonfinite) -> None:
     settings = {"workers": 3, "steps": 8, "scheduling": 'sequential("layer")', "lr": 0.05}
     settings |= {"optimizer": Adam(0.05), "nonfinite": nonfinite}
-    through = _train(method, "parameter_server(2)", "identity", **settings)
-    direct = _train(method, "allreduce", "identity", **settings)
+    through = train(method, "parameter_server(2)", "identity", **settings)
+    direct = train(method, "allreduce", "identity", **settings)
     torch.testing.assert_close(through.params[0], direct.params[0])
 
 
 def test_a_plan_says_which_tensors_there_are() -> None:
-    plan = _train("bsp", "parameter_server", scheduling='sequential("layer")', steps=1).plan
+    plan = train("bsp", "parameter_server", scheduling='sequential("layer")', steps=1).plan
     limits, params = plan.limits(), plan.task.initial_params()
     sizes = {bucket.name: bucket.numel for bucket in plan.buckets()}
     vectors = dict.fromkeys(plan.optimizer.init(params), params.numel())

@@ -7,14 +7,9 @@ import torch
 
 from gradwire.core.errors import NotationError
 from gradwire.core.key import Key
-from gradwire.core.notation import Registry
+from gradwire.experiment.run.registries import OPTIMIZERS
+from gradwire.testing import training_laws
 from gradwire.training.optimizer import SGD, Adam, Optimizer, clip_by_norm
-
-OPTIMIZERS: Registry[Optimizer] = Registry(
-    "optimizer",
-    Optimizer,  # type: ignore[type-abstract]
-    "gradwire.training.optimizer",
-)
 
 SGDS = [
     SGD(0.1),
@@ -63,15 +58,13 @@ def test_equals_torch_over_many_steps(optimizer: Optimizer) -> None:
 
 @pytest.mark.parametrize("optimizer", SGDS + ADAMS, ids=repr)
 def test_nothing_is_changed_in_place(optimizer: Optimizer) -> None:
-    params, gradient = Key(1).normal(8), Key(2).normal(8)
-    _, state = optimizer.update(params, gradient, optimizer.init(params), 0.1)
-    given = {"params": params, "gradient": gradient, **state}
-    before = {name: tensor.clone() for name, tensor in given.items()}
-    new_params, new_state = optimizer.update(params, gradient, state, 0.1)
-    for name, tensor in given.items():
-        assert torch.equal(tensor, before[name])
-    memory = {tensor.data_ptr() for tensor in given.values()}
-    assert not memory & {tensor.data_ptr() for tensor in (new_params, *new_state.values())}
+    training_laws.nothing_is_changed_in_place(optimizer)
+
+
+@pytest.mark.parametrize("optimizer", SGDS + ADAMS, ids=repr)
+def test_states_are_saved_and_steps_go_down(optimizer: Optimizer) -> None:
+    training_laws.a_checkpoint_holds_the_state_of_an_optimizer(optimizer)
+    training_laws.steps_go_down_a_bowl(optimizer)
 
 
 def test_clip_by_norm() -> None:
@@ -86,7 +79,7 @@ def test_clip_by_norm() -> None:
 
 
 def test_notation() -> None:
-    assert OPTIMIZERS.names() == ["adam", "sgd"]
+    assert OPTIMIZERS.builtin_names() == ["adam", "sgd"]
     assert repr(SGD(0.1, momentum=0.9)) == "sgd(0.1, momentum=0.9)"
     for optimizer in SGDS + ADAMS:
         assert OPTIMIZERS.parse(repr(optimizer)) == optimizer

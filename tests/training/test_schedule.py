@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gradwire.core.errors import NotationError
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 from gradwire.training.schedule import Constant, Cosine, Schedule, Step
 
 SCHEDULES: Registry[Schedule] = Registry(

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-import quadratics
 from gradwire.architecture.parameter_server import parameter_server
 from gradwire.core.limits import Limits
 from gradwire.core.node import Node, RecvAny
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.report.figures import noted
+from gradwire.testing import quadratics
+from gradwire.testing.quadratics import Trained
 from gradwire.training.plan import Plan
 from gradwire.training.server import TrainingServer
-from quadratics import Trained
 
 FAULTS = ("crash(1, at=0.05)", "crash(2, at=0.1, rejoin=0.2)", "arrive(0, at=0.03)")
 HOLDING = 'parameter_server(2, optimizer="server")'

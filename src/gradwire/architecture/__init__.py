@@ -1,6 +1,6 @@
 """Dimension: who talks to whom."""
 
-from gradwire.core.notation import Registry
 from gradwire.core.protocols import Architecture
+from gradwire.core.registry import Registry
 
-ARCHITECTURE = Registry("architecture", Architecture, __name__)  # type: ignore[type-abstract]
+ARCHITECTURE = Registry("architecture", Architecture, __name__, group=__name__)  # type: ignore[type-abstract]

@@ -12,31 +12,16 @@ from typing import Any
 import torch
 
 import gradwire
-from gradwire.architecture.gossip import GOSSIP
-from gradwire.architecture.graphs import GRAPHS
 from gradwire.core.codec import Codec, Guarantee, Kind
 from gradwire.core.errors import NotationError
-from gradwire.core.notation import Expression, Registry, nearest, written_as_text
+from gradwire.core.notation import Expression, nearest, written_as_text
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.reducer import Reducer
+from gradwire.core.registry import Registry
 from gradwire.core.spec import Spec
 from gradwire.experiment.run.record import Row
-from gradwire.experiment.run.setup import DIMENSIONS, MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
-from gradwire.runtime.network.faults import FAULTS
-from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, STRAGGLERS
+from gradwire.experiment.run.registries import REGISTRIES
 
-KINDS: dict[str, Registry[Any]] = {
-    **DIMENSIONS,
-    "graph": GRAPHS,
-    "gossip algorithm": GOSSIP,
-    "model": MODELS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "partition": PARTITIONS,
-    "compute": COMPUTE_TIME,
-    "stragglers": STRAGGLERS,
-    "fault": FAULTS,
-}
 _MAX_EXPRESSION = 200  # characters, so that no expression is nested too deeply to parse
 _NUMEL = 100_000  # of the vector for which guarantees are shown
 
@@ -51,7 +36,7 @@ def entries() -> list[Row]:
             "summary": registry[name].summary(),
             "paper": registry[name].paper,
         }
-        for kind, registry in KINDS.items()
+        for kind, registry in REGISTRIES.items()
         for name in registry.names()
     ]
 
@@ -85,19 +70,22 @@ def _stage_names(text: str) -> list[str]:
 
 def _entries_of(name: str) -> list[Row]:
     found = [
-        _about(kind, name, registry[name]) for kind, registry in KINDS.items() if name in registry
+        _about(kind, name, registry) for kind, registry in REGISTRIES.items() if name in registry
     ]
     if found:
         return found
-    for registry in KINDS.values():
+    for registry in REGISTRIES.values():
         if any(name in cls.known_as for cls in registry):
             registry[name]  # says what it is here
-    near = nearest(name, sorted({each for registry in KINDS.values() for each in registry.names()}))
+    near = nearest(
+        name, sorted({each for registry in REGISTRIES.values() for each in registry.names()})
+    )
     hint = f" Did you mean {near}?" if near else ""
     raise ValueError(f"unknown algorithm {name!r}.{hint} gradwire list shows all.")
 
 
-def _about(kind: str, name: str, cls: type[Expression]) -> Row:
+def _about(kind: str, name: str, registry: Registry[Any]) -> Row:
+    cls: type[Expression] = registry[name]
     doc = inspect.getdoc(inspect.getmodule(cls)) or ""
     return {
         "dimension": kind,
@@ -107,8 +95,9 @@ def _about(kind: str, name: str, cls: type[Expression]) -> Row:
         "about": _unwrapped(doc if _is_own(name, cls) else inspect.getdoc(cls) or ""),
         "paper": cls.paper,
         "examples": list(cls.examples or (name,)),
-        "properties": list(_properties(name, cls)),
+        "properties": list(_properties(_example(name, registry))),
         "file": _file(cls),
+        "plugin": registry.origin(name),
     }
 
 
@@ -136,14 +125,17 @@ def _is_own(name: str, cls: type[Expression]) -> bool:
 
 
 def _file(cls: type[Expression]) -> str:
-    path = Path(inspect.getfile(cls))
+    try:
+        path = Path(inspect.getfile(cls))
+    except (OSError, TypeError):  # written in a notebook or an interpreter
+        return ""
     root = Path(gradwire.__file__).parent.parent
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
-def _example(name: str, cls: type[Expression]) -> Expression | None:
+def _example(name: str, registry: Registry[Any]) -> Expression | None:
     """One of this class: the name alone, where that is enough, or the first example of it."""
-    registry = next(each for each in KINDS.values() if name in each and each[name] is cls)
+    cls = registry[name]
     for text in (name, *cls.examples):
         with contextlib.suppress(NotationError):
             found: Expression = registry.parse(text)
@@ -152,9 +144,8 @@ def _example(name: str, cls: type[Expression]) -> Expression | None:
     return None
 
 
-def _properties(name: str, cls: type[Expression]) -> Iterator[str]:
+def _properties(example: Expression | None) -> Iterator[str]:
     """What it guarantees, needs or offers; where that depends on arguments, as an example says."""
-    example = _example(name, cls)
     if isinstance(example, Codec):
         yield from _codec(example)
     elif isinstance(example, Reducer):

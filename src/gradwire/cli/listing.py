@@ -52,7 +52,8 @@ class ListCommand:
 
     def _show_all(self) -> None:
         from gradwire import data, kernels
-        from gradwire.cli.catalogue import KINDS, entries
+        from gradwire.cli.catalogue import entries
+        from gradwire.experiment.run.registries import REGISTRIES
 
         backend = kernels.backend()  # refuses a wrong GRADWIRE_KERNELS before anything is printed
         listed = entries()
@@ -60,7 +61,7 @@ class ListCommand:
             print(json.dumps({"algorithms": listed, "data": data.names()}))
             return
         has_papers = out.width >= _WIDE
-        for kind in KINDS:
+        for kind in REGISTRIES:
             own = [entry for entry in listed if entry["dimension"] == kind]
             out.print(_table(kind, own, has_papers))
             out.print()
@@ -84,6 +85,7 @@ def _print_entry(entry: Mapping[str, Any]) -> None:
         ("properties", "\n".join(entry["properties"])),
         ("paper", entry["paper"]),
         ("file", entry["file"]),
+        ("plugin", entry["plugin"]),
     ):
         if value:
             table.add_row(name, Text(value))

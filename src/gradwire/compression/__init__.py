@@ -1,6 +1,6 @@
 """Dimension: what travels."""
 
 from gradwire.core.codec import Compression
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 
-COMPRESSION = Registry("compression", Compression, __name__, varies=True)
+COMPRESSION = Registry("compression", Compression, __name__, varies=True, group=__name__)

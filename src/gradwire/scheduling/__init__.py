@@ -1,6 +1,6 @@
 """Dimension: when each part of a gradient travels."""
 
-from gradwire.core.notation import Registry
 from gradwire.core.protocols import Scheduling
+from gradwire.core.registry import Registry
 
-SCHEDULING = Registry("scheduling", Scheduling, __name__)  # type: ignore[type-abstract]
+SCHEDULING = Registry("scheduling", Scheduling, __name__, group=__name__)  # type: ignore[type-abstract]

@@ -1,6 +1,12 @@
 """Dimension: when workers agree."""
 
-from gradwire.core.notation import Registry
 from gradwire.core.protocols import Synchronization
+from gradwire.core.registry import Registry
 
-SYNCHRONIZATION = Registry("synchronization", Synchronization, __name__, varies=True)  # type: ignore[type-abstract]
+SYNCHRONIZATION: Registry[Synchronization] = Registry(
+    "synchronization",
+    Synchronization,  # type: ignore[type-abstract]
+    __name__,
+    varies=True,
+    group=__name__,
+)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import quadratics
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed, Membership, Node
@@ -18,8 +17,9 @@ from gradwire.runtime.process.accelerator import PayloadGroups
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.testing import quadratics
+from gradwire.testing.quadratics import Trained
 from gradwire.training import program
-from quadratics import Trained
 
 SIZES = (1, 2, 7, 300_001)
 STEPS = 10
@@ -29,7 +29,7 @@ _EXPECTED: dict[str, Trained] = {}
 def prepare(size: int) -> None:
     """What the simulator says."""
     for case in ("identity", "fp16", "powersgd(1)"):
-        _EXPECTED[case] = quadratics._train("bsp", "allreduce", case, workers=size, steps=STEPS)
+        _EXPECTED[case] = quadratics.train("bsp", "allreduce", case, workers=size, steps=STEPS)
 
 
 def natively(rank: int, folder: Path) -> dict[str, Any]:

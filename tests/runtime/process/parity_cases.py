@@ -21,21 +21,22 @@ from unittest.mock import patch
 
 import torch
 
-import quadratics
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import GradwireWarning, NonFiniteError, WireError
-from gradwire.core.notation import Registry, notation_name
+from gradwire.core.notation import notation_name
+from gradwire.core.registry import Registry
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.zeromq.transport import ZmqTransport
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.testing import quadratics
+from gradwire.testing.quadratics import Quadratics, Trained
 from gradwire.training import program
 from gradwire.training.flat import FlatLayout
 from gradwire.training.server import TrainingServer
-from quadratics import Quadratics, Trained
 
 Case = tuple[str, str, str]
 
@@ -152,7 +153,7 @@ def simulated(case: Case, num_workers: int, **settings: Any) -> Trained | str:
     with patch.object(quadratics, "Quadratics", Matrices), warnings.catch_warnings():
         warnings.simplefilter("ignore", GradwireWarning)  # of compression whose errors may grow
         try:
-            return quadratics._train(
+            return quadratics.train(
                 *case,
                 workers=num_workers,
                 steps=STEPS,

@@ -15,7 +15,7 @@ from gradwire.runtime.durable.transport import DurableTransport, count_arrivals,
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
-from quadratics import _train
+from gradwire.testing.quadratics import train
 from runtime.process.durable_world import Outcome, run, same
 
 HOLDING = 'parameter_server(optimizer="server")'
@@ -25,7 +25,7 @@ FORMING = 'parameter_server(optimizer="worker", answers="compressed")'
 
 def plan_of(synchronization: str, architecture: str, compression: str, **settings: Any) -> Any:
     settings = {"workers": 3, "steps": 5, "momentum": 0.9, "layers": (40, 9)} | settings
-    return _train(synchronization, architecture, compression, **(settings | {"pause_at": ()})).plan
+    return train(synchronization, architecture, compression, **(settings | {"pause_at": ()})).plan
 
 
 def agree(one: Outcome, other: Outcome) -> None:

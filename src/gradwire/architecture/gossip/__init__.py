@@ -1,6 +1,6 @@
 """Gossip: workers average with their neighbours on a graph, and no one holds the model."""
 
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 
-GOSSIP = Registry("gossip algorithm", GossipAlgorithm, __name__)
+GOSSIP = Registry("gossip algorithm", GossipAlgorithm, __name__, group="gradwire.gossip")

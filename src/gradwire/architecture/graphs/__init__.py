@@ -8,9 +8,9 @@ from gradwire.architecture.graphs._graph import (
     metropolis_hastings,
     spectral_gap,
 )
-from gradwire.core.notation import Registry
+from gradwire.core.registry import Registry
 
-GRAPHS = Registry("graph", Graph, __name__)  # type: ignore[type-abstract]
+GRAPHS = Registry("graph", Graph, __name__, group="gradwire.graphs")  # type: ignore[type-abstract]
 
 __all__ = [
     "GRAPHS",

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,17 +15,16 @@ from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.notation import Registry
 from gradwire.core.protocols import Ability, ability_of
 from gradwire.core.spec import Spec
 from gradwire.data.dataset import Dataset
-from gradwire.data.partition import Partition
 from gradwire.data.sampler import Sampler
 from gradwire.experiment.costs.coding_costs import Charge, charge_of
 from gradwire.experiment.costs.gradient_time import GradientTime, default_threads, measure_gradient
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.momentum import place
-from gradwire.models.base import Model, build_seeded
+from gradwire.experiment.run.registries import MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
+from gradwire.models.base import build_seeded
 from gradwire.runtime.network.faults import Arrive, Crash, Fault, parse_faults
 from gradwire.runtime.network.network import Network, parse_duration, per_node
 from gradwire.runtime.virtual.compute_time import (
@@ -39,21 +37,8 @@ from gradwire.runtime.virtual.compute_time import (
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
-from gradwire.training.optimizer import Optimizer
 from gradwire.training.plan import Plan
-from gradwire.training.schedule import Schedule
 from gradwire.training.task import Task
-
-DIMENSIONS: dict[str, Registry[Any]] = {
-    "compression": COMPRESSION,
-    "synchronization": SYNCHRONIZATION,
-    "architecture": ARCHITECTURE,
-    "scheduling": SCHEDULING,
-}
-MODELS = Registry("model", Model, "gradwire.models")  # type: ignore[type-abstract]
-OPTIMIZERS = Registry("optimizer", Optimizer, "gradwire.training.optimizer", varies=True)  # type: ignore[type-abstract]
-SCHEDULES = Registry("schedule", Schedule, "gradwire.training.schedule")  # type: ignore[type-abstract]
-PARTITIONS = Registry("partition", Partition, "gradwire.data.partition")  # type: ignore[type-abstract]
 
 _TEST_CHUNK = 1024  # examples made into network inputs at a time
 

@@ -18,7 +18,8 @@ from gradwire.experiment.report.comparison import counted_headers
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.outcome import SPREAD, Progress, Run
 from gradwire.experiment.run.record import Record, Row
-from gradwire.experiment.run.setup import DIMENSIONS, prepare
+from gradwire.experiment.run.registries import DIMENSIONS
+from gradwire.experiment.run.setup import prepare
 from gradwire.experiment.simulate.simulation import simulate
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, Fixed, Measured
 

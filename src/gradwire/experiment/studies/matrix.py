@@ -15,8 +15,9 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.architecture.gossip.gossip import Gossip
 from gradwire.architecture.parameter_server.parameter_server import ParameterServer
 from gradwire.core.errors import StoppedError
-from gradwire.core.notation import Registry, notation_name
+from gradwire.core.notation import notation_name
 from gradwire.core.protocols import ability_of
+from gradwire.core.registry import Registry
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.outcome import Run, use_threads
 from gradwire.experiment.run.record import Row

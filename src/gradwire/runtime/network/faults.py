@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gradwire.core.notation import Expression, Registry
+from gradwire.core.notation import Expression
+from gradwire.core.registry import Registry
 
 
 class Fault(Expression, ABC):
@@ -93,7 +94,7 @@ class Loss(Fault):
         pass
 
 
-FAULTS = Registry("fault", Fault, __name__)  # type: ignore[type-abstract]
+FAULTS = Registry("fault", Fault, __name__, group="gradwire.faults")  # type: ignore[type-abstract]
 
 
 def parse_faults(faults: Iterable[str | Fault], num_workers: int) -> tuple[Fault, ...]:

@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from gradwire.core.key import Key
-from gradwire.core.notation import Expression, Registry
+from gradwire.core.notation import Expression
+from gradwire.core.registry import Registry
 
 
 class ComputeTime(Expression, ABC):
@@ -199,8 +200,18 @@ class Always(Stragglers):
         return self.slowdown if rank in self.ranks else 1.0
 
 
-COMPUTE_TIME = Registry("compute time", ComputeTime, __name__)  # type: ignore[type-abstract]
-STRAGGLERS = Registry("stragglers", Stragglers, __name__)  # type: ignore[type-abstract]
+COMPUTE_TIME: Registry[ComputeTime] = Registry(
+    "compute time",
+    ComputeTime,  # type: ignore[type-abstract]
+    __name__,
+    group="gradwire.compute",
+)
+STRAGGLERS: Registry[Stragglers] = Registry(
+    "stragglers",
+    Stragglers,  # type: ignore[type-abstract]
+    __name__,
+    group="gradwire.stragglers",
+)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -38,7 +37,9 @@ from gradwire.training.worker import TrainingWorker
 class Quadratics:
     """A stand-in for `training.task.Task`. A batch is (a_i, b_i); gradients may have noise."""
 
-    def __init__(self, layers: Sequence[int], start: Tensor, noise: float, bad: Collection) -> None:
+    def __init__(
+        self, layers: Sequence[int], start: Tensor, noise: float, bad: Collection[tuple[int, int]]
+    ) -> None:
         self.device = torch.device("cpu")
         stops = torch.tensor(layers).cumsum(0).tolist()
         self.layout = FlatLayout(
@@ -132,13 +133,7 @@ class Trained:
 Train = Callable[..., Trained]
 
 
-@pytest.fixture
-def train() -> Train:
-    """Trains on quadratics: `train("ssp(2)", "parameter_server", workers=3, steps=20)`."""
-    return _train
-
-
-def _train(
+def train(
     synchronization: str | Synchronization,
     architecture: str | Architecture = "allreduce",
     compression: str = "identity",
@@ -167,6 +162,7 @@ def _train(
     seed: int = 0,
     **settings: Any,  # of the plan: nonfinite, clip_norm, num_examples, batch_size, ...
 ) -> Trained:
+    """Trains on quadratics: `train("ssp(2)", "parameter_server", workers=3, steps=20)`."""
     key, numel = Key(seed), sum(layers)
     a = torch.tensor(curvatures or [1 + i / 2 for i in range(workers)], dtype=torch.float64)  # [n]
     b = key.child("minima").normal(workers * numel).double().view(workers, numel)
