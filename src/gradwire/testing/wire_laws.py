@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
