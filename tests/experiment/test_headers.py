@@ -23,7 +23,7 @@ from gradwire.core.spec import Spec
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.process.frames import pack, tag_hash, unpack
-from gradwire.runtime.virtual.transport import Transport
+from gradwire.runtime.virtual.transport import SimulatedTransport
 from gradwire.training import wire
 from sampling import cover
 
@@ -45,9 +45,9 @@ def through(message: Any) -> Any:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
     """Makes all messages bytes and back; the classes of their headers, and of what is in them."""
     found: set[type] = set()
-    send = Transport.send
+    send = SimulatedTransport.send
 
-    def travelling(transport: Transport, src: int, effect: Send, now: float) -> None:
+    def travelling(transport: SimulatedTransport, src: int, effect: Send, now: float) -> None:
         if effect.dst != src:
             data = effect.data
             tag_hash(effect.tag)
@@ -58,7 +58,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
             effect = Send(effect.dst, effect.tag, through(data), effect.nbytes, effect.label)
         send(transport, src, effect, now)
 
-    monkeypatch.setattr(Transport, "send", travelling)
+    monkeypatch.setattr(SimulatedTransport, "send", travelling)
     yield found
     found.discard(type(None))
     assert found <= set(HEADERS.classes)

@@ -11,7 +11,7 @@ from gradwire.core.notation import notation_name
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.experiment.studies.matrix import pairs
-from gradwire.runtime.virtual.transport import Transport
+from gradwire.runtime.virtual.transport import SimulatedTransport
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.synchronization.bsp import BSP
 from gradwire.synchronization.localsgd import LocalSGD
@@ -65,9 +65,9 @@ def test_the_ledger_has_the_sizes_of_the_messages(
     train, monkeypatch, synchronization, architecture
 ) -> None:
     sizes: list[int] = []
-    send = Transport.send
+    send = SimulatedTransport.send
 
-    def counted(transport: Transport, src: int, effect: Send, now: float) -> None:
+    def counted(transport: SimulatedTransport, src: int, effect: Send, now: float) -> None:
         if effect.dst != src:
             data, header = effect.data, (0,)
             if isinstance(data, Framed):
@@ -77,7 +77,7 @@ def test_the_ledger_has_the_sizes_of_the_messages(
             sizes.append(effect.nbytes)
         send(transport, src, effect, now)
 
-    monkeypatch.setattr(Transport, "send", counted)
+    monkeypatch.setattr(SimulatedTransport, "send", counted)
     trained = train(synchronization, architecture, workers=4, steps=4, layers=(12, 8))
     ledger = trained.engine.ledger
     assert ledger.total_bytes == sum(sizes) == sum(ledger.tensor_bytes.values())
