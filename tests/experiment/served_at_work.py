@@ -266,11 +266,10 @@ def _become(argv: Sequence[str], env: Mapping[str, str], output: int | None) -> 
 
 
 def _serve() -> None:
-    from gradwire.experiment.processes.launch import children
-
     import gradwire.cli.front  # noqa: F401
     from gradwire.cli import processes as of_command  # noqa: F401
     from gradwire.experiment.processes import served  # noqa: F401
+    from gradwire.experiment.processes.launch import children
     from gradwire.experiment.run.config import Config
     from gradwire.experiment.run.setup import prepare
 

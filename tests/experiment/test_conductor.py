@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gradwire.experiment.processes.node import conductor
 
+from gradwire.experiment.processes.node import conductor
 from gradwire.experiment.processes.node.conductor import Conductor
 
 REPORT = {"signal": 0, "segment_steps": 1, "step_s": 1.0}

@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from gradwire.experiment.processes.launch import launcher
 
+from gradwire.experiment.processes.launch import launcher
 from gradwire.experiment.processes.launch.children import LOST, WRONG, Failure
 from gradwire.experiment.processes.launch.launcher import launch
 

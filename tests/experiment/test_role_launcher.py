@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from gradwire.experiment.processes.launch import role_launcher
 
 from experiment.processes_at_work import gradwire_run
 from experiment.served_at_work import flags
+from gradwire.experiment.processes.launch import role_launcher
 from gradwire.experiment.processes.launch.children import LOST, WRONG, Failure
 from gradwire.experiment.processes.launch.role_launcher import Cast, launch_roles
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.identity import Identity
-from gradwire.core.codec import Codec, Compression, Kind
+from gradwire.core.codec import Codec, Compression, Kind, unpack
 from gradwire.core.errors import DeadlockError, GradwireWarning, NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.node import Framed, Node
@@ -124,14 +124,14 @@ HANDS_ON = {
 
 @pytest.mark.parametrize("value", VALUES)
 def test_which_codecs_decode_them(codec, value) -> None:
-    if codec.takes is not Kind.REAL:
+    if codec.traits.takes is not Kind.REAL:
         pytest.skip("it never sees values")
     x = Key(1).normal(40)
     spec = Spec.of(x)
     honest = codec.encode(x, codec.init(spec), KEY)[0].buffer
     forged = spoilt(honest, VALUES[value])
     try:
-        decoded = codec.decode(codec.unpack(forged, spec), spec, KEY)
+        decoded = codec.decode(unpack(codec, forged, spec), spec, KEY)
     except WireError:
         assert not torch.equal(forged, honest)
         return
@@ -174,7 +174,7 @@ def is_usable(compression: Compression) -> bool:
             return False
         return True
     assert isinstance(compression, Codec)
-    return compression.takes is Kind.REAL and not compression.needs_feedback
+    return compression.traits.takes is Kind.REAL and not compression.traits.needs_feedback
 
 
 @pytest.mark.parametrize(

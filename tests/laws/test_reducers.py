@@ -14,7 +14,7 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import Lifted, lift
 from gradwire.core.node import Node
-from gradwire.core.reducer import Outbox, Reduced, Reducer
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
@@ -132,7 +132,7 @@ def test_one_worker_sends_nothing(reducer) -> None:
 
 def test_the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec) -> None:
     """Of the same gradients in every step the error stays what it was, or shrinks."""
-    if codec.needs_feedback or codec.takes is Kind.SYMBOLS:
+    if codec.traits.needs_feedback or codec.traits.takes is Kind.SYMBOLS:
         pytest.skip("not a way of averaging on its own")
 
     def same(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -147,14 +147,16 @@ def test_the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec) -> None:
     assert max(errors[-5:]) <= 6 * max(*errors[:5], float(exact.norm()))
 
 
-def test_a_receiver_hears_what_a_worker_alone_said(compression) -> None:
-    """Through an outbox, in steps one after the other, and from the bytes alone."""
-    if not isinstance(compression, Reducer) and compression.takes is Kind.SYMBOLS:
+def test_a_server_decodes_what_a_worker_alone_pushed(compression) -> None:
+    """In steps one after the other, and from the bytes alone."""
+    if not isinstance(compression, Reducer) and compression.traits.takes is Kind.SYMBOLS:
         return  # nothing without a quantiser before it
     reducer, spec = lift(compression), Spec((60,), torch.float32)
-    if not reducer.one_way or (isinstance(reducer, Lifted) and reducer.codec.needs_feedback):
+    if not reducer.can_push or (
+        isinstance(reducer, Lifted) and reducer.codec.traits.needs_feedback
+    ):
         with pytest.raises((TypeError, ValueError)):
-            reducer.heard([], spec, Key(0))
+            reducer.decode_push([], spec, Key(0))
         return
 
     async def program(node: Node) -> None:
@@ -163,10 +165,9 @@ def test_a_receiver_hears_what_a_worker_alone_said(compression) -> None:
             state = reducer.init(spec, 4)
         for step in range(3):
             key = Key(8).at(step).private(2)
-            outbox = Outbox(node, "x")
-            reduced = await reducer.mean(gradient(0, step, (60,), spec.dtype), state, key, outbox)
-            heard = reducer.heard(outbox.messages, spec, key)
-            assert torch.equal(heard, reduced.own())
-            state = reduced.state
+            pushed = await reducer.push(gradient(0, step, (60,), spec.dtype), state, key, node)
+            decoded = reducer.decode_push(pushed.messages, spec, key)
+            assert torch.equal(decoded, pushed.own())
+            state = pushed.state
 
     VirtualEngine(Network.uniform(1)).run([program])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Codec, payload_context, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
@@ -40,7 +40,7 @@ def raw(payload: Payload) -> bytes:
 
 def receive(codec: Codec, data: bytes, spec: Spec = SPEC) -> Tensor:
     buffer = torch.tensor(list(data), dtype=torch.uint8)
-    return codec.decode(codec.unpack(buffer, spec), spec, KEY)
+    return codec.decode(unpack(codec, buffer, spec), spec, KEY)
 
 
 def refuses(codec: Codec, data: bytes, spec: Spec = SPEC) -> None:
@@ -112,7 +112,7 @@ def test_bytes_of_another_tensor_are_refused(codec) -> None:
 )
 def test_only_vectors_of_bytes_are_unpacked(codec, buffer) -> None:
     with pytest.raises(WireError, match="uint8"):
-        codec.unpack(buffer, SPEC)
+        unpack(codec, buffer, SPEC)
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,7 +125,7 @@ def test_random_bytes_are_refused(codec, data) -> None:
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_damage_with_a_valid_checksum_never_crashes(codec, data) -> None:
-    context = codec.context(SPEC)
+    context = payload_context(codec, SPEC)
     damaged = bytearray(raw(honest(codec)))
     for _ in range(data.draw(st.integers(1, 6))):
         position = data.draw(st.integers(0, len(damaged) - 1))
@@ -134,7 +134,7 @@ def test_damage_with_a_valid_checksum_never_crashes(codec, data) -> None:
 
 
 def test_every_byte_at_its_extremes_with_a_valid_checksum_never_crashes(codec) -> None:
-    context, data = codec.context(SPEC), raw(honest(codec))
+    context, data = payload_context(codec, SPEC), raw(honest(codec))
     for position in range(len(data)):
         for value in (0x00, 0x7F, 0x80, 0xFF):
             damaged = bytearray(data)
@@ -209,7 +209,7 @@ def test_a_huge_declared_length_is_refused_without_allocating(codec, exponent) -
     varint.append(count)
     table = (bytes([7]) + bytes(varint)) * len(codec.parts)
     data = bytes([0x57, 1, len(codec.parts), 0, 0, 0, 0, 0]) + table + bytes(64)
-    refuses(codec, sealed(data, codec.context(SPEC)))
+    refuses(codec, sealed(data, payload_context(codec, SPEC)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -223,4 +223,4 @@ def test_crafted_parts_for_any_tensor_never_crash(codec, data, numel) -> None:
         )
         for name in codec.parts
     }
-    survives(codec, raw(Payload.pack(parts, codec.context(spec))), spec)
+    survives(codec, raw(Payload.pack(parts, payload_context(codec, spec))), spec)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.varint import read_varints, write_varints
-from gradwire.core.codec import Algebra, Codec, Compression, Kind, Parts
+from gradwire.core.codec import Algebra, Codec, Compression, Kind, Parts, State, as_sent
 from gradwire.core.errors import NonFiniteError, WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reducer
@@ -40,9 +41,9 @@ def check_choice(name: str, codec: Compression) -> None:
         )
     if not isinstance(codec, Codec):
         raise ValueError(f"{name} takes codecs such as topk(0.01), got {codec!r}")
-    if codec.takes is not Kind.REAL:
+    if codec.traits.takes is not Kind.REAL:
         raise ValueError(
-            f"{name}: {codec!r} encodes {codec.takes.value}, so it must follow a quantiser. "
+            f"{name}: {codec!r} encodes {codec.traits.takes.value}, so it must follow a quantiser. "
             f"Write {name}(qsgd(bits=4) >> {codec!r})."
         )
     if codec.algebra is Algebra.MERGE:
@@ -50,7 +51,7 @@ def check_choice(name: str, codec: Compression) -> None:
             f"{name}: the payloads of {codec!r} merge on their way, those of several tensors in "
             'one message cannot. Use it alone, with sequential("layer") for single layers.'
         )
-    if codec.shares:
+    if codec.traits.statistic is not None:
         raise ValueError(
             f"{name}: what all ranks of {codec!r} share is one number for the whole bucket. "
             'Use it alone, with sequential("layer") for single layers.'
@@ -77,11 +78,6 @@ def layer_keys(key: Key, tensors: Sequence[Placed]) -> list[Key]:
 def pieces(x: Tensor, tensors: Sequence[Placed]) -> Iterator[Tensor]:
     """The tensors in a flat vector."""
     return (x[start:stop].reshape(shape) for _, start, stop, shape in tensors)
-
-
-def as_sent(codec: Codec) -> Codec:
-    """The codec whose parts `codec.encode` makes."""
-    return codec if codec.coder is None else codec >> codec.coder
 
 
 def part_names(codec: Codec) -> tuple[str, ...]:
@@ -144,6 +140,30 @@ def named(name: str, encode: Any, *layer: Any) -> Any:
         if not name:
             raise
         raise NonFiniteError(f"{name}: {error}") from None
+
+
+def encode_layers(
+    codecs: Sequence[Codec],
+    tensors: tuple[Placed, ...],
+    x: Tensor,
+    residual: Tensor | None,
+    states: Sequence[State],
+    key: Key,
+) -> tuple[list[Parts], Tensor | None, list[State]]:
+    """Each tensor of a flat vector with its codec: messages, what is lost, and the new states."""
+    messages, after, whole = [], [], Whole(tensors)
+    vectors = [x] if residual is None else [x, residual]
+    cut = zip(*(pieces(vector, tensors) for vector in vectors), strict=True)
+    layers = zip(codecs, tensors, cut, states, layer_keys(key, tensors), strict=True)
+    for codec, (name, *_), own, state, own_key in layers:
+        if residual is None:
+            payload, new = named(name, codec.encode, *own, state, own_key)
+        else:
+            payload, lost, new = named(name, encode_feedback, codec, *own, state, own_key)
+            whole.add(lost)
+        messages.append(payload.parts)
+        after.append(new)
+    return messages, None if residual is None else whole.vector, after
 
 
 class Whole:

@@ -302,7 +302,9 @@ class TrainingServer:
             messages = [message for _, message in sorted(begun[i][1].items())]
             spec, own = self._specs[i], key.child(piece.name)
             try:
-                heard.append(await self.node.call(self.plan.reducer.heard, messages, spec, own))
+                heard.append(
+                    await self.node.call(self.plan.reducer.decode_push, messages, spec, own)
+                )
             except Exception as error:  # whatever messages can do to a codec
                 raise WireError(
                     f"rank {rank} pushed what is no {piece.name!r} of step {header.step}: {error}"

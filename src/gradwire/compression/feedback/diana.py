@@ -36,7 +36,7 @@ from gradwire.compression.feedback._wrapping import (
     Feedback,
     advanced,
     as_dtype,
-    check_heard,
+    check_means,
     difference,
     gathering,
     moved,
@@ -68,7 +68,7 @@ class Diana(Feedback):
     memory: ClassVar[Roles] = {"own": Role.OWN, "common": MeanOf("own")}
 
     def __post_init__(self) -> None:
-        check_heard(self, self.inner)
+        check_means(self, self.inner)
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise ValueError(
                 f"diana: alpha lies in 0 .. 1, without 0, got {self.alpha}. "

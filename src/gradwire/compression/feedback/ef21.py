@@ -56,7 +56,7 @@ from gradwire.compression.feedback._wrapping import (
     advanced,
     as_dtype,
     check_alone,
-    check_heard,
+    check_means,
     check_scatters,
     check_shards,
     difference,
@@ -66,10 +66,9 @@ from gradwire.compression.feedback._wrapping import (
     warn_unless_settles,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
-from gradwire.core.coded import mean_of_some
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.lifted import lift
+from gradwire.core.lifted import Lifted, lift
 from gradwire.core.memory import MeanOf, Memory, Role, Roles, replaced
 from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
@@ -103,7 +102,7 @@ class EF21(Feedback):
     }
 
     def __post_init__(self) -> None:
-        check_heard(self, self.inner)
+        check_means(self, self.inner)
         if not 0 <= self.momentum < 1:
             raise ValueError(
                 f"ef21: momentum lies in 0 .. 1, without 1, got {self.momentum}. "
@@ -163,7 +162,7 @@ class EF21(Feedback):
         if self.participation < 1:
             assert isinstance(self.inner, Codec)
             speaks = _takes_part(key, self.participation)
-            reduced = await mean_of_some(self.inner, new, speaks, state["inner"], key, group)
+            reduced = await Lifted(self.inner).mean_of_some(new, speaks, state["inner"], key, group)
         else:
             road = scattering(group) if self.bidirectional else gathering(group)
             reduced = await lift(self.inner).mean(new, state["inner"], key, road)

@@ -65,6 +65,10 @@ class PowerSGD(Reducer):
                 f"must not be negative, got {self.min_rate}. Try 2."
             )
 
+    @property
+    def averages_exactly(self) -> bool:
+        return True
+
     def unfed(self, spec: Spec) -> Compression | None:
         return self
 

@@ -37,6 +37,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    Traits,
     clamp_to,
     expect,
     expect_scale,
@@ -70,7 +71,6 @@ class Polar(Codec):
 
     leaves = Kind.NOTHING
     parts = ("scale", "code")
-    biased = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= _MOST_BITS:
@@ -84,7 +84,11 @@ class Polar(Codec):
                 f"{_LONGEST}; got {self.block}"
             )
 
-    def following(self, first: Codec) -> Codec:
+    @property
+    def traits(self) -> Traits:
+        return Traits(biased=True, following=self._behind, fingerprint=self._fingerprint)
+
+    def _behind(self, first: Codec) -> Codec:
         if first.leaves is not Kind.SYMBOLS:
             return self
         if not isinstance(first, Sign):
@@ -98,7 +102,7 @@ class Polar(Codec):
             )
         return _PolarSigns(self.rate, self.block)
 
-    def fingerprint(self) -> int:
+    def _fingerprint(self) -> int:
         return gaussian_channel(self.rate).digest
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
@@ -214,7 +218,6 @@ class _PolarSigns(Codec):
     rate: float
     block: int
 
-    takes = Kind.SYMBOLS
     leaves = Kind.NOTHING
     parts = ("code",)
 
@@ -224,7 +227,11 @@ class _PolarSigns(Codec):
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee()  # not lossless, as coders of symbols are
 
-    def fingerprint(self) -> int:
+    @property
+    def traits(self) -> Traits:
+        return Traits(takes=Kind.SYMBOLS, fingerprint=self._fingerprint)
+
+    def _fingerprint(self) -> int:
         return bsc_digest(self.rate)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
