@@ -70,7 +70,7 @@ class Differences:
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
         return a - b
 
-    def settle(self, merged: Tensor) -> Tensor:
+    def finalize(self, merged: Tensor) -> Tensor:
         return merged / 3
 
 

@@ -2,7 +2,7 @@
 
 A header and a checksum for every tensor would cost more than a bias has to say. Of the parts of one
 codec for several tensors, those of equal name are joined. Where each ends is known for `values`,
-which the codec describes, and told for the others:
+which the codec describes, and sent for the others:
 
     nothing                   in every part all pieces are equally long
     ceil(num_parts / 8) bytes one bit for each part whose pieces are not
@@ -27,7 +27,7 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import packed_bytes
 
-LENGTHS = "lengths"  # the part that tells where pieces end
+LENGTHS = "lengths"  # the part that says where pieces end
 _SYMBOLS = "symbols"  # packed `values` that no other codec can take up
 
 
@@ -95,10 +95,10 @@ def gathered(codec: Codec, messages: Sequence[Parts], device: torch.device) -> d
     lengths = [[message[name].numel() for message in messages] for name in others]
     parts = {f"each.{name}": _joined([m[name] for m in messages], device) for name in others}
     if others:
-        told = bytearray(_written(lengths))
+        sent = bytearray(_written(lengths))
         parts[LENGTHS] = _empty(device)
-        if told:
-            parts[LENGTHS] = torch.frombuffer(told, dtype=torch.uint8).to(device)
+        if sent:
+            parts[LENGTHS] = torch.frombuffer(sent, dtype=torch.uint8).to(device)
     if codec.leaves is not Kind.NOTHING:
         parts[_values(codec)] = _joined([m["values"] for m in messages], device)
     return parts
@@ -133,7 +133,7 @@ def payload_of(parts: Parts) -> Payload:
 
 
 def named(name: str, encode: Any, *layer: Any) -> Any:
-    """What `encode` makes of a tensor; an error about its numbers tells the name."""
+    """What `encode` makes of a tensor; an error about its numbers names the tensor."""
     try:
         return encode(*layer)
     except NonFiniteError as error:
@@ -243,11 +243,11 @@ def _empty(device: torch.device) -> Tensor:
 
 def _written(lengths: Sequence[Sequence[int]]) -> bytes:
     """[part][tensor] as bytes; the receiver knows the sum for each part."""
-    told = [len(set(row)) > 1 for row in lengths]
-    if not any(told):
+    sent = [len(set(row)) > 1 for row in lengths]
+    if not any(sent):
         return b""
-    mask = sum(1 << i for i, is_told in enumerate(told) if is_told)
-    numbers = [size for row, is_told in zip(lengths, told) if is_told for size in row[:-1]]
+    mask = sum(1 << i for i, is_sent in enumerate(sent) if is_sent)
+    numbers = [size for row, is_sent in zip(lengths, sent) if is_sent for size in row[:-1]]
     return mask.to_bytes(-(-len(lengths) // 8), "little") + write_varints(numbers)
 
 

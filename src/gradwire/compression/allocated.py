@@ -168,8 +168,8 @@ class Allocated(Composite):
                     expect(own[name], f"{number}.{name}", 0, torch.uint8)
                 continue
             apart = taken_apart(codec, own, [specs[layer] for layer in mine])
-            for layer, told in zip(mine, apart, strict=True):
-                messages[layer] = told
+            for layer, own_message in zip(mine, apart, strict=True):
+                messages[layer] = own_message
         whole = Whole(tensors)
         layers = zip(plan, messages, specs, layer_keys(key, tensors), strict=True)
         for choice, message, own_spec, own_key in layers:

@@ -103,7 +103,7 @@ class Chain(Composite):
 
     def init(self, spec: Spec) -> State:
         # Inner stages see vectors whose length the data may decide; those that keep a state
-        # per element cannot stand there, so only the first one is told the tensor's spec.
+        # per element cannot stand there, so only the first one gets the tensor's spec.
         inner = Spec((0,), spec.dtype)
         return tuple(s.init(spec if i == 0 else inner) for i, s in enumerate(self.stages))
 

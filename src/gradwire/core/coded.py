@@ -31,7 +31,7 @@ class MergeOfCoded(Merging):
         first, second = (unpack(self.codec, buffer, self.spec) for buffer in (a, b))
         return merge(self.codec, first, second).buffer
 
-    def settle(self, merged: Tensor, /) -> Tensor:
+    def finalize(self, merged: Tensor, /) -> Tensor:
         payload = unpack(self.codec, merged, self.spec)
         return finalize(self.codec, payload, self.spec, self.size).buffer
 

@@ -40,6 +40,6 @@ class Coder(Codec):
         return {"code": self.encode_symbols(symbols, alphabet)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        assert spec.alphabet is not None, "a chain tells its coder the alphabet"
+        assert spec.alphabet is not None, "a chain knows the alphabet of its coder"
         code = expect(parts["code"], "code", parts["code"].numel(), torch.uint8)
         return self.decode_symbols(code, spec.numel, spec.alphabet)

@@ -26,7 +26,7 @@ class Guarantee:
 
     @property
     def contracts(self) -> bool:
-        """Whether errors fed back die out, as far as theory tells; unknown counts as yes."""
+        """Whether errors fed back die out, as far as theory says; unknown counts as yes."""
         if self.delta is not None:
             return True
         return not self.grows and (self.omega is None or self.omega < 1)

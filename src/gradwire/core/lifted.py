@@ -2,8 +2,8 @@
 
 - LINEAR: the `values` of all payloads are averaged by an all-reduce and decoded once.
 - MERGE: payloads merge pairwise up a tree.
-- OPAQUE, gather: everyone sends its payload to everyone, who decode and average.
-- OPAQUE, scatter: shards are encoded and sent to their owner, who averages them, encodes the
+- OPAQUE, gather: each worker sends its payload to all, and each decodes and averages.
+- OPAQUE, scatter: shards are encoded and sent to their owner, which averages them, encodes the
   mean again with an error feedback of its own, and sends it to everyone. 2(n-1)/n payloads
   leave each node instead of n-1 (Tang et al. 2019, DoubleSqueeze, with n servers).
 """
@@ -44,7 +44,7 @@ from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, Role
 from gradwire.core.node import Node
 from gradwire.core.payload import Payload
-from gradwire.core.ramp import at, begun, ramps, settled
+from gradwire.core.ramp import at, at_end, at_start, ramps
 from gradwire.core.reducer import Pushed, Reduced, Reducer
 from gradwire.core.spec import Spec
 
@@ -324,7 +324,7 @@ class Varying(Reducer):
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
-        return lift(settled(self.compression)).momentum_lives
+        return lift(at_end(self.compression)).momentum_lives
 
     def codec_at(self, step: int) -> Codec | None:
         return self.at(step).codec_at(step)
@@ -333,15 +333,15 @@ class Varying(Reducer):
         return self.at(step).codec_within(step)
 
     def ends(self) -> tuple[Reducer, ...]:
-        return lift(begun(self.compression)), lift(settled(self.compression))
+        return lift(at_start(self.compression)), lift(at_end(self.compression))
 
     @property
     def can_push(self) -> bool:
-        return lift(settled(self.compression)).can_push
+        return lift(at_end(self.compression)).can_push
 
     @property
     def num_messages(self) -> int:
-        return lift(settled(self.compression)).num_messages
+        return lift(at_end(self.compression)).num_messages
 
     async def push(
         self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
@@ -362,7 +362,7 @@ class Varying(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         state = self.at(0).init(spec, size)
-        if _shape(state) != _shape(lift(settled(self.compression)).init(spec, size)):
+        if _shape(state) != _shape(lift(at_end(self.compression)).init(spec, size)):
             raise ValueError(
                 f"{self!r}: what it keeps from step to step has another size at the end of the "
                 "ramp than at its beginning. Leave that number constant."

@@ -188,7 +188,7 @@ class Reducer(Compression):
     async def push(
         self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
     ) -> Pushed:
-        """The messages with which one worker tells a server x, or x + residual."""
+        """The messages with which one worker sends x, or x + residual, to a server."""
         raise TypeError(f"{self!r} needs all workers at once")
 
     def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:

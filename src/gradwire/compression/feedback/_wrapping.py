@@ -194,7 +194,7 @@ def check_shards(wrapper: Reducer, inner: Codec, spec: Spec, size: int) -> None:
         )
 
 
-def warn_unless_settles(
+def warn_unless_contracts(
     wrapper: Reducer, inner: Codec | Reducer, spec: Spec, instead: str = "diana(...)"
 ) -> None:
     """Warns of codecs that may leave more than there was."""

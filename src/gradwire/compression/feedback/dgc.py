@@ -44,7 +44,7 @@ from gradwire.compression.feedback._wrapping import (
     SenderFeedback,
     as_dtype,
     check_inner,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.compression.sparsification._selection import check_density, in_range
 from gradwire.compression.sparsification.sampledk import SampledK
@@ -140,7 +140,7 @@ class DGC(SenderFeedback):
         return "inside"
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.compression, spec, "more levels behind the selection")
+        warn_unless_contracts(self, self.compression, spec, "more levels behind the selection")
         return {
             "residual": torch.zeros(spec.shape, dtype=spec.dtype),
             "velocity": torch.zeros(spec.shape, dtype=scale_dtype(spec.dtype)),

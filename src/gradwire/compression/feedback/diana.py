@@ -15,8 +15,8 @@ mean of the gradients is zero but a worker's own is not: quantised as it is, it 
 forever. The differences go to zero, and the noise with them. `alpha` is 1/(1 + omega) of the codec,
 if it states its omega. Momentum is left to the optimizer.
 
-Where we differ: the paper quantises blocks; here Q is any unbiased codec. Nobody collects: all hear
-the mean of q_i and hold h themselves, which is right only if what is heard is the mean of what was
+Where we differ: the paper quantises blocks; here Q is any unbiased codec. There is no server: all
+get the mean of q_i and hold h themselves, which is right only if that is the mean of what was
 sent, so payloads that cannot be added are always gathered, whatever route the architecture prefers
 (see `ef21`).
 
@@ -119,8 +119,8 @@ class Diana(Feedback):
         return 1 / (1 + omega)
 
 
-def _estimated(shift: Tensor | None, heard: Tensor) -> Tensor:
-    return as_dtype(advanced(shift, heard), heard.dtype)
+def _estimated(shift: Tensor | None, mean: Tensor) -> Tensor:
+    return as_dtype(advanced(shift, mean), mean.dtype)
 
 
 def _own(shift: Tensor | None, reduced: Reduced) -> Tensor:

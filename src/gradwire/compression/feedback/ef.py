@@ -23,7 +23,7 @@ from gradwire.compression.feedback._wrapping import (
     Result,
     SenderFeedback,
     check_inner,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, Compression, State
 from gradwire.core.lifted import lift
@@ -68,7 +68,7 @@ class EF(SenderFeedback):
     memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec, f"{self.inner!r} alone")
+        warn_unless_contracts(self, self.inner, spec, f"{self.inner!r} alone")
         residual = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
 

@@ -31,7 +31,7 @@ from gradwire.compression.feedback._wrapping import (
     SenderFeedback,
     as_dtype,
     check_inner,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, check_input, scale_dtype
 from gradwire.core.lifted import lift
@@ -72,7 +72,7 @@ class GMC(SenderFeedback):
         return "inside"
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec, "more levels or less momentum")
+        warn_unless_contracts(self, self.inner, spec, "more levels or less momentum")
         return {
             "residual": torch.zeros(spec.shape, dtype=spec.dtype),
             "last": None,  # d

@@ -41,7 +41,7 @@ from gradwire.compression.feedback._wrapping import (
     check_means,
     difference,
     moved,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
 from gradwire.core.group import Group
@@ -84,7 +84,7 @@ class ThreePC(Feedback):
             )
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec)
+        warn_unless_contracts(self, self.inner, spec)
         return {
             "last": None,  # y
             "own": None,  # h

@@ -65,5 +65,5 @@ class OneBit(PackedCodec):
         dtype, count = scale_dtype(spec.dtype), num_buckets(spec.numel, self.bucket)
         means = expect_scale(parts["scale"], 2 * count, dtype).reshape(count, 2)
         pairs = means * means.new_tensor([1.0, -1.0])
-        heard = kernels.from_pairs(parts["values"], pairs, self.bucket, spec.numel)
-        return finished(heard, spec.dtype)
+        decoded = kernels.from_pairs(parts["values"], pairs, self.bucket, spec.numel)
+        return finished(decoded, spec.dtype)

@@ -60,7 +60,7 @@ def coded(
     """The code with about the smallest step that keeps to a rate, and a start for the next one.
 
     Tables and indices depend on each other, and where nearly all is zero what is not costs so much
-    that even more becomes zero: sizes jump. So tables settle while the step follows the rate, on a
+    that even more becomes zero: sizes jump. Tables converge while the step follows the rate, on a
     sample; then they stay, and the size changes smoothly with the step. If that comes to less than
     any source allows, or to nothing, all steps are tried, and the least error is taken. What was
     best is then taken for some calls, as long as the error stays about the same.

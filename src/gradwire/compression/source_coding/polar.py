@@ -142,12 +142,12 @@ class Polar(Codec):
             return _named(words, clamp_to(points * scale, spec.dtype), lanes.numel)
         # Once mixes all only if their number is a power of two, so it was done twice. Back from
         # points of unit size, which cannot overflow; the factor comes last.
-        heard = _named(words, points.to(dtype), lanes.numel)
-        heard = unrotate(unrotate(heard, key.child("again"), _ALL), key, _ALL)
-        return clamp_to(heard * scale, spec.dtype)
+        decoded = _named(words, points.to(dtype), lanes.numel)
+        decoded = unrotate(unrotate(decoded, key.child("again"), _ALL), key, _ALL)
+        return clamp_to(decoded * scale, spec.dtype)
 
     def _coded(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
-        """The code of x (float32, of deviation `unit`), and the best factor of what is heard."""
+        """The code of x (float32, of deviation `unit`), and the best factor of what is decoded."""
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
         planes, order = gaussian_planes(self.rate, lanes), self._order(lanes, key, x.device)
         if channel.num_bits == 1 and order is None:
@@ -213,7 +213,7 @@ def _deviation(x: Tensor) -> float:
 
 @dataclass(frozen=True, repr=False)
 class _PolarSigns(Codec):
-    """`polar` behind `sign`: codes bits, and tells how likely each of them is a one."""
+    """`polar` behind `sign`: codes bits, and says how likely each of them is a one."""
 
     rate: float
     block: int

@@ -1,6 +1,6 @@
 """What sparsifiers share: densities, thresholds, and how positions travel.
 
-Where the data decide how many elements are kept, the receiver must be told. The count stands in
+Where the data decide how many elements are kept, the receiver must know. The count stands in
 front of the coded positions, in as few bytes as the length of the tensor needs: three for a
 million elements. It comes from the network, so it is checked before anything is allocated.
 """
@@ -64,7 +64,7 @@ def sampled_threshold(
     """The magnitude that a fraction `density` of a random sample reaches.
 
     The sample is a fraction `ratio` of the elements of x, or x + residual, or more where that would
-    be too few to tell: it holds about 64 elements that are kept, for an error of one in eight, or
+    be too few: it holds about 64 elements that are kept, for an error of one in eight, or
     all elements.
     """
     numel = x.numel()
@@ -206,7 +206,7 @@ def encode_positions(indices: Tensor, universe: int) -> Tensor:
 
 
 def num_positions(packed: Tensor, name: str, universe: int) -> int:
-    """How many positions `encode_positions` put there, as far as one can tell from the front."""
+    """How many positions `encode_positions` put there, as the front of the bytes says."""
     width = _count_bytes(universe)
     expect(packed, name, packed.numel(), torch.uint8)
     if packed.numel() < width:

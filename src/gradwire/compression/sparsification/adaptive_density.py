@@ -88,7 +88,7 @@ _LEAST_SAMPLE = 4096
 _MIN_KEPT_IN_SAMPLE = 256
 _AIM, _CONTENT = 0.997, 0.985  # of the budget: what is tried for, and what needs no other try
 _TRIES = 6
-_LEAST_CODE_BITS = 256  # of a code that tells how clustered positions are
+_LEAST_CODE_BITS = 256  # of a code that shows how clustered positions are
 _EMPTY_BYTES = 16  # a message of nothing, at most
 _WIDE = {16: torch.float16, 32: torch.float32, 64: torch.float64}
 
@@ -199,7 +199,7 @@ class AdaptiveDensity(Entries):
             is_everything = len(message.values) == len(found.values) and size <= self.target_bytes
             if is_everything or not len(message.values):
                 break
-            before, learnt = learnt, learnt.told(message, kept, layers, size, value_bits)
+            before, learnt = learnt, learnt.updated(message, kept, layers, size, value_bits)
             if best.is_full and (attempt > 1 or learnt.is_near(before)):
                 break
             if attempt >= _TRIES and len(best.values):
@@ -257,7 +257,7 @@ class _Learnt(NamedTuple):
         bits = budget_bits / self.ratio
         return [int(k) for k in worth_keeping(histogram, value_bits, bits, self.factors)]
 
-    def told(
+    def updated(
         self, message: "Message", kept: Sequence[int], layers: Layers, size: int, value_bits: int
     ) -> "_Learnt":
         sizes, factors = sizes_of(layers), list(self.factors)

@@ -12,7 +12,7 @@ at positions that the result does not have,
 
 This does not conserve mass exactly from three workers on. If a partial sum is dropped in one branch
 of the tree while another branch brings the same position into the result, the workers of the
-first branch believe that they were heard. What is lost so was too small for the k largest of a
+first branch believe that theirs were added. What is lost so was too small for the k largest of a
 partial sum. With two workers, or where k holds all that is selected, nothing is lost.
 
 The groups of some architectures have no tree (a ring merges along itself); the result may differ
