@@ -44,7 +44,7 @@ from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, Role
 from gradwire.core.node import Node
 from gradwire.core.payload import Payload
-from gradwire.core.ramp import at, at_end, at_start, ramps
+from gradwire.core.ramp import at, at_end, begun, ramps
 from gradwire.core.reducer import Pushed, Reduced, Reducer
 from gradwire.core.spec import Spec
 
@@ -333,7 +333,7 @@ class Varying(Reducer):
         return self.at(step).codec_within(step)
 
     def ends(self) -> tuple[Reducer, ...]:
-        return lift(at_start(self.compression)), lift(at_end(self.compression))
+        return lift(begun(self.compression)), lift(at_end(self.compression))
 
     @property
     def can_push(self) -> bool:

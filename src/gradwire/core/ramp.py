@@ -181,7 +181,7 @@ def _at(value: Any, step: int, steps_per_epoch: float | None) -> Any:
     return _mapped(value, lambda ramp: ramp.value(step, steps_per_epoch))
 
 
-def at_start(value: T) -> T:
+def begun(value: T) -> T:
     """The expression as it is in the first step."""
     return _mapped(value, lambda ramp: ramp.first)
 

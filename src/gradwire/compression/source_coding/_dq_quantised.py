@@ -15,8 +15,8 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding.trellis import Tables
 from gradwire.compression.quantization._powers import largest_magnitude
-from gradwire.compression.quantization._short_codes import of_short_number, short_number
 from gradwire.compression.source_coding._dq_plane import plane_fit
+from gradwire.compression.source_coding._dq_short_codes import of_short_number, short_number
 from gradwire.compression.source_coding._dq_wire import (
     NO_OFFSETS,
     Shapes,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.quantization._powers import largest_magnitude
-from gradwire.compression.quantization._short_codes import peaks, plain
 from gradwire.compression.source_coding._dq_quantised import (
     LEAST_PLANE,
     LEAST_SIGNED,
@@ -30,6 +29,7 @@ from gradwire.compression.source_coding._dq_quantised import (
     quantised,
     sampled,
 )
+from gradwire.compression.source_coding._dq_short_codes import peaks, plain
 from gradwire.compression.source_coding._dq_start import (
     Choice,
     Hint,
