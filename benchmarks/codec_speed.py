@@ -29,6 +29,7 @@ from gradwire import kernels
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.dgc import motion_of
 from gradwire.compression.sparsification._selection import sampled_threshold
+from gradwire.core.fusion import decode_mean, encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 from timing import best_s
@@ -62,7 +63,7 @@ def main() -> None:
         """What a worker does in a step of dgc, but for the mean: as for the codecs above."""
         dgc = parse(method)
         motion = motion_of(dgc, x, {"residual": residual, "velocity": velocity}, 1)
-        return dgc.compression.encode_feedback(x, motion, None, KEY)
+        return encode_feedback(dgc.compression, x, motion, None, KEY)
 
     def threshold() -> object:
         bound = float(sampled_threshold(x, 0.01, 0.001, KEY, residual))
@@ -73,17 +74,17 @@ def main() -> None:
         "ef + sign + pack + residual": (
             2.5,
             lambda: kernels.encode_signs(x, residual, NUMEL, out),
-            lambda: sign.encode_feedback(x, residual, None, KEY),
+            lambda: encode_feedback(sign, x, residual, None, KEY),
         ),
         "ef + sign(bucket=4096) + pack + residual": (
             2.5,
             lambda: kernels.encode_signs(x, residual, 4096, out),
-            lambda: buckets.encode_feedback(x, residual, None, KEY),
+            lambda: encode_feedback(buckets, x, residual, None, KEY),
         ),
         "decode and average 4 sign payloads": (
             2.0,
             lambda: kernels.mean_signs([packed] * 4, [scale] * 4, NUMEL, NUMEL, out),
-            lambda: sign.decode_mean([payload] * 4, spec, [KEY] * 4),
+            lambda: decode_mean(sign, [payload] * 4, spec, [KEY] * 4),
         ),
         "qsgd 4 bit, stochastic, packed": (
             3.0,
@@ -93,17 +94,17 @@ def main() -> None:
         "ef + qsgd 4 bit + residual": (
             3.5,
             lambda: kernels.encode_levels(x, residual, *levels, out),
-            lambda: qsgd.encode_feedback(x, residual, None, KEY),
+            lambda: encode_feedback(qsgd, x, residual, None, KEY),
         ),
         "ef + sampled-threshold top-k 1% + residual": (
             3.0,
             threshold,
-            lambda: sampledk.encode_feedback(x, residual, None, KEY),
+            lambda: encode_feedback(sampledk, x, residual, None, KEY),
         ),
         "ef + exact top-k 1% + residual": (
             8.0,
             lambda: kernels.select_largest(x, residual, k, out),
-            lambda: topk.encode_feedback(x, residual, None, KEY),
+            lambda: encode_feedback(topk, x, residual, None, KEY),
         ),
         "randomk 1%, shared seed": (
             1.0,
@@ -127,7 +128,7 @@ def main() -> None:
     rows["ef + exact top-k 1% >> qsgd 4 bit"] = (
         8.0,
         lambda: kernels.select_largest(x, residual, k, out),
-        lambda: fed.encode_feedback(x, residual, None, KEY),
+        lambda: encode_feedback(fed, x, residual, None, KEY),
     )
 
     moved = torch.zeros(NUMEL)

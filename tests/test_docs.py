@@ -53,7 +53,7 @@ def test_commands_parse(line, tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_new_codec_keeps_its_word():
-    (block,) = blocks(ROOT / "CONTRIBUTING.md", "python")
+    block = next(b for b in blocks(ROOT / "CONTRIBUTING.md", "python") if "class Halves" in b)
     names: dict = {}
     exec(block, names)
     codec = names["Halves"]()

@@ -17,7 +17,7 @@ from gradwire.architecture.parameter_server._orders import Maximum, MergeInPairs
 from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.codec import Codec, Kind
-from gradwire.core.coded import MeanOfCoded, MeanOfHeard, MergeOfCoded
+from gradwire.core.coded import MeanOfCoded, MeanOfReceived, MergeOfCoded
 from gradwire.core.errors import GradwireWarning, NonFiniteError, PeerLost, WireError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
@@ -71,7 +71,7 @@ class Differences:
     def merge(self, a: Tensor, b: Tensor) -> Tensor:
         return a - b
 
-    def settle(self, merged: Tensor) -> Tensor:
+    def finalize(self, merged: Tensor) -> Tensor:
         return merged / 3
 
 
@@ -195,7 +195,7 @@ def alone(text: str) -> bool:
     """Whether it can be used as it is written."""
     compression = COMPRESSION.parse(text)
     return not isinstance(compression, Codec) or (
-        compression.takes is Kind.REAL and not compression.needs_feedback
+        compression.traits.takes is Kind.REAL and not compression.traits.needs_feedback
     )
 
 
@@ -415,7 +415,10 @@ def test_members_that_order_different_jobs() -> None:
         ({"job": None}, "neither a job"),
         ({"job": None, "to": (5,)}, r"handed on to \(5,\), not to others"),
         ({"job": None, "to": (0, 0)}, r"handed on to \(0, 0\), not to others"),
-        ({"job": MeanOfHeard(TopK(0.1), Spec((2**20, 2**20), torch.float32), Key(0), ())}, "limit"),
+        (
+            {"job": MeanOfReceived(TopK(0.1), Spec((2**20, 2**20), torch.float32), Key(0), ())},
+            "limit",
+        ),
         ({"job": MergeInPairs(MergeOfCoded(TopK(0.1), Spec((-1,), torch.float32), 1))}, "limit"),
         ({}, "no tensor with an order"),
     ],

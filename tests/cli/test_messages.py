@@ -17,7 +17,7 @@ from gradwire.cli.front import command
 from gradwire.cli.rd import Construction
 from gradwire.coding.polar.construction import CONSTRUCTIONS
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Codec, Kind
+from gradwire.core.codec import Codec, Kind, unpack
 from gradwire.core.errors import GradwireWarning, NotationError, UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.reducer import Reducer
@@ -193,7 +193,7 @@ def test_python_calls_are_answered_in_our_words():
     x = torch.zeros(8)
     for codec in ("topk(0.5)", "topk(0.5) >> fp16"):
         with pytest.raises(ValueError, match=r"uint8 tensor, got bytes.*torch\.frombuffer"):
-            COMPRESSION.parse(codec).unpack(b"abc", Spec.of(x))
+            unpack(COMPRESSION.parse(codec), b"abc", Spec.of(x))
     feedback = COMPRESSION.parse("ef(topk(0.5))")
     with pytest.raises(AttributeError, match=r"ef\(topk\(0\.5\)\) is a way of averaging"):
         feedback.encode(x, None, None)

@@ -18,8 +18,9 @@ from gradwire.compression.sparsification._water_filling import (
 )
 from gradwire.compression.sparsification.adaptive_density import AdaptiveDensity
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import Codec, Guarantee
+from gradwire.core.codec import Codec, Guarantee, unpack
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
@@ -52,7 +53,7 @@ def gradient(seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
 def sent(codec: Codec, x: Tensor, spec: Spec = SPEC) -> tuple[Payload, Tensor]:
     spec = Spec(spec.shape, x.dtype, tensors=spec.tensors)
     payload, _ = codec.encode(x, codec.init(spec), KEY)
-    return payload, codec.decode(codec.unpack(payload.buffer.clone(), spec), spec, KEY)
+    return payload, codec.decode(unpack(codec, payload.buffer.clone(), spec), spec, KEY)
 
 
 def error(x: Tensor, decoded: Tensor) -> float:
@@ -256,7 +257,7 @@ def test_feedback_around_it_loses_nothing(reduce) -> None:
 def test_fused_feedback_is_the_sum_encoded() -> None:
     x, e = gradient(), gradient(2) / 3
     codec = AdaptiveDensity(600)
-    payload, lost, state = codec.encode_feedback(x, e, codec.init(SPEC), KEY)
+    payload, lost, state = encode_feedback(codec, x, e, codec.init(SPEC), KEY)
     plain, other = codec.encode(x + e, codec.init(SPEC), KEY)
     assert torch.equal(payload.buffer, plain.buffer)
     assert state == other
@@ -275,7 +276,7 @@ def test_what_is_not_finite_is_refused(position, value) -> None:
         if dtype == torch.float16 and math.isinf(value):
             continue  # sums of 16 bits saturate, whatever encodes them
         with pytest.raises(NonFiniteError):
-            codec.encode_feedback(x, torch.zeros_like(x), codec.init(SPEC), KEY)
+            encode_feedback(codec, x, torch.zeros_like(x), codec.init(SPEC), KEY)
 
 
 def test_crafted_positions_never_crash() -> None:

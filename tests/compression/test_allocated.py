@@ -10,9 +10,11 @@ from torch import Tensor
 
 import gradwire
 from gradwire.compression import COMPRESSION
-from gradwire.compression.allocated import Allocated, allocation, along_hulls, hull
-from gradwire.core.codec import Codec, Guarantee
+from gradwire.compression._allocation import allocation, along_hulls, hull
+from gradwire.compression.allocated import Allocated
+from gradwire.core.codec import Codec, Guarantee, unpack
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
@@ -44,7 +46,7 @@ def gradient(seed: int = 1, scales: tuple[float, ...] = (1.0, 1.0, 0.05, 1.0)) -
 def sent(codec: Codec, x: Tensor, key: Key = KEY) -> tuple[Payload, Tensor, dict]:
     spec = Spec((NUMEL,), x.dtype, tensors=TENSORS)
     payload, state = codec.encode(x, codec.init(spec), key)
-    return payload, codec.decode(codec.unpack(payload.buffer.clone(), spec), spec, key), state
+    return payload, codec.decode(unpack(codec, payload.buffer.clone(), spec), spec, key), state
 
 
 def squared(x: Tensor) -> float:
@@ -148,10 +150,10 @@ def test_real_codecs_get_what_brute_force_gives_them(target) -> None:
     messages, errors = [], []
     for (_, start, stop, shape), key in zip(TENSORS, keys):
         piece = x[start:stop].reshape(shape)
-        own = [c.encode(piece, c.init(Spec.of(piece)), key)[0] for c in codec.codecs]
+        own = [c.encode(piece, c.init(Spec.of(piece)), key)[0] for c in codec.members]
         messages.append([each.parts for each in own])
         errors.append(
-            [squared(piece - c.decode(p, Spec.of(piece), key)) for c, p in zip(codec.codecs, own)]
+            [squared(piece - c.decode(p, Spec.of(piece), key)) for c, p in zip(codec.members, own)]
         )
     best = float("inf")
     for plan in itertools.product(range(4), repeat=4):
@@ -213,7 +215,7 @@ def test_what_has_become_too_large_is_allocated_anew() -> None:
     assert max(first.nbytes, second.nbytes) <= 900
     assert after["plan"] != state["plan"]
     # The same with feedback, without a trace of the first attempt.
-    again, lost, also = codec.encode_feedback(gradient(), torch.zeros(NUMEL), state, KEY.at(1))
+    again, lost, also = encode_feedback(codec, gradient(), torch.zeros(NUMEL), state, KEY.at(1))
     assert torch.equal(again.buffer, second.buffer)
     assert also["plan"] == after["plan"]
     assert torch.allclose(codec.decode(again, SPEC, KEY.at(1)) + lost, gradient(), atol=1e-6)
@@ -226,7 +228,7 @@ def test_feedback_sends_the_same_and_loses_nothing(dtype, step) -> None:
     x, e = gradient().to(dtype), gradient(2).to(dtype) / 4
     _, state = codec.encode(x, codec.init(spec), KEY)
     key = KEY.at(step)  # the first measures, the second does not
-    payload, lost, after = codec.encode_feedback(x, e, state, key)
+    payload, lost, after = encode_feedback(codec, x, e, state, key)
     plain, _ = codec.encode(x + e, state, key)
     assert torch.equal(payload.buffer, plain.buffer)
     heard = codec.decode(payload, spec, key)
@@ -293,7 +295,7 @@ def test_damaged_choices_never_crash() -> None:
 def test_it_states_no_guarantee_but_whether_errors_may_grow() -> None:
     assert allocated(500, ("topk(0.1)", "sign")).guarantee(SPEC) == Guarantee()
     assert allocated(500, ("topk(0.1)", "terngrad")).guarantee(SPEC) == Guarantee(grows=True)
-    assert allocated(500, ("variance(1.0)", "sign")).needs_feedback
+    assert allocated(500, ("variance(1.0)", "sign")).traits.needs_feedback
     assert lift(allocated(500)).init(SPEC, 2)["tensors"] == TENSORS
 
 

@@ -7,8 +7,9 @@ import gradwire
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.compression.lowrank.atomo import Atomo, _decomposed, _probabilities
-from gradwire.core.codec import Guarantee
+from gradwire.core.codec import Guarantee, unpack
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
@@ -50,7 +51,7 @@ def test_probabilities_spend_the_budget(rank) -> None:
 
 def decoded(codec: Atomo, x, spec: Spec, key: Key):
     payload, _ = codec.encode(x, codec.init(spec), key)
-    return codec.decode(codec.unpack(payload.buffer, spec), spec, key), payload
+    return codec.decode(unpack(codec, payload.buffer, spec), spec, key), payload
 
 
 def test_each_layer_is_unbiased_with_the_variance_of_the_theorem() -> None:
@@ -161,6 +162,6 @@ def test_the_sign_of_a_pair_is_that_of_its_largest_entry() -> None:
 def test_large_elements_leave_no_infinite_residual(size) -> None:
     x = Key(3).normal(64 * 64).clamp(-1.5, 1.5).view(64, 64) * size
     codec, spec = Atomo(3), Spec.of(x)
-    payload, lost, _ = codec.encode_feedback(x, torch.zeros_like(x), codec.init(spec), Key(1))
+    payload, lost, _ = encode_feedback(codec, x, torch.zeros_like(x), codec.init(spec), Key(1))
     assert torch.isfinite(codec.decode(payload, spec, Key(1))).all()
     assert torch.isfinite(lost).all()

@@ -10,7 +10,7 @@ from gradwire.compression.quantization.bf16 import BF16
 from gradwire.compression.quantization.fp16 import FP16
 from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Codec, merge
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -64,7 +64,7 @@ def test_the_wire_carries_two_bytes_an_element(codec, numel) -> None:
 
 def test_an_overflowing_sum_stays_visible() -> None:
     a, _ = FP16().encode(torch.tensor([65504.0]), None, Key(0))
-    total = FP16().decode(FP16().merge(a, a), Spec((1,), torch.float32), Key(0))
+    total = FP16().decode(merge(FP16(), a, a), Spec((1,), torch.float32), Key(0))
     assert math.isinf(float(total))  # not some large number that looks like a gradient
 
 

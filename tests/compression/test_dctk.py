@@ -7,8 +7,9 @@ import torch
 
 from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification.dctk import _basis, _Cut, _side
-from gradwire.core.codec import LOSSLESS
+from gradwire.core.codec import LOSSLESS, unpack
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import decode_mean, encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -28,7 +29,7 @@ X = Key(2).normal(4851)
 def decoded(text: str, x=X, spec=SPEC):
     codec = COMPRESSION.parse(text)
     payload, _ = codec.encode(x, codec.init(spec), Key(1))
-    return codec.decode(codec.unpack(payload.buffer.clone(), spec), spec, Key(1)), payload
+    return codec.decode(unpack(codec, payload.buffer.clone(), spec), spec, Key(1)), payload
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 64])
@@ -147,10 +148,10 @@ def test_the_mean_of_decoded_messages_is_that_of_their_coefficients() -> None:
     state = codec.init(SPEC)
     inputs = [Key(9).private(rank).normal(4851) for rank in range(3)]
     payloads = [codec.encode(x, state, Key(1))[0] for x in inputs]
-    mean = codec.decode_mean(payloads, SPEC, [Key(1)] * 3)
+    mean = decode_mean(codec, payloads, SPEC, [Key(1)] * 3)
     expected = sum(codec.decode(payload, SPEC, Key(1)) for payload in payloads) / 3
     assert torch.allclose(mean, expected, atol=1e-6)
-    alone = codec.decode_mean(payloads[:1], SPEC, [Key(1)])
+    alone = decode_mean(codec, payloads[:1], SPEC, [Key(1)])
     assert torch.equal(alone, codec.decode(payloads[0], SPEC, Key(1)))
 
 
@@ -169,10 +170,10 @@ def test_elements_at_the_end_of_the_range_stay_finite(dtype) -> None:
     x = torch.full((64, 64), torch.finfo(dtype).max, dtype=dtype)
     x[::3] *= -1
     codec, spec = COMPRESSION.parse("dctk(16, 5)"), Spec.of(x)
-    payload, lost, _ = codec.encode_feedback(x, torch.zeros_like(x), codec.init(spec), Key(1))
+    payload, lost, _ = encode_feedback(codec, x, torch.zeros_like(x), codec.init(spec), Key(1))
     assert torch.isfinite(payload.parts["values"]).all()
     assert torch.isfinite(codec.decode(payload, spec, Key(1))).all()
-    assert torch.isfinite(codec.decode_mean([payload] * 3, spec, [Key(1)] * 3)).all()
+    assert torch.isfinite(decode_mean(codec, [payload] * 3, spec, [Key(1)] * 3)).all()
     assert torch.isfinite(lost).all()
 
 
@@ -191,7 +192,7 @@ def test_crafted_bytes_are_refused(change, message) -> None:
     with pytest.raises(WireError, match=message):
         codec.decode(payload, SPEC, Key(1))
     with pytest.raises(WireError, match=message):
-        codec.decode_mean([honest, payload], SPEC, [Key(1)] * 2)
+        decode_mean(codec, [honest, payload], SPEC, [Key(1)] * 2)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from gradwire.coding.indices import index_entropy_bits
 from gradwire.compression import COMPRESSION
 from gradwire.compression.coders.golomb import Golomb
 from gradwire.compression.quantization.qsgd import QSGD
+from gradwire.core.codec import unpack
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -53,7 +54,7 @@ def test_after_coarse_qsgd_zero_is_found_although_it_is_not_the_first_symbol() -
     plain, _ = QSGD(1, norm="l2").encode(x, None, KEY)
     scales = 32 / 512  # bits per element
     assert 8 * payload.nbytes / 100_000 - scales < 0.28  # 1.6 at fixed width
-    decoded = codec.decode(codec.unpack(payload.buffer, spec), spec, KEY)
+    decoded = codec.decode(unpack(codec, payload.buffer, spec), spec, KEY)
     fixed = QSGD(1, norm="l2") >> Golomb()
     assert torch.equal(decoded, fixed.decode(payload, spec, KEY))
     assert payload.nbytes < plain.nbytes / 4

@@ -10,8 +10,9 @@ from gradwire.compression._layers import gathered, taken_apart
 from gradwire.compression.layerwise import Layerwise
 from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import Algebra, Codec, Kind
+from gradwire.core.codec import Algebra, Codec, Kind, unpack
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.payload import Payload
@@ -67,7 +68,7 @@ def test_it_is_the_inner_codec_layer_by_layer(text) -> None:
     inner, x = codec(text), gradient()
     whole = Layerwise(inner)
     payload, _ = whole.encode(x, whole.init(SPEC), KEY)
-    decoded = whole.decode(whole.unpack(payload.buffer.clone(), SPEC), SPEC, KEY)
+    decoded = whole.decode(unpack(whole, payload.buffer.clone(), SPEC), SPEC, KEY)
     each, sizes = [], []
     for (name, *_), piece in zip(TENSORS, layers(x)):
         spec, key = Spec.of(piece), KEY.child(name)
@@ -125,11 +126,11 @@ def test_feedback_sends_the_same_and_loses_nothing(text, dtype) -> None:
     whole, x, e = codec(text), gradient(dtype), gradient(dtype, seed=2) / 4
     spec = Spec((NUMEL,), dtype, tensors=TENSORS)
     state = whole.init(spec)
-    payload, lost, _ = whole.encode_feedback(x, e, state, KEY)
+    payload, lost, _ = encode_feedback(whole, x, e, state, KEY)
     plain, _ = whole.encode(x + e, state, KEY)
     assert torch.equal(payload.buffer, plain.buffer)
-    spec = spec if whole.layered else Spec.of(x)
-    heard = whole.decode(whole.unpack(payload.buffer, spec), spec, KEY)
+    spec = spec if whole.traits.layered else Spec.of(x)
+    heard = whole.decode(unpack(whole, payload.buffer, spec), spec, KEY)
     error = (heard.double() + lost.double() - (x + e).double()).abs()
     assert (error <= 4 * torch.finfo(dtype).eps * (heard.abs() + (x + e).abs()).double()).all()
 
@@ -192,7 +193,7 @@ def test_values_can_be_encoded_together() -> None:
     assert Layerwise(Sign()).leaves is Kind.NOTHING
     payload, _ = together.encode(gradient(), together.init(SPEC), KEY)
     assert payload.parts["1.scale"].numel() == 1
-    decoded = together.decode(together.unpack(payload.buffer, SPEC), SPEC, KEY)
+    decoded = together.decode(unpack(together, payload.buffer, SPEC), SPEC, KEY)
     assert decoded.count_nonzero() <= 130
 
 
@@ -204,7 +205,7 @@ def test_what_is_not_finite_is_named() -> None:
         with pytest.raises(NonFiniteError, match=r"fc.bias: NaN or infinity"):
             whole.encode(x, whole.init(SPEC), KEY)
         with pytest.raises(NonFiniteError, match=r"fc.bias: NaN or infinity"):
-            whole.encode_feedback(x, x, whole.init(SPEC), KEY)
+            encode_feedback(whole, x, x, whole.init(SPEC), KEY)
 
 
 def test_damaged_lengths_of_several_tensors_never_crash() -> None:

@@ -13,7 +13,7 @@ from gradwire.coding.polar.planes import gaussian_planes, sign_plane
 from gradwire.compression import COMPRESSION
 from gradwire.compression.source_coding import polar
 from gradwire.compression.source_coding.polar import Polar
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Codec, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -179,7 +179,7 @@ def test_a_code_of_another_construction_is_refused() -> None:
     payload, _ = Polar(0.5, block=256).encode(x, None, KEY)
     for other in (Polar(0.5, block=512), Polar(0.51, block=256)):
         with pytest.raises(WireError):
-            other.unpack(payload.buffer, Spec.of(x))
+            unpack(other, payload.buffer, Spec.of(x))
 
 
 def test_other_tables_at_the_receiver_are_noticed_in_chains_too(monkeypatch) -> None:
@@ -191,9 +191,9 @@ def test_other_tables_at_the_receiver_are_noticed_in_chains_too(monkeypatch) -> 
         other = replace(channel, digest=channel.digest ^ 1)
         monkeypatch.setattr(polar, "gaussian_channel", lambda rate, other=other: other)
         with pytest.raises(WireError):
-            codec.unpack(payload.buffer, Spec.of(x))
+            unpack(codec, payload.buffer, Spec.of(x))
         monkeypatch.undo()
-        codec.unpack(payload.buffer, Spec.of(x))
+        unpack(codec, payload.buffer, Spec.of(x))
 
 
 def test_tiny_and_huge_vectors_keep_their_size() -> None:

@@ -12,7 +12,7 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.quantization.signvote import SignVote
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Codec, finalize, merge, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
@@ -85,14 +85,14 @@ def test_merging_counts_exactly_in_any_order(seeds, random) -> None:
     payloads = [codec.encode(x, None, KEY)[0] for x in tensors]
     while len(payloads) > 1:
         a, b = (payloads.pop(random.randrange(len(payloads))) for _ in range(2))
-        payloads.append(codec.unpack(codec.merge(a, b).buffer, spec))
+        payloads.append(unpack(codec, merge(codec, a, b).buffer, spec))
     (merged,) = payloads
     n = len(seeds)
     assert merged.parts["voters"].tolist() == [n]
     assert merged.parts["votes"].numel() == math.ceil(math.log2(n + 1)) * 3
-    settled = codec.settle(merged, spec, n)
-    assert settled.parts["votes"].numel() == 3
-    for payload in (merged, settled):
+    final = finalize(codec, merged, spec, n)
+    assert final.parts["votes"].numel() == 3
+    for payload in (merged, final):
         assert torch.equal(codec.decode(payload, spec, KEY), majority(tensors))
 
 
@@ -103,7 +103,7 @@ def test_the_bytes_of_a_case_by_hand() -> None:
         for x in ([-1.0, -1.0, 1.0, 1.0], [-1.0, -1.0, -1.0, 1.0], [-1.0, 1.0, 1.0, 1.0])
     ]
     assert [p.parts["votes"].tolist() for p in payloads] == [[0b0011], [0b0111], [0b0001]]
-    merged = codec.merge(codec.merge(payloads[0], payloads[1]), payloads[2])
+    merged = merge(codec, merge(codec, payloads[0], payloads[1]), payloads[2])
     # Three, two, one and no vote for minus: their low bits, then their high bits.
     assert merged.parts["votes"].tolist() == [0b0101, 0b0011]
     assert codec.decode(merged, Spec((4,), torch.float32), KEY).tolist() == [-1, -1, 1, 1]
@@ -114,7 +114,7 @@ def test_zeros_and_ties_are_plus_one() -> None:
     a, _ = codec.encode(torch.tensor([0.0, -0.0, 2.0]), None, KEY)
     assert codec.decode(a, spec, KEY).tolist() == [0.5, 0.5, 0.5]
     b, _ = codec.encode(torch.tensor([-1.0, 1.0, -1.0]), None, KEY)
-    assert codec.decode(codec.merge(a, b), spec, KEY).tolist() == [0.5, 0.5, 0.5]
+    assert codec.decode(merge(codec, a, b), spec, KEY).tolist() == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("architecture", [AllReduce(), Ring()], ids=repr)
@@ -167,18 +167,18 @@ def test_payloads_that_cannot_be_added_are_refused() -> None:
     a, _ = codec.encode(torch.ones(9), None, KEY)
     b, _ = codec.encode(torch.ones(19), None, KEY)
     with pytest.raises(WireError, match="different tensors"):
-        codec.merge(a, b)
+        merge(codec, a, b)
     many = a.replace(
         voters=torch.tensor([2**31 - 1], dtype=torch.int32),
         votes=torch.zeros(62, dtype=torch.uint8),
     )
     with pytest.raises(WireError, match="at most"):
-        codec.merge(many, a)
+        merge(codec, many, a)
     full = a.replace(
         voters=torch.tensor([2], dtype=torch.int32), votes=torch.full((4,), 255, dtype=torch.uint8)
     )
     with pytest.raises(WireError, match="more than there are"):
-        codec.merge(full, codec.encode(-torch.ones(9), None, KEY)[0])
+        merge(codec, full, codec.encode(-torch.ones(9), None, KEY)[0])
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])

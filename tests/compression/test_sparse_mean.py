@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradwire.compression import COMPRESSION
+from gradwire.core.fusion import decode_mean
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -26,9 +27,9 @@ def test_the_sum_of_what_was_selected(text, dtype) -> None:
     tensors = [torch.randn(40, 50, generator=generator).to(dtype) for _ in range(3)]
     spec, keys = Spec.of(tensors[0]), [key.private(rank) for rank in range(3)]
     payloads = [codec.encode(x, codec.init(spec), own)[0] for x, own in zip(tensors, keys)]
-    assert codec.adds_few
-    mean = codec.decode_mean(payloads, spec, keys)
+    assert codec.fusion.adds_few
+    mean = decode_mean(codec, payloads, spec, keys)
     decoded = [codec.decode(payload, spec, own) for payload, own in zip(payloads, keys)]
     assert mean.dtype == dtype
     assert torch.equal(mean, mean_in_order(decoded, 3))
-    assert torch.equal(codec.decode_mean(payloads[:1], spec, keys[:1]), decoded[0])
+    assert torch.equal(decode_mean(codec, payloads[:1], spec, keys[:1]), decoded[0])

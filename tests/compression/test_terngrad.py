@@ -12,7 +12,7 @@ from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
 from gradwire.compression.quantization.terngrad import TernGrad
-from gradwire.core.codec import Codec, Kind, Parts, State
+from gradwire.core.codec import Codec, Kind, Parts, State, Traits
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
@@ -113,7 +113,8 @@ def averaged(codec: Codec, tensors: list[Tensor], architecture) -> list[Reduced]
 def test_shared_every_worker_sends_multiples_of_the_largest_scale(architecture, clip) -> None:
     tensors = [Key(9).private(rank).normal(200) * (rank + 1) for rank in range(3)]
     codec = TernGrad(clip, share=True)
-    largest = max(float(codec.statistic(x)) for x in tensors)
+    shared = codec.traits.statistic
+    largest = max(float(shared.of(x)) for x in tensors)
     for reduced in averaged(codec, tensors, architecture):
         own = reduced.own()
         assert set(own.abs().unique().tolist()) == {0.0, largest}
@@ -141,11 +142,11 @@ def test_nan_is_refused_before_anything_is_shared() -> None:
 
 
 def test_an_agreed_scale_does_not_travel() -> None:
-    codec = TernGrad(0.0, share=True).agreed(torch.tensor([2.0]))
+    codec = TernGrad(0.0, share=True).traits.statistic.agree(torch.tensor([2.0]))
     assert codec == TernGrad(0.0, share=True, scale=2.0)
     payload, _ = codec.encode(torch.ones(50), None, KEY)
     assert list(payload.parts) == ["values"]
-    assert not codec.shares
+    assert codec.traits.statistic is None
     assert COMPRESSION.parse(repr(codec)) == codec
 
 
@@ -166,7 +167,7 @@ def test_an_agreed_scale_below_an_element_clips_it_and_zero_sends_nothing() -> N
 class Reversed(Codec):
     """A coder of symbols that only turns them around."""
 
-    takes = Kind.SYMBOLS
+    traits = Traits(takes=Kind.SYMBOLS)
     leaves = Kind.SYMBOLS
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:

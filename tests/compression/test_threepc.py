@@ -7,7 +7,7 @@ from torch import Tensor
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
-from gradwire.core.coded import MeanOfHeard
+from gradwire.core.coded import MeanOfReceived
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.key import Key
 from gradwire.core.node import Node
@@ -129,7 +129,7 @@ def test_other_single_bytes_are_refused() -> None:
     assert isinstance(codec, Codec)
     payload, _ = codec.encode(torch.ones(4), codec.init(spec), Key(0).private(0))
     nothing = torch.zeros(1, dtype=torch.uint8)
-    job = MeanOfHeard(codec, spec, Key(0), (0, 1))
+    job = MeanOfReceived(codec, spec, Key(0), (0, 1))
     assert torch.equal(job.run((nothing, nothing), None)[0], nothing)  # nobody spoke
     heard, _ = job.run((payload.buffer, nothing), None)
     assert torch.equal(heard, torch.full((4,), 0.5))

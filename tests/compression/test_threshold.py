@@ -6,6 +6,7 @@ import torch
 from gradwire.coding.indices import index_entropy_bits
 from gradwire.compression.sparsification.threshold import Threshold
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -27,7 +28,7 @@ def test_with_feedback_an_element_goes_out_in_portions_of_tau() -> None:
     codec, residual = Threshold(1.0), torch.tensor([3.5, -2.25, 0.75])
     heard = []
     for _ in range(4):
-        payload, residual, _ = codec.encode_feedback(torch.zeros(3), residual, None, KEY)
+        payload, residual, _ = encode_feedback(codec, torch.zeros(3), residual, None, KEY)
         heard.append(codec.decode(payload, Spec((3,), torch.float32), KEY).tolist())
     assert heard == [[1, -1, 0], [1, -1, 0], [1, 0, 0], [0, 0, 0]]
     assert residual.tolist() == [0.5, -0.25, 0.75]

@@ -7,6 +7,7 @@ import torch
 
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.compression.sparsification.variance import Variance
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.spec import Spec
@@ -19,7 +20,7 @@ def run(codec: Variance, gradients: torch.Tensor) -> torch.Tensor:
     spec = Spec.of(gradients[0])
     residual, state, heard = torch.zeros_like(gradients[0]), codec.init(spec), []
     for gradient in gradients:
-        payload, residual, state = codec.encode_feedback(gradient, residual, state, KEY)
+        payload, residual, state = encode_feedback(codec, gradient, residual, state, KEY)
         heard.append(codec.decode(payload, spec, KEY))
     return torch.stack(heard)
 
@@ -61,15 +62,15 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened() -> None:
     gradients = torch.stack([Key(1).at(s).normal(40) for s in range(10)])
     residual, state = torch.zeros(40), codec.init(spec)
     for gradient in gradients[:5]:
-        _, residual, state = codec.encode_feedback(gradient, residual, state, KEY)
+        _, residual, state = encode_feedback(codec, gradient, residual, state, KEY)
     assert torch.equal(state["residual"], residual)
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     for gradient in gradients[5:]:
-        ours, next_residual, state = codec.encode_feedback(gradient, residual, state, KEY)
-        theirs, residual, loaded = codec.encode_feedback(gradient, residual, loaded, KEY)
+        ours, next_residual, state = encode_feedback(codec, gradient, residual, state, KEY)
+        theirs, residual, loaded = encode_feedback(codec, gradient, residual, loaded, KEY)
         assert torch.equal(ours.buffer, theirs.buffer)
         assert torch.equal(next_residual, residual)
 
@@ -108,6 +109,6 @@ def test_a_zeta_that_is_no_decay_is_refused(zeta) -> None:
 
 
 def test_without_feedback_it_is_refused(reduce) -> None:
-    assert Variance(1.5).needs_feedback
+    assert Variance(1.5).traits.needs_feedback
     with pytest.raises(ValueError, match=r"write ef\("):
         reduce(lift(Variance(1.5)), [[torch.ones(10)]])

@@ -20,8 +20,11 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    Traits,
     expect,
+    unpack,
 )
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -33,7 +36,7 @@ X = torch.tensor([0.1, -5.0, 0.2, 3.0, -0.3, 4.0, 0.0, -0.4])
 class Bytes(Codec):
     """A lossless coder of symbols for tests: one byte each, and nothing left to encode."""
 
-    takes = Kind.SYMBOLS
+    traits = Traits(takes=Kind.SYMBOLS)
     leaves = Kind.NOTHING
     parts = ("code",)
 
@@ -62,7 +65,7 @@ class Counting(Codec):
 
 def decoded(codec: Codec, x: Tensor = X) -> Tensor:
     payload, _ = codec.encode(x, codec.init(Spec.of(x)), KEY)
-    return codec.decode(codec.unpack(payload.buffer.clone(), Spec.of(x)), Spec.of(x), KEY)
+    return codec.decode(unpack(codec, payload.buffer.clone(), Spec.of(x)), Spec.of(x), KEY)
 
 
 def test_chaining_is_associative_and_flat() -> None:
@@ -180,7 +183,7 @@ def test_feedback_in_one_pass_is_feedback(text, dtype) -> None:
     codec = COMPRESSION.parse(text)
     x, residual = Key(1).normal(1003).to(dtype), Key(2).normal(1003).to(dtype)
     spec = Spec.of(x)
-    payload, lost, _ = codec.encode_feedback(x, residual, codec.init(spec), KEY)
+    payload, lost, _ = encode_feedback(codec, x, residual, codec.init(spec), KEY)
     expected, _ = codec.encode(x + residual, codec.init(spec), KEY)
     assert torch.equal(payload.buffer, expected.buffer)
     heard = codec.decode(payload, spec, KEY)
@@ -201,9 +204,9 @@ def test_the_algebra_is_that_of_the_weakest_stage() -> None:
 
 
 def test_only_chains_of_selections_select() -> None:
-    assert (TopK(0.5) >> RandomK(0.5)).selects
-    assert not (TopK(0.5) >> FP16()).selects
-    assert not (RandomK(0.5, unbiased=True) >> TopK(0.5)).selects
+    assert (TopK(0.5) >> RandomK(0.5)).traits.selects
+    assert not (TopK(0.5) >> FP16()).traits.selects
+    assert not (RandomK(0.5, unbiased=True) >> TopK(0.5)).traits.selects
 
 
 SPEC = Spec((1000,), torch.float32)

@@ -46,7 +46,7 @@ class Merged:
 
     merge: Callable[[Tensor, Tensor], Tensor] = lambda a, b: torch.cat([a, b])
 
-    def settle(self, merged: Tensor) -> Tensor:
+    def finalize(self, merged: Tensor) -> Tensor:
         return merged
 
 

@@ -7,8 +7,8 @@ import torch
 
 from gradwire.compression import COMPRESSION
 from gradwire.compression.quantization.sign import Sign
-from gradwire.core.codec import Codec
-from gradwire.core.group import mean_in_order
+from gradwire.core.codec import Codec, unpack
+from gradwire.core.fusion import decode_mean, encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.metering import (
     DECODE,
@@ -17,7 +17,6 @@ from gradwire.core.metering import (
     ENCODE_FEEDBACK,
     PACK,
     UNPACK,
-    VECTOR,
     Work,
     metered,
 )
@@ -49,7 +48,7 @@ def test_encoding_and_decoding_report_once(text) -> None:
 def test_feedback_is_one_operation_fused_or_not(text) -> None:
     codec, _ = encoded(text)
     with metered() as work:
-        codec.encode_feedback(X, X / 2, codec.init(Spec.of(X)), KEY)
+        encode_feedback(codec, X, X / 2, codec.init(Spec.of(X)), KEY)
     (one,) = work
     assert (one.codec, one.operation, one.elements) == (codec, ENCODE_FEEDBACK, 1000)
 
@@ -79,26 +78,24 @@ def test_a_codec_of_layers_reports_every_layer() -> None:
 def test_a_fused_mean_is_one_operation_and_another_one_its_parts() -> None:
     codec, payload = encoded("sign")
     with metered() as work:
-        codec.decode_mean([payload] * 3, Spec.of(X), [KEY] * 3)
+        decode_mean(codec, [payload] * 3, Spec.of(X), [KEY] * 3)
     assert [(w.operation, w.elements, w.nbytes) for w in work] == [
         (DECODE_MEAN, 3000, 3 * payload.nbytes)
     ]
     codec, payload = encoded("natural")
     with metered() as work:
-        codec.decode_mean([payload] * 3, Spec.of(X), [KEY] * 3)
-    assert sorted(w.operation for w in work) == [DECODE] * 3 + [VECTOR]
+        decode_mean(codec, [payload] * 3, Spec.of(X), [KEY] * 3)
+    assert [w.operation for w in work] == [DECODE] * 3
 
 
-def test_checksums_and_means_are_reported() -> None:
+def test_checksums_are_reported() -> None:
     codec, payload = encoded("sign")
     with metered() as work:
         buffer = payload.buffer
-        codec.unpack(buffer, Spec.of(X))
-        mean_in_order([X, X], 2)
+        unpack(codec, buffer, Spec.of(X))
     assert work == [
         Work(None, PACK, 0, payload.nbytes),
         Work(None, UNPACK, 0, payload.nbytes),
-        Work(None, VECTOR, 0, 3 * 4000),
     ]
 
 

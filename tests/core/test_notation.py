@@ -16,6 +16,7 @@ from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.randomk import RandomK
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core import parser
+from gradwire.core.codec import payload_context
 from gradwire.core.errors import NotationError
 from gradwire.core.notation import Expression, Table, notation_name
 from gradwire.core.registry import Registry
@@ -208,7 +209,9 @@ def test_equal_expressions_are_written_alike() -> None:
     assert TopK(1) == TopK(1.0)
     assert repr(TopK(1)) == repr(TopK(1.0)) == "topk(1.0)"
     spec = Spec((10,), torch.float32)
-    assert TopK(1).context(spec) == TopK(1.0).context(spec)  # they understand each other
+    assert payload_context(TopK(1), spec) == payload_context(
+        TopK(1.0), spec
+    )  # they understand each other
 
 
 def test_an_expression_is_returned_as_it_is() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Algebra, Codec, Kind, Parts, State, expect
+from gradwire.core.codec import Algebra, Codec, Kind, Parts, PayloadMerge, State, Traits, expect
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift, scatters
 from gradwire.core.node import Node
@@ -36,8 +36,15 @@ class Majority(Codec):
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return expect(parts["votes"], "votes", spec.numel, torch.int8).sign().to(spec.dtype)
 
-    def merge(self, a: Payload, b: Payload) -> Payload:
+    @property
+    def traits(self) -> Traits:
+        return Traits(merging=PayloadMerge(self._merge, self._finalize))
+
+    def _merge(self, a: Payload, b: Payload) -> Payload:
         return a.replace(votes=a.parts["votes"] + b.parts["votes"])
+
+    def _finalize(self, merged: Payload, spec: Spec, size: int) -> Payload:
+        return merged
 
 
 def gradient(rank: int, step: int, numel: int, dtype: torch.dtype = torch.float64) -> Tensor:

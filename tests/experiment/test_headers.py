@@ -14,7 +14,7 @@ from gradwire.architecture.gossip import _posts
 from gradwire.architecture.parameter_server import _orders
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
-from gradwire.core.coded import MeanOfCoded, MeanOfHeard, MergeOfCoded
+from gradwire.core.coded import MeanOfCoded, MeanOfReceived, MergeOfCoded
 from gradwire.core.errors import NonFiniteError, PeerLost, WireError
 from gradwire.core.group import Job, Merging
 from gradwire.core.key import Key
@@ -98,7 +98,13 @@ def test_jobs_of_servers(train, seen) -> None:
             pass
     train("lag(0.1)", names[0], "topk(0.3)", workers=3, steps=4)
     assert num_run > 90
-    jobs = {_orders.MeanOfVectors, _orders.Maximum, _orders.MergeInPairs, MeanOfCoded, MeanOfHeard}
+    jobs = {
+        _orders.MeanOfVectors,
+        _orders.Maximum,
+        _orders.MergeInPairs,
+        MeanOfCoded,
+        MeanOfReceived,
+    }
     assert jobs <= seen
     assert MergeOfCoded in seen
     assert {cls for cls in HEADERS.classes if Job in cls.__mro__} == jobs
@@ -128,7 +134,7 @@ def test_servers_whose_workers_leave(train, seen) -> None:
 def test_what_servers_may_be_ordered_is_found(cls) -> None:
     names = [one.__name__ for one in HEADERS.classes if cls in one.__mro__]
     expected = {
-        Job: ["Maximum", "MeanOfVectors", "MergeInPairs", "MeanOfCoded", "MeanOfHeard"],
+        Job: ["Maximum", "MeanOfVectors", "MergeInPairs", "MeanOfCoded", "MeanOfReceived"],
         Merging: ["_Sum", "_Tree", "MergeOfCoded"],
     }
     assert names == expected[cls]

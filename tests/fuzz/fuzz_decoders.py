@@ -40,7 +40,7 @@ with atheris.instrument_imports(["gradwire"]) if atheris and _ALONE else context
     from gradwire.compression.sparsification._selection import scatter
     from gradwire.compression.sparsification.gtopk import _Tree
     from gradwire.compression.sparsification.topk import TopK
-    from gradwire.core.codec import Algebra, Codec
+    from gradwire.core.codec import Algebra, Codec, finalize, merge, payload_context, unpack
     from gradwire.core.errors import WireError
     from gradwire.core.key import Key
     from gradwire.core.notation import notation_name
@@ -88,11 +88,10 @@ class Merges(TopK):
     def __repr__(self) -> str:
         return f"messages of gtopk({self.density})"
 
-    def context(self, spec: Spec) -> int:
-        return TopK(self.density).context(spec.flat())
-
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
-        tree = _Tree(TopK(self.density), spec.flat())
+        codec = TopK(self.density)
+        tree = _Tree(codec, spec.flat())
+        payload = Payload.pack(payload.parts, payload_context(codec, spec.flat()))
         own = tree.select(KEY.normal(spec.numel).to(spec.dtype)).buffer
         indices, values = tree.read(tree.merge(tree.merge(payload.buffer, own), payload.buffer))
         return scatter(values, indices, spec.flat()).reshape(spec.shape)
@@ -163,8 +162,8 @@ class Fuzzer:
         source = _Input(data)
         codec, spec = source.number(len(self.codecs)), source.number(len(SPECS))
         payload = self.honest(codec, spec)
-        context = self.codecs[codec].context(SPECS[spec])
-        if self.codecs[codec].coder is not None:
+        context = payload_context(self.codecs[codec], SPECS[spec])
+        if self.codecs[codec].traits.coder is not None:
             context = payload.context
         make = (_anything, _sealed, _changed, _parts)[source.number(4)]
         buffer = make(source, payload, context)
@@ -181,12 +180,12 @@ class Fuzzer:
         # Decoders work in float64 or int64 here and there, and pad to whole buckets.
         limit = 64 * (8 * spec.numel + buffer.numel()) + (1 << 16)
         with _Bounded(limit):
-            payload = codec.unpack(buffer, spec)
+            payload = unpack(codec, buffer, spec)
             _check(codec.decode(payload, spec, KEY), spec)
             if codec.algebra is Algebra.MERGE:
-                merged = codec.merge(payload, honest)
-                settled = codec.settle(codec.unpack(merged.buffer, spec), spec, 2)
-                _check(codec.decode(settled, spec, KEY.shared()), spec)
+                merged = merge(codec, payload, honest)
+                final = finalize(codec, unpack(codec, merged.buffer, spec), spec, 2)
+                _check(codec.decode(final, spec, KEY.shared()), spec)
 
 
 def _check(decoded: Tensor, spec: Spec) -> None:

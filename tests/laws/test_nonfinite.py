@@ -96,7 +96,7 @@ def is_usable(compression: Compression) -> bool:
             return False
         return True
     assert isinstance(compression, Codec)
-    return compression.takes is Kind.REAL and not compression.needs_feedback
+    return compression.traits.takes is Kind.REAL and not compression.traits.needs_feedback
 
 
 @pytest.mark.parametrize(

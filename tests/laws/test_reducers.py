@@ -45,5 +45,5 @@ def test_the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec) -> None:
     reducer_laws.the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec)
 
 
-def test_a_receiver_hears_what_a_worker_alone_said(compression) -> None:
-    reducer_laws.a_receiver_hears_what_a_worker_alone_said(compression)
+def test_a_server_decodes_what_a_worker_alone_pushed(compression) -> None:
+    reducer_laws.a_server_decodes_what_a_worker_alone_pushed(compression)

@@ -11,6 +11,7 @@ import torch
 from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
@@ -65,7 +66,7 @@ def test_an_example_may_have_an_entry_of_its_own() -> None:
 
 def test_what_has_no_cost_of_its_own_costs_its_parts() -> None:
     codec = Sign()
-    payload, *_ = codec.encode_feedback(X, X, None, Key(0))
+    payload, *_ = encode_feedback(codec, X, X, None, Key(0))
     both = 1.0 + 0.001 * 1000 + 10.0 + 0.01 * payload.nbytes
     assert seconds_of(codec.encode_feedback, X, X, None, Key(0)) == pytest.approx(both)
 

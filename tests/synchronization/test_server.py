@@ -14,7 +14,6 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.notation import notation_name
-from gradwire.core.reducer import Outbox
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.runtime.network.network import Network
@@ -110,10 +109,10 @@ def can_be_pushed(text: str) -> bool:
     if "bias" in text:
         return False  # has rules for tensors that are not there
     if isinstance(compression, Codec) and (
-        compression.takes is not Kind.REAL or compression.needs_feedback
+        compression.traits.takes is not Kind.REAL or compression.traits.needs_feedback
     ):
         return False
-    return lift(compression).one_way
+    return lift(compression).can_push
 
 
 COMPRESSIONS = [
@@ -499,10 +498,10 @@ def test_no_worker_fills_a_server_with_pushes(train, synchronization, how) -> No
                 pull = PullHeader(JOINING if how == "comes back" else 0, life)
                 await node.send_framed(3, REQUEST, Framed(pull), HEADER_NBYTES)
             for step in (number,) if how == "does not wait" else (0, 1):
-                message, key = Outbox(node, "model"), plan.key.at(step).private(2)
-                await plan.reducer.mean(x, plan.initial_replicas()[2].exchange[0], key, message)
+                key, state = plan.key.at(step).private(2), plan.initial_replicas()[2].exchange[0]
+                pushed = await plan.reducer.push(x, state, key, node)
                 header = PushHeader(0, 0, 1, step, False, life)
-                framed = Framed(header, message.messages[0])
+                framed = Framed(header, pushed.messages[0])
                 await node.send_framed(3, REQUEST, framed, HEADER_NBYTES)
 
     server = TrainingServer(plan, 0)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import gradwire
-from gradwire.core.codec import Codec, Guarantee, Kind
+from gradwire.core.codec import Codec, Guarantee, Kind, drops_for_good
 from gradwire.core.errors import NotationError
 from gradwire.core.notation import Expression, nearest, written_as_text
 from gradwire.core.protocols import Architecture, Synchronization
@@ -165,13 +165,14 @@ def _codec(codec: Codec) -> Iterator[str]:
         "MERGE": "payloads merge on the way, two into one",
         "OPAQUE": "payloads are decoded before they are averaged",
     }[codec.algebra.name]
-    if codec.takes is Kind.REAL:
+    takes = codec.traits.takes
+    if takes is Kind.REAL:
         yield _class(codec.guarantee(spec))
     else:
-        yield f"encodes {codec.takes.value}: follows a codec that leaves them, by >>"
-    if codec.needs_feedback:
+        yield f"encodes {takes.value}: follows a codec that leaves them, by >>"
+    if codec.traits.needs_feedback:
         yield "works inside ef(...) only"
-    elif codec.unfed(spec) is not None:
+    elif drops_for_good(codec, spec):
         yield f"biased: write ef({codec!r}), or what it drops is lost"
     if codec.leaves is not Kind.NOTHING:
         yield f"leaves {codec.leaves.value}, which another codec can encode: {codec!r} >> ..."

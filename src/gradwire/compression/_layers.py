@@ -2,7 +2,7 @@
 
 A header and a checksum for every tensor would cost more than a bias has to say. Of the parts of one
 codec for several tensors, those of equal name are joined. Where each ends is known for `values`,
-which the codec describes, and told for the others:
+which the codec describes, and sent for the others:
 
     nothing                   in every part all pieces are equally long
     ceil(num_parts / 8) bytes one bit for each part whose pieces are not
@@ -18,15 +18,16 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.core.binary import read_varints, write_varints
-from gradwire.core.codec import Algebra, Codec, Compression, Kind, Parts
+from gradwire.core.codec import Algebra, Codec, Compression, Kind, Parts, State, as_sent
 from gradwire.core.errors import NonFiniteError, WireError
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import packed_bytes
 
-LENGTHS = "lengths"  # the part that tells where pieces end
+LENGTHS = "lengths"  # the part that says where pieces end
 _SYMBOLS = "symbols"  # packed `values` that no other codec can take up
 
 
@@ -40,9 +41,9 @@ def check_choice(name: str, codec: Compression) -> None:
         )
     if not isinstance(codec, Codec):
         raise ValueError(f"{name} takes codecs such as topk(0.01), got {codec!r}")
-    if codec.takes is not Kind.REAL:
+    if codec.traits.takes is not Kind.REAL:
         raise ValueError(
-            f"{name}: {codec!r} encodes {codec.takes.value}, so it must follow a quantiser. "
+            f"{name}: {codec!r} encodes {codec.traits.takes.value}, so it must follow a quantiser. "
             f"Write {name}(qsgd(bits=4) >> {codec!r})."
         )
     if codec.algebra is Algebra.MERGE:
@@ -50,7 +51,7 @@ def check_choice(name: str, codec: Compression) -> None:
             f"{name}: the payloads of {codec!r} merge on their way, those of several tensors in "
             'one message cannot. Use it alone, with sequential("layer") for single layers.'
         )
-    if codec.shares:
+    if codec.traits.statistic is not None:
         raise ValueError(
             f"{name}: what all ranks of {codec!r} share is one number for the whole bucket. "
             'Use it alone, with sequential("layer") for single layers.'
@@ -79,11 +80,6 @@ def pieces(x: Tensor, tensors: Sequence[Placed]) -> Iterator[Tensor]:
     return (x[start:stop].reshape(shape) for _, start, stop, shape in tensors)
 
 
-def as_sent(codec: Codec) -> Codec:
-    """The codec whose parts `codec.encode` makes."""
-    return codec if codec.coder is None else codec >> codec.coder
-
-
 def part_names(codec: Codec) -> tuple[str, ...]:
     """The parts of the messages of `codec` for several tensors, in wire order."""
     codec = as_sent(codec)
@@ -99,10 +95,10 @@ def gathered(codec: Codec, messages: Sequence[Parts], device: torch.device) -> d
     lengths = [[message[name].numel() for message in messages] for name in others]
     parts = {f"each.{name}": _joined([m[name] for m in messages], device) for name in others}
     if others:
-        told = bytearray(_written(lengths))
+        sent = bytearray(_written(lengths))
         parts[LENGTHS] = _empty(device)
-        if told:
-            parts[LENGTHS] = torch.frombuffer(told, dtype=torch.uint8).to(device)
+        if sent:
+            parts[LENGTHS] = torch.frombuffer(sent, dtype=torch.uint8).to(device)
     if codec.leaves is not Kind.NOTHING:
         parts[_values(codec)] = _joined([m["values"] for m in messages], device)
     return parts
@@ -137,13 +133,37 @@ def payload_of(parts: Parts) -> Payload:
 
 
 def named(name: str, encode: Any, *layer: Any) -> Any:
-    """What `encode` makes of a tensor; an error about its numbers tells the name."""
+    """What `encode` makes of a tensor; an error about its numbers names the tensor."""
     try:
         return encode(*layer)
     except NonFiniteError as error:
         if not name:
             raise
         raise NonFiniteError(f"{name}: {error}") from None
+
+
+def encode_layers(
+    codecs: Sequence[Codec],
+    tensors: tuple[Placed, ...],
+    x: Tensor,
+    residual: Tensor | None,
+    states: Sequence[State],
+    key: Key,
+) -> tuple[list[Parts], Tensor | None, list[State]]:
+    """Each tensor of a flat vector with its codec: messages, what is lost, and the new states."""
+    messages, after, whole = [], [], Whole(tensors)
+    vectors = [x] if residual is None else [x, residual]
+    cut = zip(*(pieces(vector, tensors) for vector in vectors), strict=True)
+    layers = zip(codecs, tensors, cut, states, layer_keys(key, tensors), strict=True)
+    for codec, (name, *_), own, state, own_key in layers:
+        if residual is None:
+            payload, new = named(name, codec.encode, *own, state, own_key)
+        else:
+            payload, lost, new = named(name, encode_feedback, codec, *own, state, own_key)
+            whole.add(lost)
+        messages.append(payload.parts)
+        after.append(new)
+    return messages, None if residual is None else whole.vector, after
 
 
 class Whole:
@@ -223,11 +243,11 @@ def _empty(device: torch.device) -> Tensor:
 
 def _written(lengths: Sequence[Sequence[int]]) -> bytes:
     """[part][tensor] as bytes; the receiver knows the sum for each part."""
-    told = [len(set(row)) > 1 for row in lengths]
-    if not any(told):
+    sent = [len(set(row)) > 1 for row in lengths]
+    if not any(sent):
         return b""
-    mask = sum(1 << i for i, is_told in enumerate(told) if is_told)
-    numbers = [size for row, is_told in zip(lengths, told) if is_told for size in row[:-1]]
+    mask = sum(1 << i for i, is_sent in enumerate(sent) if is_sent)
+    numbers = [size for row, is_sent in zip(lengths, sent) if is_sent for size in row[:-1]]
     return mask.to_bytes(-(-len(lengths) // 8), "little") + write_varints(numbers)
 
 

@@ -31,19 +31,21 @@ Use it as `ef(allocated(...))` where layers want different treatment and nobody 
 rules by hand; with rules in mind take `partition`, for top-k alone `adaptive_density`.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compression._allocation import allocation
 from gradwire.compression._layers import (
     Whole,
     check_choice,
     covering,
+    encode_layers,
     gathered,
     layer_keys,
     layer_specs,
@@ -61,23 +63,28 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    Traits,
     check_tensor,
     clamp_to,
     corrected,
     expect,
+    layout_in_state,
+    pack_parts,
     scale_dtype,
 )
+from gradwire.core.composite import Composite
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
-from gradwire.core.spec import Placed, Spec
+from gradwire.core.spec import Spec
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
 _MAX_CHOICES = 16  # a payload has at most 255 parts
 
 
 @dataclass(frozen=True, repr=False)
-class Allocated(Codec):
+class Allocated(Composite):
     """Encode each tensor with the one of several codecs that a budget of bytes gives it."""
 
     target_bytes: int  # of a payload: per worker, step and bucket
@@ -93,9 +100,6 @@ class Allocated(Codec):
     )
 
     leaves = Kind.NOTHING
-    layered = True
-    biased = True
-    is_composite = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.choices, tuple) or not 2 <= len(self.choices) <= _MAX_CHOICES:
@@ -115,61 +119,47 @@ class Allocated(Codec):
             )
 
     @property
-    def codecs(self) -> tuple[Codec, ...]:
+    def members(self) -> tuple[Codec, ...]:
         return tuple(choice for choice in self.choices if isinstance(choice, Codec))  # all are
 
     @property
     def parts(self) -> tuple[str, ...]:
-        each = (f"{i}.{n}" for i, codec in enumerate(self.codecs) for n in part_names(codec))
+        each = (f"{i}.{n}" for i, codec in enumerate(self.members) for n in part_names(codec))
         return ("choice", *each)
 
-    @property
-    def needs_feedback(self) -> bool:
-        return any(codec.needs_feedback for codec in self.codecs)
+    @cached_property
+    def traits(self) -> Traits:
+        return Traits(
+            needs_feedback=self._needs_feedback(),
+            biased=True,
+            layout=layout_in_state,
+            fingerprint=self._fingerprint,
+        )
 
-    def fingerprint(self) -> int:
-        total = 0
-        for codec in self.codecs:
-            total ^= codec.fingerprint()
-        return total
+    @property
+    def fusion(self) -> "_AllocatedFusion":
+        return _AllocatedFusion(self)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         specs = [own for own in layer_specs(spec.layout, spec.dtype) if own.numel]
-        settles = all(codec.guarantee(own).contracts for codec in self.codecs for own in specs)
-        return Guarantee(grows=not settles)
+        contracts = all(codec.guarantee(own).contracts for codec in self.members for own in specs)
+        return Guarantee(grows=not contracts)
 
     def init(self, spec: Spec) -> State:
         specs = layer_specs(spec.layout, spec.dtype)
-        inner = tuple(tuple(codec.init(own) for codec in self.codecs) for own in specs)
+        inner = tuple(tuple(codec.init(own) for codec in self.members) for own in specs)
         return {"tensors": spec.layout, "inner": inner, "plan": None, "planned": 0}
 
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        return state["tensors"] if state else ()
-
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        payload, _, state = self._encoded(x, None, Spec.of(x), state, key)
+        payload, _, state = self.encoded(x, None, Spec.of(x), state, key)
         return payload.parts, state
-
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        check_tensor(self, x)
-        flat = x.detach().reshape(-1).contiguous()
-        payload, _, state = self._encoded(flat, None, Spec.of(x), state, key)
-        return payload, state
-
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
-        payload, lost, state = self._encoded(flat, kept, Spec.of(x), state, key)
-        assert lost is not None
-        return payload, lost.reshape(x.shape), state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         tensors = covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
         plan = self._plan(parts["choice"], len(tensors))
         messages: list[Parts] = [{}] * len(tensors)
-        for number, codec in enumerate(self.codecs):
+        for number, codec in enumerate(self.members):
             names = part_names(codec)
             own = {name: parts[f"{number}.{name}"] for name in names}
             mine = [layer for layer, choice in enumerate(plan) if choice == number]
@@ -178,12 +168,12 @@ class Allocated(Codec):
                     expect(own[name], f"{number}.{name}", 0, torch.uint8)
                 continue
             apart = taken_apart(codec, own, [specs[layer] for layer in mine])
-            for layer, told in zip(mine, apart, strict=True):
-                messages[layer] = told
+            for layer, own_message in zip(mine, apart, strict=True):
+                messages[layer] = own_message
         whole = Whole(tensors)
         layers = zip(plan, messages, specs, layer_keys(key, tensors), strict=True)
         for choice, message, own_spec, own_key in layers:
-            whole.add(self.codecs[choice].decode(payload_of(message), own_spec, own_key))
+            whole.add(self.members[choice].decode(payload_of(message), own_spec, own_key))
         return whole.vector
 
     def _plan(self, choice: Tensor, num_layers: int) -> list[int]:
@@ -194,7 +184,7 @@ class Allocated(Codec):
             raise WireError(f"choice: {max(plan)}, expected 0 .. {alphabet - 1}")
         return [int(number) for number in plan]
 
-    def _encoded(
+    def encoded(
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
     ) -> tuple[Payload, Tensor | None, State]:
         """The payload of a tensor of `spec`, what is lost with a residual, and the new state."""
@@ -213,25 +203,13 @@ class Allocated(Codec):
     ) -> tuple[Payload, Tensor | None, State] | None:
         """Each tensor with the choice it has; None if that has become too large."""
         tensors, plan = state["tensors"], state["plan"]
-        keys = layer_keys(key, tensors)
-        vectors = [x] if residual is None else [x, residual]
-        cut = list(zip(*(pieces(vector, tensors) for vector in vectors), strict=True))
-        whole, messages, after = Whole(tensors), [], []
-        for layer, choice in enumerate(plan):
-            codec, states = self.codecs[choice], state["inner"][layer]
-            encode: Any = codec.encode if residual is None else codec.encode_feedback
-            payload, *lost, new = named(
-                tensors[layer][0], encode, *cut[layer], states[choice], keys[layer]
-            )
-            messages.append(payload.parts)
-            for own in lost:
-                whole.add(own)
-            after.append((*states[:choice], new, *states[choice + 1 :]))
+        codecs = [self.members[choice] for choice in plan]
+        states = [inner[choice] for inner, choice in zip(state["inner"], plan, strict=True)]
+        messages, lost, new = encode_layers(codecs, tensors, x, residual, states, key)
         payload = self._payload(plan, messages, spec, x.device)
         if payload.nbytes > self.target_bytes:
             return None
-        lost = None if residual is None else whole.vector
-        return payload, lost, {**state, "inner": tuple(after)}
+        return payload, lost, {**state, "inner": _with_choices(state["inner"], plan, new)}
 
     def _allocated(
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
@@ -244,27 +222,22 @@ class Allocated(Codec):
         table = [
             [
                 _measured(codec, tensors[layer][0], piece, specs[layer], own, keys[layer])
-                for codec, own in zip(self.codecs, state["inner"][layer], strict=True)
+                for codec, own in zip(self.members, state["inner"][layer], strict=True)
             ]
             for layer, piece in enumerate(pieces(total, tensors))
         ]
         plan, payload = self._best(table, spec, x.device)
-        after = []
+        chosen = [row[choice] for row, choice in zip(table, plan, strict=True)]
+        after = _with_choices(state["inner"], plan, [own.state for own in chosen])
+        state = {**state, "inner": after, "plan": tuple(plan), "planned": key.step}
+        if residual is None:
+            return payload, None, state
         whole = Whole(tensors)
-        for layer, (choice, piece) in enumerate(zip(plan, pieces(total, tensors), strict=True)):
-            chosen, states = table[layer][choice], state["inner"][layer]
-            after.append((*states[:choice], chosen.state, *states[choice + 1 :]))
-            if residual is not None:
-                heard = self.codecs[choice].decode(
-                    payload_of(chosen.parts), specs[layer], keys[layer]
-                )
-                whole.add(clamp_to(piece - heard, x.dtype))
-        lost = None if residual is None else whole.vector
-        return (
-            payload,
-            lost,
-            {**state, "inner": tuple(after), "plan": tuple(plan), "planned": key.step},
-        )
+        for layer, piece in enumerate(pieces(total, tensors)):
+            codec, parts = self.members[plan[layer]], chosen[layer].parts
+            decoded = codec.decode(payload_of(parts), specs[layer], keys[layer])
+            whole.add(clamp_to(piece - decoded, x.dtype))
+        return payload, whole.vector, state
 
     def _best(
         self, table: "Sequence[Sequence[_Measured]]", spec: Spec, device: torch.device
@@ -300,11 +273,40 @@ class Allocated(Codec):
     ) -> Payload:
         choices = torch.tensor(plan, dtype=torch.int64)
         parts = {"choice": pack_symbols(choices, len(self.choices)).to(device)}
-        for number, codec in enumerate(self.codecs):
+        for number, codec in enumerate(self.members):
             own = [message for message, c in zip(messages, plan, strict=True) if c == number]
             for name, part in gathered(codec, own, device).items():
                 parts[f"{number}.{name}"] = part
-        return self._packed(parts, spec)
+        return pack_parts(self, parts, spec)
+
+
+class _AllocatedFusion(Fusion[Allocated]):
+    """The fused ways of the codecs, tensor by tensor."""
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        check_tensor(self.codec, x)
+        flat = x.detach().reshape(-1).contiguous()
+        payload, _, state = self.codec.encoded(flat, None, Spec.of(x), state, key)
+        return payload, state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        assert isinstance(residual, Tensor), f"{self.codec!r} takes no motion"
+        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
+        payload, lost, state = self.codec.encoded(flat, kept, Spec.of(x), state, key)
+        assert lost is not None
+        return payload, lost.reshape(x.shape), state
+
+
+def _with_choices(
+    inner: Sequence[tuple[State, ...]], plan: Sequence[int], new: Sequence[State]
+) -> tuple[tuple[State, ...], ...]:
+    """The states of all tensors, [layer][choice], with new ones where the plan chose."""
+    return tuple(
+        (*states[:choice], own, *states[choice + 1 :])
+        for states, choice, own in zip(inner, plan, new, strict=True)
+    )
 
 
 class _Measured(NamedTuple):
@@ -318,81 +320,9 @@ class _Measured(NamedTuple):
 
 def _measured(codec: Codec, name: str, x: Tensor, spec: Spec, state: State, key: Key) -> _Measured:
     payload, state = named(name, codec.encode, x, state, key)
-    heard = codec.decode(payload, spec, key)
+    decoded = codec.decode(payload, spec, key)
     wide = scale_dtype(x.dtype)
-    _, error = kernels.moments(x.to(wide) - heard.to(wide))
+    _, error = kernels.moments(x.to(wide) - decoded.to(wide))
     sides = [part.numel() for part_name, part in payload.parts.items() if part_name != "values"]
     size_bytes = sum(part.nbytes for part in payload.parts.values()) + len(write_varints(sides))
     return _Measured(payload.parts, state, size_bytes, error)
-
-
-def allocation(
-    sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: int
-) -> list[int]:
-    """A choice for each layer, of [layer][choice]; the sum of the least sizes must fit."""
-    plan = along_hulls(sizes, errors, budget)
-    left = budget - sum(own[choice] for own, choice in zip(sizes, plan, strict=True))
-    assert left >= 0, "the cheapest choices must fit"
-    while True:  # each change lowers the error, so it ends
-        changes = [
-            (errors[layer][choice] - errors[layer][other], layer, other)
-            for layer, choice in enumerate(plan)
-            for other in range(len(sizes[layer]))
-            if errors[layer][other] < errors[layer][choice]
-            and sizes[layer][other] - sizes[layer][choice] <= left
-        ]
-        if not changes:
-            return plan
-        _, layer, other = max(changes)
-        left -= sizes[layer][other] - sizes[layer][plan[layer]]
-        plan[layer] = other
-
-
-def along_hulls(
-    sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: int
-) -> list[int]:
-    """The steps on the convex hulls that save most per byte, until the first that does not fit.
-
-    There is a price lambda at which every layer's choice minimises error + lambda * size.
-    """
-    hulls = [hull(own, lost) for own, lost in zip(sizes, errors, strict=True)]
-    places = [0] * len(hulls)
-    left = budget - sum(own[points[0]] for own, points in zip(sizes, hulls, strict=True))
-    steps: list[tuple[float, int, int]] = []  # what a byte saves (negative), layer, bytes
-
-    def push(layer: int) -> None:
-        points, place = hulls[layer], places[layer]
-        if place + 1 < len(points):
-            now, then = points[place], points[place + 1]
-            cost = sizes[layer][then] - sizes[layer][now]
-            saved = errors[layer][now] - errors[layer][then]
-            heapq.heappush(steps, (-saved / cost, layer, cost))
-
-    for layer in range(len(hulls)):
-        push(layer)
-    while steps:
-        _, layer, cost = heapq.heappop(steps)
-        if cost > left:
-            break
-        left -= cost
-        places[layer] += 1
-        push(layer)
-    return [points[place] for points, place in zip(hulls, places, strict=True)]
-
-
-def hull(sizes: Sequence[int], errors: Sequence[float]) -> list[int]:
-    """The choices on the lower convex hull of (size, error), from the cheapest to the best."""
-    points: list[int] = []
-    for new in sorted(range(len(sizes)), key=lambda choice: (sizes[choice], errors[choice])):
-        if points and errors[new] >= errors[points[-1]]:
-            continue  # costs more, or as much, and saves nothing
-        while len(points) >= 2:
-            a, b = points[-2], points[-1]
-            # b lies on or above the line from a to the new one: less saved per byte before b.
-            before = (errors[a] - errors[b]) * (sizes[new] - sizes[b])
-            behind = (errors[b] - errors[new]) * (sizes[b] - sizes[a])
-            if before > behind:
-                break
-            points.pop()
-        points.append(new)
-    return points

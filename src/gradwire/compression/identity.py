@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State
+from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, Traits
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -20,7 +20,7 @@ class Identity(Codec):
     known_as = ("none", "no", "off", "dense", "raw", "uncompressed", "float32", "fp32")
 
     algebra = Algebra.LINEAR
-    selects = True
+    traits = Traits(selects=True)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee(omega=0.0, delta=1.0)

@@ -27,7 +27,7 @@ instead of one, 6 with feedback instead of 3. For many small tensors see `partit
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 from torch import Tensor
 
@@ -35,13 +35,12 @@ from gradwire.compression._layers import (
     Whole,
     check_choice,
     covering,
+    encode_layers,
     gathered,
     layer_keys,
     layer_specs,
-    named,
     part_names,
     payload_of,
-    pieces,
     taken_apart,
     values_left,
 )
@@ -53,16 +52,28 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    Traits,
     check_tensor,
+    drops_for_good,
+    layout_in_state,
     overlap,
+    pack_parts,
+)
+from gradwire.core.composite import Composite
+from gradwire.core.fusion import (
+    Fusion,
+    Residual,
+    add_joined,
+    decode_mean,
+    encode_split_feedback,
 )
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
-from gradwire.core.spec import Placed, Spec
+from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class Layerwise(Codec):
+class Layerwise(Composite):
     """Encode each tensor of a bucket by itself, all of them in one message."""
 
     inner: Compression  # a codec or chain
@@ -78,9 +89,6 @@ class Layerwise(Codec):
         "layerwise(randomk(0.3))",
         "layerwise(dq(2.0))",
     )
-
-    layered = True
-    is_composite = True
 
     def __post_init__(self) -> None:
         check_choice("layerwise", self.inner)
@@ -104,26 +112,32 @@ class Layerwise(Codec):
         return part_names(self.codec)
 
     @property
-    def selects(self) -> bool:
-        return self.codec.selects
+    def members(self) -> tuple[Codec, ...]:
+        return (self.codec,)
+
+    @cached_property
+    def traits(self) -> Traits:
+        inner = self.codec.traits
+        return Traits(
+            selects=inner.selects,
+            selects_first=inner.selects_first,
+            needs_feedback=self._needs_feedback(),
+            drops=self._drops,
+            layout=layout_in_state,
+            fingerprint=self._fingerprint,
+        )
+
+    def _drops(self, spec: Spec) -> bool:
+        return drops_for_good(self.codec, spec)
 
     @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    def unfed(self, spec: Spec) -> Compression | None:
-        return None if self.codec.unfed(spec) is None else self
-
-    def fingerprint(self) -> int:
-        return self.codec.fingerprint()
+    def fusion(self) -> "_LayerwiseFusion":
+        return _LayerwiseFusion(self)
 
     def init(self, spec: Spec) -> State:
         tensors = spec.layout
         inner = tuple(self.codec.init(own) for own in layer_specs(tensors, spec.dtype))
         return {"tensors": tensors, "inner": inner}
-
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        return state["tensors"] if state else ()
 
     def guarantee(self, spec: Spec) -> Guarantee:
         specs = layer_specs(spec.layout, spec.dtype)
@@ -144,59 +158,28 @@ class Layerwise(Codec):
         return Spec((sum(own.numel for own in left),), left[0].dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        tensors, states = self._layers(x, state)
-        messages, after = [], []
-        for name, *layer in _zipped(tensors, states, key, x):
-            payload, new = named(name, self.codec.encode, *layer)
-            messages.append(payload.parts)
-            after.append(new)
-        return gathered(self.codec, messages, x.device), _new_state(state, after)
+        parts, _, state = self.split_layers(x, None, state, key)
+        return parts, state
 
-    def split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Parts, Tensor, State]:
-        tensors, states = self._layers(x, state)
-        messages, after = [], []
-        whole = Whole(tensors)
-        for name, *layer in _zipped(tensors, states, key, x, residual):
-            payload, lost, new = named(name, self.codec.encode_feedback, *layer)
-            messages.append(payload.parts)
-            whole.add(lost)
-            after.append(new)
-        parts = gathered(self.codec, messages, x.device)
-        return parts, whole.vector, _new_state(state, after)
-
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        check_tensor(self, x)
-        # The inner codec looks for what is not finite, and can tell in which tensor.
-        parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
-        return self._packed(parts, Spec.of(x)), state
-
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        return self.encode_split_feedback(x, residual, state, key)
-
-    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        tensors = covering(spec.tensors, spec.numel)
-        specs = layer_specs(tensors, spec.dtype)
-        messages = taken_apart(self.codec, parts, specs)
-        layers = zip(tensors, specs, layer_keys(key, tensors), messages, strict=True)
-        for (_, start, stop, _), own, own_key, message in layers:
-            there = total[start:stop]
-            sums = self.codec.add_joined(there, message, own.flat(), own_key)
-            if sums.data_ptr() != there.data_ptr():
-                there.copy_(sums)
-        return total
+    def split_layers(
+        self, x: Tensor, residual: Tensor | None, state: State, key: Key
+    ) -> tuple[Parts, Tensor | None, State]:
+        """The parts of a flat vector, what is lost with a residual, and the new state."""
+        tensors = covering(state and state["tensors"], x.numel())
+        if state and tensors == state["tensors"]:
+            states = state["inner"]
+        else:  # an inner stage of a chain gets other elements in each step, and keeps no state
+            states = [self.codec.init(own) for own in layer_specs(tensors, x.dtype)]
+        codecs = [self.codec] * len(tensors)
+        messages, lost, after = encode_layers(codecs, tensors, x, residual, states, key)
+        if state and len(state["inner"]) == len(after):
+            state = {**state, "inner": tuple(after)}
+        return gathered(self.codec, messages, x.device), lost, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return self._decoded([parts], spec, [key])
+        return self.mean([parts], spec, [key])
 
-    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
-        parts = [payload.parts for payload in payloads]
-        return self._decoded(parts, spec.flat(), keys).reshape(spec.shape)
-
-    def _decoded(self, all_parts: Sequence[Parts], spec: Spec, keys: Sequence[Key]) -> Tensor:
+    def mean(self, all_parts: Sequence[Parts], spec: Spec, keys: Sequence[Key]) -> Tensor:
         """The mean over the senders, tensor by tensor."""
         tensors = covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
@@ -208,28 +191,47 @@ class Layerwise(Codec):
             if len(payloads) == 1:
                 mean = self.codec.decode(payloads[0], own, own_keys[0][i])
             else:
-                mean = self.codec.decode_mean(payloads, own, [each[i] for each in own_keys])
+                mean = decode_mean(self.codec, payloads, own, [each[i] for each in own_keys])
             whole.add(mean)
         return whole.vector
 
-    def _layers(self, x: Tensor, state: State) -> tuple[tuple[Placed, ...], Sequence[State]]:
-        tensors = covering(state and state["tensors"], x.numel())
-        if state and tensors == state["tensors"]:
-            return tensors, state["inner"]
-        # An inner stage of a chain gets other elements in each step, and works without a memory.
-        return tensors, [self.codec.init(own) for own in layer_specs(tensors, x.dtype)]
 
+class _LayerwiseFusion(Fusion[Layerwise]):
+    """The fused ways of the inner codec, tensor by tensor."""
 
-def _zipped(
-    tensors: tuple[Placed, ...], states: Sequence[State], key: Key, *vectors: Tensor
-) -> list[tuple[Any, ...]]:
-    """For each tensor its name, its piece of each vector, its state and its key."""
-    names = [name for name, *_ in tensors]
-    cut = [list(pieces(vector, tensors)) for vector in vectors]
-    return list(zip(names, *cut, states, layer_keys(key, tensors), strict=True))
+    averages = True
 
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        check_tensor(self.codec, x)
+        # The inner codec looks for what is not finite, and can say in which tensor.
+        parts, state = self.codec.split(x.detach().reshape(-1).contiguous(), state, key)
+        return pack_parts(self.codec, parts, Spec.of(x)), state
 
-def _new_state(state: State, inner: Sequence[State]) -> State:
-    if not state or len(state["inner"]) != len(inner):
-        return state
-    return {**state, "inner": tuple(inner)}
+    def split_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State]:
+        assert isinstance(residual, Tensor), f"{self.codec!r} takes no motion"
+        parts, lost, state = self.codec.split_layers(x, residual, state, key)
+        assert lost is not None
+        return parts, lost, state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        return encode_split_feedback(self.codec, x, residual, state, key)
+
+    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        codec, tensors = self.codec.codec, covering(spec.tensors, spec.numel)
+        specs = layer_specs(tensors, spec.dtype)
+        messages = taken_apart(codec, parts, specs)
+        layers = zip(tensors, specs, layer_keys(key, tensors), messages, strict=True)
+        for (_, start, stop, _), own, own_key, message in layers:
+            there = total[start:stop]
+            sums = add_joined(codec, there, message, own.flat(), own_key)
+            if sums.data_ptr() != there.data_ptr():
+                there.copy_(sums)
+        return total
+
+    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
+        parts = [payload.parts for payload in payloads]
+        return self.codec.mean(parts, spec.flat(), keys).reshape(spec.shape)

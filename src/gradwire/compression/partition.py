@@ -15,7 +15,7 @@ normalisation hardly or not at all. Put `ef(...)` around the whole or into singl
 if one codec suits all tensors, write that codec alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
@@ -32,8 +32,9 @@ from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Memories, Memory, inside, replaced
+from gradwire.core.node import Node
 from gradwire.core.notation import Table
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.reducer import Pushed, Reduced, Reducer, unfed
 from gradwire.core.spec import Placed, Spec, runs
 
 _REST = "*"
@@ -82,23 +83,30 @@ class Partition(Reducer):
         return "inside" if "inside" in lives else "before" if "before" in lives else "after"
 
     def unfed(self, spec: Spec) -> Compression | None:
-        found = (rule.unfed(spec) for rule in self.rules.values())
+        found = (unfed(rule, spec) for rule in self.rules.values())
         return next((part for part in found if part is not None), None)
 
     @property
-    def one_way(self) -> bool:
-        return all(lift(rule).one_way for rule in self.rules.values())
+    def is_sparse(self) -> bool:
+        return all(lift(rule).is_sparse for rule in self.rules.values())
+
+    def parts_within(self) -> tuple[Compression, ...]:
+        return tuple(self.rules.values())
+
+    @property
+    def can_push(self) -> bool:
+        return all(lift(rule).can_push for rule in self.rules.values())
 
     @property
     def num_messages(self) -> int:
-        raise TypeError("a partition leaves as many messages as the bucket has rules: see heard")
+        raise TypeError("a partition pushes as many messages as its rules for the bucket do")
 
-    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+    def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
         cut, parts, start = _cut(self, spec.layout), [], 0
         for piece in cut.pieces:
             stop = start + piece.reducer.num_messages
             own_key = key.child(piece.patterns)
-            parts.append(piece.reducer.heard(messages[start:stop], piece.spec(spec), own_key))
+            parts.append(piece.reducer.decode_push(messages[start:stop], piece.spec(spec), own_key))
             start = stop
         if start != len(messages):
             raise WireError(f"{self!r}: {len(messages)} messages, expected {start}")
@@ -174,12 +182,9 @@ class Partition(Reducer):
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
-        node, spec = group.node, Spec.of(x)
-        cut = _cut(self, state["tensors"])
-        parts = cut.parts(x.detach().reshape(-1))
-        kept = [None] * len(parts) if residual is None else cut.parts(residual.reshape(-1))
+        node, spec, cut = group.node, Spec.of(x), _cut(self, state["tensors"])
         done: list[Reduced] = []
-        for piece, inner, part, rest in zip(cut.pieces, state["rules"], parts, kept):
+        for piece, part, inner, rest in _shared_out(cut, x, state, residual):
             own_key = key.child(piece.patterns)
             done.append(await piece.reducer.mean(part, inner, own_key, group, rest))
         lost = [reduced.residual for reduced in done if reduced.residual is not None]
@@ -187,6 +192,22 @@ class Partition(Reducer):
             await node.share(_assembled, cut, spec, tuple(reduced.mean for reduced in done)),
             partial(_own, cut, spec, done),
             {**state, "rules": tuple(reduced.state for reduced in done)},
+            None if residual is None else await node.call(_assembled, cut, spec, lost),
+        )
+
+    async def push(
+        self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
+    ) -> Pushed:
+        spec, cut = Spec.of(x), _cut(self, state["tensors"])
+        done: list[Pushed] = []
+        for piece, part, inner, rest in _shared_out(cut, x, state, residual):
+            own_key = key.child(piece.patterns)
+            done.append(await piece.reducer.push(part, inner, own_key, node, rest))
+        lost = [pushed.residual for pushed in done if pushed.residual is not None]
+        return Pushed(
+            tuple(message for pushed in done for message in pushed.messages),
+            partial(_own, cut, spec, done),
+            {**state, "rules": tuple(pushed.state for pushed in done)},
             None if residual is None else await node.call(_assembled, cut, spec, lost),
         )
 
@@ -281,8 +302,17 @@ def _assembled(cut: _Cut, spec: Spec, parts: Sequence[Tensor]) -> Tensor:
     return cut.assembled(parts, spec)
 
 
-def _own(cut: _Cut, spec: Spec, done: Sequence[Reduced]) -> Tensor:
-    return cut.assembled([reduced.own() for reduced in done], spec)
+def _shared_out(
+    cut: _Cut, x: Tensor, state: State, residual: Tensor | None
+) -> Iterator[tuple[_Piece, Tensor, State, Tensor | None]]:
+    """Each piece with its part of x, its state and its part of the residual."""
+    parts = cut.parts(x.detach().reshape(-1))
+    kept = [None] * len(parts) if residual is None else cut.parts(residual.reshape(-1))
+    return zip(cut.pieces, parts, state["rules"], kept)
+
+
+def _own(cut: _Cut, spec: Spec, done: Sequence[Reduced | Pushed]) -> Tensor:
+    return cut.assembled([result.own() for result in done], spec)
 
 
 def _matches(name: str, patterns: str) -> bool:

@@ -12,29 +12,32 @@ What one codec leaves as `values` another may encode instead: that is what `>>` 
 import enum
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, WireError
-from gradwire.core.group import is_half, mean_in_order
+from gradwire.core.group import is_half
+from gradwire.core.guarantee import LOSSLESS as LOSSLESS
+from gradwire.core.guarantee import Guarantee as Guarantee
+from gradwire.core.guarantee import overlap as overlap
 from gradwire.core.key import Key
-from gradwire.core.metering import report_methods
+from gradwire.core.metering import report_methods, reported
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
+if TYPE_CHECKING:
+    from gradwire.core.fusion import Fusion
+
 # None, a number, a tensor, or a tuple / dict of states: what a checkpoint can hold.
 State: TypeAlias = Any
 Parts: TypeAlias = Mapping[str, Tensor]
-# Of the squared norm: codecs that keep as much, such as fp8, are used without feedback.
-_NEARLY_ALL = 0.9
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -54,55 +57,66 @@ class Kind(enum.Enum):
     NOTHING = "nothing to encode"
 
 
-@dataclass(frozen=True, slots=True)
-class Guarantee:
-    """The class of a codec C as theory has it; None where it does not belong to the class.
-
-    omega: E C(x) = x and E|C(x) - x|^2 <= omega |x|^2     (unbiased, relative variance)
-    delta: E|C(x) - x|^2 <= (1 - delta) |x|^2              (contraction)
-
-    It holds if every element is zero or has a magnitude in `within`. Without that it holds in the
-    whole normal range of the tensor's dtype, as far as what is decoded lies in that range too:
-    rounding up at random, or a factor of d/k, may lead beyond its upper end, where C(x) saturates.
-    """
-
-    omega: float | None = None
-    delta: float | None = None
-    grows: bool = False  # in neither class, and known to let errors grow that are fed back
-    within: tuple[float, float] | None = None  # the smallest and the largest magnitude
-
-    @property
-    def contracts(self) -> bool:
-        """Whether errors fed back die out, as far as theory tells; unknown counts as yes."""
-        if self.delta is not None:
-            return True
-        return not self.grows and (self.omega is None or self.omega < 1)
-
-
-LOSSLESS = Guarantee(omega=0.0, delta=1.0)
-
-
-def overlap(guarantees: Sequence[Guarantee]) -> tuple[float, float] | None:
-    """The magnitudes for which all of them hold, as `Guarantee.within`."""
-    ranges = [each.within for each in guarantees if each.within is not None]
-    if not ranges:
-        return None
-    return max(low for low, _ in ranges), min(high for _, high in ranges)
-
-
 class Compression(Expression, ABC):
     """What travels: a codec, or a reducer that is more than one codec."""
 
-    def unfed(self, spec: Spec) -> "Compression | None":
-        """The part of it that drops something for good, and wants `ef(...)` around it; or None."""
-        return None
+
+class SharedStatistic(NamedTuple):
+    """A short vector of what is encoded; all ranks take its maximum before they encode."""
+
+    of: Callable[[Tensor], Tensor]
+    agree: Callable[[Tensor], "Codec"]  # the codec that knows the maximum over all ranks
+
+
+class PayloadMerge(NamedTuple):
+    """How payloads of a MERGE codec become one."""
+
+    merge: Callable[[Payload, Payload], Payload]
+    # Of the merged payload, its spec and the number of workers: what is sent to all of them.
+    finalize: Callable[[Payload, Spec, int], Payload]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What only some codecs declare; the defaults are those of a plain codec."""
+
+    takes: Kind = Kind.REAL  # what it encodes
+    # Values are some of the input's own entries and the rest decodes to zero. Then the errors of
+    # two chained stages are orthogonal and their guarantees combine.
+    selects: bool = False
+    selects_first: bool = False  # so does the first of the codecs that it is made of
+    needs_feedback: bool = False  # selects from what `ef(...)` accumulates, and is wrong without
+    biased: bool = False  # known to be biased, for a codec whose guarantee does not say so
+    # Whether it drops something for good on tensors of a spec, where its guarantee is not enough.
+    drops: Callable[[Spec], bool] | None = None
+    coder: "Codec | None" = None  # of its symbols if the notation names none; else fixed width
+    # The tensors inside a bucket, out of a state in which `init` kept them. A codec with this
+    # trait is layered: `join` finds them in its spec, and no bucket is cut into shards.
+    layout: Callable[[State], tuple[Placed, ...]] | None = None
+    statistic: SharedStatistic | None = None
+    merging: PayloadMerge | None = None  # of a MERGE codec, or a chain with one
+    following: "Callable[[Codec], Codec] | None" = None  # what it is behind another in a chain
+    # A hash of what both sides must have computed alike, such as tables, of 32 bits.
+    fingerprint: Callable[[], int] | None = None
+
+    @property
+    def layered(self) -> bool:
+        """Whether it needs the tensors inside a bucket, `Spec.layout`."""
+        return self.layout is not None
+
+    @property
+    def sparse(self) -> bool:
+        """Whether some elements are sent, and of others nothing."""
+        return self.selects or self.selects_first
+
+
+_PLAIN = Traits()
 
 
 class Codec(Compression):
-    """Turns a tensor into a payload and back."""
+    """Turns a tensor into a payload and back. Authors write `split` and `join`."""
 
-    # Made of other codecs: those report what they do, see core/metering.py.
-    is_composite: ClassVar[bool] = False
+    _reports: ClassVar[bool] = True  # what it does, see core/metering.py
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -112,10 +126,6 @@ class Codec(Compression):
     @property
     def algebra(self) -> Algebra:
         return Algebra.OPAQUE
-
-    @property
-    def takes(self) -> Kind:
-        return Kind.REAL
 
     @property
     def leaves(self) -> Kind:
@@ -128,64 +138,14 @@ class Codec(Compression):
         return ("values",)
 
     @property
-    def selects(self) -> bool:
-        """Whether values are some of the input's own entries and the rest decodes to zero.
-
-        Then the errors of two chained stages are orthogonal and their guarantees combine.
-        """
-        return False
+    def traits(self) -> Traits:
+        """What only some codecs declare."""
+        return _PLAIN
 
     @property
-    def layered(self) -> bool:
-        """Whether it needs the tensors inside a bucket, `Spec.layout`.
-
-        Then `init` keeps them for `split`, `join` finds them in its spec, and no bucket is cut
-        into shards.
-        """
-        return False
-
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        """What `init` of a layered codec kept: decoding needs the same."""
-        return ()
-
-    @property
-    def needs_feedback(self) -> bool:
-        """Whether it selects from what `ef(...)` accumulates, and is wrong without."""
-        return False
-
-    @property
-    def biased(self) -> bool:
-        """Whether it is known to be biased, for a codec whose guarantee does not tell."""
-        return False
-
-    def unfed(self, spec: Spec) -> "Compression | None":
-        guarantee = self.guarantee(spec)
-        if guarantee.omega is not None:
-            return None
-        loses = self.biased if guarantee.delta is None else guarantee.delta < _NEARLY_ALL
-        return self if loses else None
-
-    @property
-    def coder(self) -> "Codec | None":
-        """The coder of symbols that follows if the notation names none; usually fixed width."""
+    def fusion(self) -> "Fusion[Any] | None":
+        """Faster ways to the same payloads and tensors, where it has some: core/fusion.py."""
         return None
-
-    @property
-    def shares(self) -> bool:
-        """Whether all ranks take the maximum of their `statistic` before they encode."""
-        return False
-
-    def statistic(self, x: Tensor) -> Tensor:
-        """A short vector of what is encoded, for a codec that `shares`."""
-        raise TypeError(f"{self!r} shares no statistic")
-
-    def agreed(self, statistic: Tensor) -> "Codec":
-        """This codec, knowing the maximum of everyone's `statistic`."""
-        return self
-
-    def following(self, first: "Codec") -> "Codec":
-        """This codec as it is behind `first` in a chain; most are the same everywhere."""
-        return self
 
     def init(self, spec: Spec) -> State:
         """The state before the first step; most codecs have none."""
@@ -196,128 +156,47 @@ class Codec(Compression):
 
         Unknown, unless it codes symbols: those arrive as they are if nothing else is said.
         """
-        return LOSSLESS if self.takes is Kind.SYMBOLS else Guarantee()
+        return LOSSLESS if self.traits.takes is Kind.SYMBOLS else Guarantee()
 
     @abstractmethod
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         """The parts of a flat vector. `key` is the sender's; `key.shared()` is everybody's."""
 
-    def split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Parts, Tensor, State]:
-        """`split` of x + residual, and what of it is lost if the parts arrive as they are.
-
-        For the first stage of a chain; codecs with a fused kernel do it in one pass.
-        """
-        total = corrected(x, residual)
-        check_input(self, total)
-        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
-        parts, state = self.split(total.contiguous(), state, key)
-        return parts, total - self.join(parts, spec, key), state
-
-    def split_symbols(
-        self, symbols: Tensor, alphabet: int, state: State, key: Key
-    ) -> tuple[Parts, State]:
-        """`split` for a coder of symbols, which a chain tells the alphabet."""
-        return self.split(symbols, state, key)
-
     @abstractmethod
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         """The flat vector that the parts of `spec` describe. Trusts no part but `values`."""
-
-    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        """`total` plus what the parts of `spec` describe; may change `total`, which may be wider.
-
-        Codecs that select touch only what was selected (`adds_few`).
-        """
-        return total.add_(self.join(parts, spec, key))
-
-    @property
-    def adds_few(self) -> bool:
-        """Whether `add_joined` is much less work than `join`."""
-        return False
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         """What `values` must look like, given the other parts (which are not to be trusted)."""
         return spec
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        if self.coder is not None:
+        """The payload of a tensor, and the new state."""
+        fusion = self.fusion
+        fused = None if fusion is None else fusion.encode(x, state, key)
+        if fused is not None:
+            return fused
+        coder = self.traits.coder
+        if coder is not None:
             from gradwire.core.chain import encode_with  # both ways, as for >>
 
-            return encode_with(self.coder, self, x, state, key)
+            return encode_with(coder, self, x, state, key)
         check_input(self, x)
-        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
+        spec = spec_in_state(self, x, state)
         parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
-        return self._packed(parts, spec), state
-
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        """Encodes x + residual; also returns what of it is lost, the new residual.
-
-        Codecs with a fused kernel do all of it in one pass over memory.
-        """
-        total = corrected(x, residual)
-        spec = Spec(tuple(x.shape), x.dtype, tensors=self.kept_layout(state))
-        payload, state = self.encode(total, state, key)
-        return payload, total - self.decode(payload, spec, key), state
-
-    def encode_split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        """`encode_feedback` for codecs whose `split_feedback` does all of it."""
-        flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))
-        parts, lost, state = self.split_feedback(flat, kept, state, key)
-        return self._packed(parts, Spec.of(x)), lost.reshape(x.shape), state
+        return pack_parts(self, parts, spec), state
 
     def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
         """The tensor of `spec` in a payload of this codec; `WireError` if there is none."""
-        if self.coder is not None:
-            return (self >> self.coder).decode(payload, spec, key)
+        fusion = self.fusion
+        fused = None if fusion is None else fusion.decode(payload, spec, key)
+        if fused is not None:
+            return fused
+        sent = as_sent(self)
+        if sent is not self:
+            return sent.decode(payload, spec, key)
         flat = spec.flat()
-        return self.join(self._checked_parts(payload, flat), flat, key).reshape(spec.shape)
-
-    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
-        """The mean of what payloads decode to, each with its sender's key, added in order.
-
-        Codecs with a fused kernel do all of it in one pass over memory.
-        """
-        if self.adds_few and self.coder is None and len(payloads) > 1:
-            return self._sum(payloads, spec, keys).div_(len(payloads)).to(spec.dtype)
-        decoded = (self.decode(payload, spec, key) for payload, key in zip(payloads, keys))
-        return mean_in_order(decoded, len(payloads))
-
-    def _sum(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
-        flat, device = spec.flat(), payloads[0].parts[self.parts[0]].device
-        total = kernels.empty(spec.numel, scale_dtype(spec.dtype), device).zero_()
-        for payload, key in zip(payloads, keys):
-            total = self.add_joined(total, self._checked_parts(payload, flat), flat, key)
-        return total.reshape(spec.shape)
-
-    def unpack(self, buffer: Tensor, spec: Spec) -> Payload:
-        """The payload in received bytes; `WireError` unless this codec made it for `spec`."""
-        if self.coder is not None:
-            return (self >> self.coder).unpack(buffer, spec)
-        return Payload.unpack(buffer, self.parts, self.context(spec))
-
-    def merge(self, a: Payload, b: Payload) -> Payload:
-        """LINEAR payloads add; MERGE codecs say how."""
-        if self.algebra is not Algebra.LINEAR:
-            raise TypeError(f"{self!r} is {self.algebra.name}: its payloads cannot be merged")
-        return a.replace(values=a.parts["values"] + b.parts["values"])
-
-    def settle(self, merged: Payload, spec: Spec, size: int) -> Payload:
-        """What `size` merged payloads come to: a MERGE codec may shorten it before it goes out."""
-        return merged
-
-    def context(self, spec: Spec) -> int:
-        """What the checksum of every payload of this codec and tensor starts from."""
-        return _context(repr(self), spec) ^ self.fingerprint()
-
-    def fingerprint(self) -> int:
-        """A hash of what both sides must have computed alike, 32 bits; most compute nothing."""
-        return 0
+        return self.join(checked_parts(self, payload, flat), flat, key).reshape(spec.shape)
 
     def __rshift__(self, other: object) -> "Codec":
         from gradwire.core.chain import chain  # a chain is a codec: the import goes both ways
@@ -329,35 +208,95 @@ class Codec(Compression):
             )
         return chain(self, other) if isinstance(other, Codec) else NotImplemented
 
-    def _packed(self, parts: Parts, spec: Spec) -> Payload:
-        wire = {name: parts[name] for name in self.parts}
-        if self.leaves is Kind.SYMBOLS:
-            alphabet = self.values_spec(spec.flat(), parts).alphabet
-            assert alphabet is not None
-            wire["values"] = pack_symbols(wire["values"], alphabet)
-        return Payload.pack(wire, self.context(spec))
 
-    def _checked_parts(self, payload: Payload, flat: Spec) -> dict[str, Tensor]:
-        parts = dict(payload.parts)
-        if self.leaves is not Kind.NOTHING:
-            parts["values"] = self._checked_values(parts["values"], self.values_spec(flat, parts))
-        return parts
-
-    def _checked_values(self, values: Tensor, spec: Spec) -> Tensor:
-        if self.leaves is Kind.SYMBOLS:
-            assert spec.alphabet is not None
-            expect(values, "values", packed_bytes(spec.numel, spec.alphabet), torch.uint8)
-            return unpack_symbols(values, spec.numel, spec.alphabet)
-        return expect(values, "values", spec.numel, spec.dtype)
+report_methods(Codec)  # what a codec inherits reports as well
 
 
-# What a codec inherits reports as well. A mean is made of other operations, unless it is fused.
-report_methods(Codec, but=("decode_mean",))
+def as_sent(codec: Codec) -> Codec:
+    """The codec whose payloads `codec.encode` makes: with its default coder, if it has one."""
+    coder = codec.traits.coder
+    return codec if coder is None else codec >> coder
+
+
+def spec_in_state(codec: Codec, x: Tensor, state: State) -> Spec:
+    """The spec of x, with the tensors that a layered codec has kept in its state."""
+    layout = codec.traits.layout
+    return Spec(tuple(x.shape), x.dtype, tensors=() if layout is None else layout(state))
+
+
+def layout_in_state(state: State) -> tuple[Placed, ...]:
+    """For `Traits.layout`: the tensors that `init` kept in the state, under "tensors"."""
+    return (state and state["tensors"]) or ()
+
+
+def drops_for_good(codec: Codec, spec: Spec) -> bool:
+    """Whether it loses something that nothing brings back, so that it wants `ef(...)` around it."""
+    traits = codec.traits
+    if traits.drops is not None:
+        return traits.drops(spec)
+    return codec.guarantee(spec).drops(traits.biased)
+
+
+def payload_context(codec: Codec, spec: Spec) -> int:
+    """What the checksum of every payload of this codec and tensor starts from."""
+    fingerprint = codec.traits.fingerprint
+    start = _context(repr(codec), spec)
+    return start if fingerprint is None else start ^ fingerprint()
+
+
+def pack_parts(codec: Codec, parts: Parts, spec: Spec) -> Payload:
+    """The payload of what `split` made of a tensor of `spec`."""
+    wire = {name: parts[name] for name in codec.parts}
+    if codec.leaves is Kind.SYMBOLS:
+        alphabet = codec.values_spec(spec.flat(), parts).alphabet
+        assert alphabet is not None
+        wire["values"] = pack_symbols(wire["values"], alphabet)
+    return Payload.pack(wire, payload_context(codec, spec))
+
+
+def unpack(codec: Codec, buffer: Tensor, spec: Spec) -> Payload:
+    """The payload in received bytes; `WireError` unless this codec made it for `spec`."""
+    codec = as_sent(codec)
+    return Payload.unpack(buffer, codec.parts, payload_context(codec, spec))
+
+
+def checked_parts(codec: Codec, payload: Payload, flat: Spec) -> dict[str, Tensor]:
+    """The parts for `join`: of `values` the length, dtype and symbols are checked."""
+    parts = dict(payload.parts)
+    if codec.leaves is not Kind.NOTHING:
+        parts["values"] = checked_values(codec, parts["values"], codec.values_spec(flat, parts))
+    return parts
+
+
+def checked_values(codec: Codec, values: Tensor, spec: Spec) -> Tensor:
+    """The values in a payload, unpacked if they are symbols, if they are as `spec` says."""
+    if codec.leaves is Kind.SYMBOLS:
+        assert spec.alphabet is not None
+        expect(values, "values", packed_bytes(spec.numel, spec.alphabet), torch.uint8)
+        return unpack_symbols(values, spec.numel, spec.alphabet)
+    return expect(values, "values", spec.numel, spec.dtype)
+
+
+@reported("merge")
+def merge(codec: Codec, a: Payload, b: Payload) -> Payload:
+    """LINEAR payloads add; MERGE codecs have their own way."""
+    if codec.algebra is Algebra.LINEAR:
+        return a.replace(values=a.parts["values"] + b.parts["values"])
+    merging = codec.traits.merging
+    if codec.algebra is Algebra.OPAQUE or merging is None:
+        raise TypeError(f"{codec!r} is {codec.algebra.name}: its payloads cannot be merged")
+    return merging.merge(a, b)
+
+
+def finalize(codec: Codec, merged: Payload, spec: Spec, size: int) -> Payload:
+    """What `size` merged payloads come to: a MERGE codec may shorten it before it is sent."""
+    merging = codec.traits.merging
+    return merged if merging is None else merging.finalize(merged, spec, size)
 
 
 def check_input(compression: Compression, x: Tensor) -> None:
     """Refuses what nobody can encode: other dtypes, NaN, infinity."""
-    if not isinstance(compression, Codec) or compression.takes is Kind.REAL:
+    if not isinstance(compression, Codec) or compression.traits.takes is Kind.REAL:
         if getattr(x, "dtype", None) not in _FLOATS:
             check_tensor(compression, x)
             names = ", ".join(str(dtype) for dtype in _FLOATS)

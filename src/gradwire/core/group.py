@@ -30,7 +30,7 @@ class Merging(Protocol):
 
     def merge(self, a: Tensor, b: Tensor, /) -> Tensor: ...
 
-    def settle(self, merged: Tensor, /) -> Tensor:
+    def finalize(self, merged: Tensor, /) -> Tensor:
         """What whoever merges last makes of the result, for all."""
         return merged
 
@@ -125,7 +125,7 @@ class Group:
         return await self.node.share(maximum, tuple(gathered))
 
     async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
-        """Merges pairwise up a binomial tree; rank 0 settles the result and sends it down."""
+        """Merges pairwise up a binomial tree; rank 0 finalizes the result and sends it down."""
         node, up, down = self.node, self._tag(), self._tag()
         span = 1
         while span < self.size and self.rank % (2 * span) == 0:
@@ -134,7 +134,7 @@ class Group:
                 x = await node.call(merging.merge, x, other)
             span *= 2
         if self.rank == 0:
-            x = await node.call(merging.settle, x)
+            x = await node.call(merging.finalize, x)
         else:
             await self.send(self.rank - span, up, x)
             x = await self.recv(self.rank - span, down)

@@ -1,9 +1,9 @@
-"""`lift`: every compression as a reducer, by the cheapest road that a codec's algebra allows.
+"""`lift`: every compression as a reducer, by the cheapest route that a codec's algebra allows.
 
 - LINEAR: the `values` of all payloads are averaged by an all-reduce and decoded once.
 - MERGE: payloads merge pairwise up a tree.
-- OPAQUE, gather: everyone sends its payload to everyone, who decode and average.
-- OPAQUE, scatter: shards are encoded and sent to their owner, who averages them, encodes the
+- OPAQUE, gather: each worker sends its payload to all, and each decodes and averages.
+- OPAQUE, scatter: shards are encoded and sent to their owner, which averages them, encodes the
   mean again with an error feedback of its own, and sends it to everyone. 2(n-1)/n payloads
   leave each node instead of n-1 (Tang et al. 2019, DoubleSqueeze, with n servers).
 """
@@ -18,24 +18,34 @@ from torch import Tensor
 
 from gradwire.core.codec import Algebra, Codec, Compression, Kind, State
 from gradwire.core.coded import (
+    NO_NEWS,
     MeanOfCoded,
+    MeanOfReceived,
     MergeOfCoded,
+    agreed,
     decode,
     decode_own,
     decode_shards,
     decode_values,
     encode,
     encode_shards,
+    join_answers,
     mean_of_decoded,
+    mean_of_received,
+    shards_of,
     statistic,
     values,
+    zeros,
 )
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import Residual
 from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, Role
-from gradwire.core.ramp import at, ramps, settled
-from gradwire.core.reducer import Outbox, Reduced, Reducer
+from gradwire.core.node import Node
+from gradwire.core.payload import Payload
+from gradwire.core.ramp import at, at_end, begun, ramps
+from gradwire.core.reducer import Pushed, Reduced, Reducer
 from gradwire.core.spec import Spec
 
 # The route on which the owners of shards answer with the mean as it is, not encoded again.
@@ -59,7 +69,7 @@ def lift(compression: Compression, steps_per_epoch: float | None = None) -> Redu
 
 
 def scatters(route: str, size: int, numel: int) -> bool:
-    """Whether OPAQUE payloads take the scatter road. Depends only on what all ranks know.
+    """Whether OPAQUE payloads take the scatter route. Depends only on what all ranks know.
 
     Scattering sends 2(n-1)/n payloads against n-1: less from three ranks on, if the shards
     are large enough. It encodes twice, which costs accuracy that gathering does not.
@@ -76,13 +86,17 @@ class Lifted(Reducer):
     codec: Codec
 
     @property
-    def one_way(self) -> bool:
+    def can_push(self) -> bool:
         return True
 
+    def codec_at(self, step: int) -> Codec:
+        return self.codec
+
     def __post_init__(self) -> None:
-        if self.codec.takes is not Kind.REAL:
+        takes = self.codec.traits.takes
+        if takes is not Kind.REAL:
             raise ValueError(
-                f"{self.codec!r} encodes {self.codec.takes.value}, so it must follow a quantiser. "
+                f"{self.codec!r} encodes {takes.value}, so it must follow a quantiser. "
                 f"Write qsgd(bits=4) >> {self.codec!r}."
             )
 
@@ -90,31 +104,30 @@ class Lifted(Reducer):
         return repr(self.codec)
 
     def init(self, spec: Spec, size: int) -> State:
-        # The scatter road adds its own state when it is first taken.
+        # The scatter route adds its own state when it is first taken.
         state = {"codec": self.codec.init(spec), "scatter": None}
-        return {**state, "tensors": spec.layout} if self.codec.layered else state
+        return {**state, "tensors": spec.layout} if self.codec.traits.layered else state
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.codec.traits.sparse
 
     async def mean(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Residual | None = None
     ) -> Reduced:
+        self._check_feedback(residual)
         codec = self.codec
-        if codec.needs_feedback and residual is None:
-            raise ValueError(
-                f"{codec!r} chooses from what error feedback accumulates: write ef({codec!r})"
-            )
         shared = await group.node.call(statistic, codec, x, residual)
         if shared is not None:
-            codec = codec.agreed(await group.max(shared))
-        if isinstance(group, Outbox):
-            return await self._push(codec, x, state, key, group, residual)
+            codec = agreed(codec, await group.max(shared))
         opaque = codec.algebra is Algebra.OPAQUE
         # Among some workers a rank owns another shard each time, and would feed back to it what it
         # owes to the last one; servers always own the same.
-        settled_owners = group.is_everyone or group.owners != group.members
-        may_scatter = opaque and not codec.layered and settled_owners
+        has_fixed_owners = group.is_everyone or group.owners != group.members
+        may_scatter = opaque and not codec.traits.layered and has_fixed_owners
         if may_scatter and scatters(group.route, group.size, x.numel()):
             return await self._scatter(codec, x, state, key, group, residual)
-        node, spec = group.node, replace(Spec.of(x), tensors=state.get("tensors", ()))
+        node, spec = group.node, self._spec(x, state)
         is_sent = codec.algebra is not Algebra.LINEAR or group.exact
         payload, lost, inner = await node.call(
             encode, codec, x, residual, state["codec"], key, is_sent
@@ -135,34 +148,51 @@ class Lifted(Reducer):
             )
         return Reduced(mean, own, state, lost)
 
+    def _check_feedback(self, residual: Residual | None) -> None:
+        if self.codec.traits.needs_feedback and residual is None:
+            raise ValueError(
+                f"{self.codec!r} chooses from what error feedback accumulates: write "
+                f"ef({self.codec!r})"
+            )
+
+    def _spec(self, x: Tensor, state: State) -> Spec:
+        return replace(Spec.of(x), tensors=state.get("tensors", ()))
+
     @property
     def num_messages(self) -> int:
-        return 2 if self.codec.shares else 1  # the statistic comes first
+        return 1 if self.codec.traits.statistic is None else 2  # the statistic comes first
 
-    async def _push(
-        self,
-        codec: Codec,
-        x: Tensor,
-        state: State,
-        key: Key,
-        outbox: Outbox,
-        residual: Tensor | None,
-    ) -> Reduced:
-        spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
-        payload, lost, inner = await outbox.node.call(
-            encode, codec, x, residual, state["codec"], key
-        )
-        await outbox.all_gather(payload.buffer)
-        own = partial(codec.decode, payload, spec, key)
-        return Reduced(x, own, {**state, "codec": inner}, lost)
+    async def push(
+        self, x: Tensor, state: State, key: Key, node: Node, residual: Residual | None = None
+    ) -> Pushed:
+        self._check_feedback(residual)
+        codec, messages = self.codec, []
+        shared = await node.call(statistic, codec, x, residual)
+        if shared is not None:  # the worker alone decides
+            codec = agreed(codec, shared)
+            messages.append(shared)
+        payload, lost, inner = await node.call(encode, codec, x, residual, state["codec"], key)
+        own = partial(codec.decode, payload, self._spec(x, state), key)
+        state = {**state, "codec": inner}
+        return Pushed((*messages, payload.buffer), own, state, lost)
 
-    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+    def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
         codec = self.codec
         if len(messages) != self.num_messages:
             raise WireError(f"{codec!r}: {len(messages)} messages, expected {self.num_messages}")
-        if codec.shares:
-            codec = codec.agreed(messages[0])
+        if len(messages) > 1:
+            codec = agreed(codec, messages[0])
         return decode(codec, spec, key, messages[-1])
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        """The payload of x for any receiver, and the new state."""
+        payload, inner = self.codec.encode(x, state["codec"], key)
+        return payload, {**state, "codec": inner}
+
+    def decoded(self, x: Tensor, state: State, key: Key) -> Tensor:
+        """What receivers would decode if x were sent now."""
+        payload, _ = self.encode(x, state, key)
+        return self.codec.decode(payload, self._spec(x, state), key)
 
     def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
         owned = [state["scatter"] and state["scatter"]["owned"] for state in states]
@@ -189,32 +219,34 @@ class Lifted(Reducer):
         ]
 
     async def _scatter(
-        self, codec: Codec, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None
+        self,
+        codec: Codec,
+        x: Tensor,
+        state: State,
+        key: Key,
+        group: Group,
+        residual: Residual | None,
     ) -> Reduced:
         node, owners = group.node, group.owners
         num_shards = len(owners)
         shards = x.reshape(-1).tensor_split(num_shards)
-        kept = (
-            [None] * num_shards
-            if residual is None
-            else residual.reshape(-1).tensor_split(num_shards)
-        )
+        kept = shards_of(residual, num_shards)
         specs = tuple(Spec.of(shard) for shard in shards)
         keys = [key.child(f"shard {i}") for i in range(num_shards)]
         server = key.child("server").shared()
         old = state["scatter"] or {"shards": tuple(codec.init(spec) for spec in specs)}
         encoded = await node.call(encode_shards, codec, shards, kept, old["shards"], keys)
         payloads = [payload for payload, _, _ in encoded]
-        squeezes = group.route != ONE_WAY
+        reencodes = group.route != ONE_WAY
         jobs = [
-            MeanOfCoded(codec, spec, own.shared(), group.members, server.private(owner), squeezes)
+            MeanOfCoded(codec, spec, own.shared(), group.members, server.private(owner), reencodes)
             for spec, own, owner in zip(specs, keys, owners)
         ]
         answers, owned = await group.at_owners(
             [payload.buffer for payload in payloads], jobs, old.get("owned")
         )
         whole = await node.share(
-            decode_shards, codec if squeezes else None, specs, server, tuple(answers), owners
+            decode_shards, codec if reencodes else None, specs, server, tuple(answers), owners
         )
         scatter = {"shards": tuple(inner for _, _, inner in encoded), "owned": owned}
         lost = [piece for _, piece, _ in encoded if piece is not None]
@@ -224,6 +256,55 @@ class Lifted(Reducer):
             {**state, "scatter": scatter},
             torch.cat(lost).reshape(x.shape) if lost else None,
         )
+
+    async def mean_of_some(
+        self, x: Tensor, has_news: bool, state: State, key: Key, group: Group
+    ) -> Reduced:
+        """The mean over the group, to which workers without news send one byte, and add zero.
+
+        Payloads are gathered, whatever could be added on the way: a sum needs everyone. Servers,
+        where there are some, add up what comes for each shard and answer with the mean as it is.
+        """
+        codec, node, served = self.codec, group.node, group.owners != group.members
+        num_shards = len(group.owners) if served and not codec.traits.layered else 1
+        if num_shards == 1:  # whole, with the layers that may lie in it
+            shards: Sequence[Tensor] = (x,)
+            keys = [key]
+            specs: tuple[Spec, ...] = (self._spec(x, state),)
+            old: Sequence[State] = (state["codec"],)
+        else:
+            shards = x.reshape(-1).tensor_split(num_shards)
+            keys = [key.child(f"shard {i}") for i in range(num_shards)]
+            specs = tuple(Spec.of(shard) for shard in shards)
+            old = (state["scatter"] or {}).get("shards") or [codec.init(spec) for spec in specs]
+        messages = [torch.full((1,), NO_NEWS, dtype=torch.uint8, device=x.device)] * num_shards
+        own = partial(zeros, Spec.of(x), x.device)
+        new = tuple(old)
+        if has_news:
+            none = [None] * num_shards
+            encoded = await node.call(encode_shards, codec, shards, none, old, keys)
+            payloads = [payload for payload, _, _ in encoded]
+            messages = [payload.buffer for payload in payloads]
+            new = tuple(inner for _, _, inner in encoded)
+            own = partial(decode_own, codec, Spec.of(x), specs, keys, payloads)
+        jobs = [
+            MeanOfReceived(codec, spec, own_key.shared(), group.members)
+            for spec, own_key in zip(specs, keys)
+        ]
+        if num_shards > 1:
+            answers, _ = await group.at_owners(messages, jobs, None)
+        elif served:
+            answers = [await group.at_owner(messages[0], jobs[0])]
+        else:
+            gathered = tuple(await group.all_gather(messages[0]))
+            answer = await node.share(mean_of_received, jobs[0], gathered)
+            answers = [answer]
+        mean = await node.share(join_answers, specs, tuple(answers))
+        if num_shards == 1:
+            state = {**state, "codec": new[0]}
+        else:
+            state = {**state, "scatter": {"shards": new, "owned": None}}
+        return Reduced(mean.reshape(x.shape), own, state)
 
 
 @dataclass(frozen=True, repr=False)
@@ -243,18 +324,32 @@ class Varying(Reducer):
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
-        return lift(settled(self.compression)).momentum_lives
+        return lift(at_end(self.compression)).momentum_lives
+
+    def codec_at(self, step: int) -> Codec | None:
+        return self.at(step).codec_at(step)
+
+    def codec_within(self, step: int) -> Codec | None:
+        return self.at(step).codec_within(step)
+
+    def ends(self) -> tuple[Reducer, ...]:
+        return lift(begun(self.compression)), lift(at_end(self.compression))
 
     @property
-    def one_way(self) -> bool:
-        return lift(settled(self.compression)).one_way
+    def can_push(self) -> bool:
+        return lift(at_end(self.compression)).can_push
 
     @property
     def num_messages(self) -> int:
-        return lift(settled(self.compression)).num_messages
+        return lift(at_end(self.compression)).num_messages
 
-    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
-        return self.at(key.step).heard(messages, spec, key)
+    async def push(
+        self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
+    ) -> Pushed:
+        return await self.at(key.step).push(x, state, key, node, residual)
+
+    def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        return self.at(key.step).decode_push(messages, spec, key)
 
     def check_names(self, names: Sequence[str]) -> None:
         self.at(0).check_names(names)
@@ -267,7 +362,7 @@ class Varying(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         state = self.at(0).init(spec, size)
-        if _shape(state) != _shape(lift(settled(self.compression)).init(spec, size)):
+        if _shape(state) != _shape(lift(at_end(self.compression)).init(spec, size)):
             raise ValueError(
                 f"{self!r}: what it keeps from step to step has another size at the end of the "
                 "ramp than at its beginning. Leave that number constant."

@@ -106,7 +106,7 @@ def resized(memories: Memories, old: int, size: int) -> dict[str, Memory]:
     result = {}
     for name, (role, vectors) in memories.items():
         zero = torch.zeros_like(vectors[0])
-        if role is Role.LEFT:  # who leaves hands over what it owes
+        if role is Role.LEFT:  # a worker that leaves hands over what it owes
             kept = [vectors[rank] if rank < old else zero for rank in range(size)]
             for rank in range(size, old):
                 kept[rank % size] = kept[rank % size] + vectors[rank]

@@ -1,10 +1,11 @@
 """What coding did, in plain numbers, for an engine that charges virtual time for it.
 
 While a meter is open (`metered`), every codec reports what it does: the codec, the operation, how
-many elements and how many bytes. `Codec.__init_subclass__` puts the reports around the methods of
-every codec, so that an author need not know of them. The outermost codec reports, and what it
-does inside is part of that; a chain and other codecs that are made of codecs do not report, so
-that each of their stages does.
+many elements and how many bytes. `Codec.__init_subclass__` puts the reports around `split`, `join`,
+`encode` and `decode` of every codec, so that an author need not know of them; functions of codecs,
+such as those of core/fusion.py, are `reported`. The outermost codec reports, and what it does
+inside is part of that; codecs that are made of codecs (core/composite.py) do not report, so that
+each of their members does.
 
 A report holds no price: `runtime/virtual/coding_time.py` turns reports into seconds. Where no meter
 is open a report costs one look at a variable.
@@ -15,7 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
@@ -38,6 +39,7 @@ class Work(NamedTuple):
 
 
 Clock = Callable[[], float]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Meter(NamedTuple):
@@ -66,14 +68,25 @@ def report(operation: str, nbytes: int) -> None:
         meter.reports.append(Work(None, operation, 0, nbytes))
 
 
-def _reported(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a codec that reports what it did."""
+def reported(name: str) -> Callable[[F], F]:
+    """Lets a function of a codec and other arguments, or a method of it, report what it did.
+
+    `name` is its name in the table below.
+    """
+
+    def decorate(function: F) -> F:
+        return cast(F, _reporting(name, function))
+
+    return decorate
+
+
+def _reporting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     operation, sizes = _METHODS[name]
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **named: Any) -> Any:
         meter = _METER.get()
-        if meter is None or self.is_composite:
+        if meter is None or not self._reports:
             return method(self, *args, **named)
         token, clock, seconds = _METER.set(None), meter.clock, 0.0
         try:
@@ -126,13 +139,12 @@ def _merged(args: tuple[Any, ...], result: Any) -> tuple[int, int]:
     return 0, tensor_nbytes(args[:2]) + tensor_nbytes(result)
 
 
-# Method -> operation, and elements and bytes of its arguments and its result.
+# Method or function -> operation, and elements and bytes of its arguments and its result.
 _METHODS: dict[str, tuple[str, Callable[[tuple[Any, ...], Any], tuple[int, int]]]] = {
     "encode": (ENCODE, _encoded),
     "split": (ENCODE, _encoded),
     "split_symbols": (ENCODE, _encoded),
     "encode_feedback": (ENCODE_FEEDBACK, _encoded),
-    "encode_split_feedback": (ENCODE_FEEDBACK, _encoded),
     "split_feedback": (ENCODE_FEEDBACK, _encoded),
     "decode": (DECODE, _decoded),
     "join": (DECODE, _decoded),
@@ -142,7 +154,7 @@ _METHODS: dict[str, tuple[str, Callable[[tuple[Any, ...], Any], tuple[int, int]]
 }
 
 
-def report_methods(codec_class: type, but: tuple[str, ...] = ()) -> None:
+def report_methods(codec_class: type) -> None:
     """Lets the methods that a class of codecs defines report."""
-    for name in _METHODS.keys() & vars(codec_class).keys() - set(but):
-        setattr(codec_class, name, _reported(name, vars(codec_class)[name]))
+    for name in _METHODS.keys() & vars(codec_class).keys():
+        setattr(codec_class, name, _reporting(name, vars(codec_class)[name]))

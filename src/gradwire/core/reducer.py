@@ -2,13 +2,13 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from gradwire.core.codec import Codec, Compression, State
+from gradwire.core.codec import Codec, Compression, State, drops_for_good
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, Role, Roles, inside, named_vectors, replaced
@@ -19,28 +19,25 @@ from gradwire.core.spec import Spec
 _OF_CODECS = frozenset(name for name in vars(Codec) if not name.startswith("_"))
 
 
-class Outbox(Group):
-    """A group of one, in which a worker leaves its messages for a server that decodes them.
-
-    The mean that comes back is meaningless: nobody asks for the mean of one.
-    """
-
-    def __init__(self, node: Node, label: str) -> None:
-        super().__init__(node, label, "gather", (node.rank,))
-        self.messages: list[Tensor] = []
-
-    async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        self.messages += messages
-        return list(messages)
-
-
 @dataclass(frozen=True, slots=True)
 class Reduced:
+    """What a mean over a group gives each of its workers."""
+
     mean: Tensor  # what every rank now holds
-    # What the group heard from me. A function, because few ask, and decoding takes time.
+    # What the group received from this rank. A function, because few ask, and decoding takes time.
     own: Callable[[], Tensor]
     state: State
     residual: Tensor | None = None  # what was lost of x + residual, if a residual was given
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What one worker sends to a server that decodes it, with `Reducer.decode_push`."""
+
+    messages: tuple[Tensor, ...]
+    own: Callable[[], Tensor]  # what the server decodes
+    state: State
+    residual: Tensor | None = None  # as in `Reduced`
 
 
 def _is_no_codec(reducer: "Reducer") -> str:
@@ -147,18 +144,55 @@ class Reducer(Compression):
         below = inner.restored([s["inner"] for s in states], inside("inner", memories), spec)
         return [{**state, "inner": own} for state, own in zip(states, below)]
 
+    def unfed(self, spec: Spec) -> Compression | None:
+        """The part of it that drops something for good, and wants `ef(...)` around it; or None."""
+        return None
+
     @property
-    def one_way(self) -> bool:
-        """Whether one worker alone can tell one receiver, who keeps nothing: see `Outbox`."""
+    def is_sparse(self) -> bool:
+        """Whether some elements are sent, and of others nothing."""
+        return False
+
+    @property
+    def averages_exactly(self) -> bool:
+        """Whether its mean is the mean of what receivers decode of each worker."""
+        return False
+
+    def parts_within(self) -> "tuple[Compression, ...]":
+        """The compressions that share out its work tensor by tensor; none if it does it itself."""
+        return ()
+
+    def codec_at(self, step: int) -> Codec | None:
+        """The codec that does all of the work, if it is one codec."""
+        return None
+
+    def codec_within(self, step: int) -> Codec | None:
+        """The codec inside all wrappers, if there is one."""
+        codec, inner = self.codec_at(step), self.wrapped()
+        return codec if codec is not None or inner is None else inner.codec_within(step)
+
+    def ends(self) -> "tuple[Reducer, ...]":
+        """What it is in the first step, and what in the end, if that is something else."""
+        return (self,)
+
+    @property
+    def can_push(self) -> bool:
+        """Whether a worker's messages can be decoded without state of the receiver: `push`."""
         return False
 
     @property
     def num_messages(self) -> int:
-        """How many messages it leaves in an `Outbox`, if it is `one_way`."""
+        """How many messages a `push` has."""
         return 1
 
-    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
-        """What a worker said through an `Outbox`, if it is `one_way`; `key` is the sender's."""
+    async def push(
+        self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
+    ) -> Pushed:
+        """The messages with which one worker sends x, or x + residual, to a server."""
+        raise TypeError(f"{self!r} needs all workers at once")
+
+    def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        """The tensor that a worker pushed; `key` is the sender's."""
         raise TypeError(f"{self!r} needs all workers at once")
 
     @abstractmethod
@@ -170,3 +204,20 @@ class Reducer(Compression):
         `key` is private to this rank; `key.shared()` is everybody's. With a `residual` (error
         feedback) it is x + residual that is sent, and what is lost of it comes back.
         """
+
+
+def innermost(compression: Compression) -> Iterator[Compression]:
+    """The compressions that do the work: those within, if there are some, or it itself."""
+    within = compression.parts_within() if isinstance(compression, Reducer) else ()
+    for part in within:
+        yield from innermost(part)
+    if not within:
+        yield compression
+
+
+def unfed(compression: Compression, spec: Spec) -> Compression | None:
+    """The part of it that drops something for good, and wants `ef(...)` around it; or None."""
+    if isinstance(compression, Codec):
+        return compression if drops_for_good(compression, spec) else None
+    assert isinstance(compression, Reducer), f"{compression!r} is neither codec nor reducer"
+    return compression.unfed(spec)

@@ -44,7 +44,7 @@ from gradwire.kernels._lanes import (
 )
 from gradwire.kernels._levels import decode_levels, encode_levels
 from gradwire.kernels._moments import Tails, moments, tails
-from gradwire.kernels._motion import Motion, Residual
+from gradwire.kernels._motion import Motion, Residual, with_residual
 from gradwire.kernels._philox import philox_words
 from gradwire.kernels._plane import plane_choose, plane_ratios
 from gradwire.kernels._polar import (
@@ -201,6 +201,7 @@ __all__ = [
     "unpack_signs",
     "unpack_uints",
     "unrotated_signs",
+    "with_residual",
 ]
 
 

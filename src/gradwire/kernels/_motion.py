@@ -38,26 +38,22 @@ class Motion:
             parts = (self.residual[positions], self.velocity[positions], self.moved[positions])
             self.moved[positions] = self._with(*parts).step(x[positions])[0]
 
-    def __radd__(self, x: Tensor) -> Tensor:
+    def total(self, x: Tensor) -> Tensor:
+        """What is selected from: the residual plus the step along the new velocity."""
         return self.step(x)[1] + self.residual
 
-    # As tensors have them, because reducers cut a residual into shards before codecs see it.
-
-    def detach(self) -> "Motion":
-        return self
-
-    def to(self, device: torch.device) -> "Motion":
+    def on(self, device: torch.device) -> "Motion":
+        """The same with residual and velocity on a device."""
         return self.replaced(self.residual.to(device), self.velocity.to(device))
 
-    def contiguous(self) -> "Motion":
-        return self.replaced(self.residual.contiguous(), self.velocity.contiguous())
+    def flat(self) -> "Motion":
+        """The same with vectors, residual and velocity contiguous."""
+        flat = self._with(*(v.reshape(-1) for v in (self.residual, self.velocity, self.moved)))
+        return flat.replaced(flat.residual.contiguous(), flat.velocity.contiguous())
 
-    def reshape(self, *shape: int) -> "Motion":
-        vectors = (self.residual, self.velocity, self.moved)
-        return self._with(*(vector.reshape(*shape) for vector in vectors))
-
-    def tensor_split(self, count: int) -> list["Motion"]:
-        vectors = (self.residual, self.velocity, self.moved)
+    def shards(self, count: int) -> list["Motion"]:
+        """The motions of `count` pieces of x."""
+        vectors = [v.reshape(-1) for v in (self.residual, self.velocity, self.moved)]
         return [self._with(*parts) for parts in zip(*(v.tensor_split(count) for v in vectors))]
 
     def replaced(self, residual: Tensor, velocity: Tensor) -> "Motion":
@@ -68,3 +64,10 @@ class Motion:
 
 
 Residual = Tensor | Motion
+
+
+def with_residual(x: Tensor, residual: Residual | None) -> Tensor:
+    """x + residual, or what a motion makes of x."""
+    if residual is None:
+        return x
+    return residual.total(x) if isinstance(residual, Motion) else x + residual

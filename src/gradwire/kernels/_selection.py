@@ -45,7 +45,9 @@ def select_above(
 
 
 def _flat(residual: Residual | None) -> Residual | None:
-    return None if residual is None else residual.reshape(-1)
+    if residual is None or isinstance(residual, Motion):
+        return None if residual is None else residual.flat()
+    return residual.reshape(-1)
 
 
 def _check(operation: str, x: Tensor, residual: Residual | None, out: Tensor | None) -> None:

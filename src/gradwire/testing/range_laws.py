@@ -59,7 +59,7 @@ def the_stated_guarantee_holds_at_every_magnitude(codec: Codec) -> None:
 
 @RANGE_LAWS()
 def errors_are_the_same_at_every_magnitude(codec: Codec) -> None:
-    if codec.takes is Kind.SYMBOLS:
+    if codec.traits.takes is Kind.SYMBOLS:
         raise NotApplicable("codes no numbers")
     if codec.guarantee(Spec((300,), torch.float32)).within is not None:
         raise NotApplicable("has a range of its own")

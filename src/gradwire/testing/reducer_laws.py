@@ -16,7 +16,7 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import Lifted, lift
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
-from gradwire.core.reducer import Outbox, Reduced, Reducer
+from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
@@ -140,7 +140,11 @@ def one_worker_sends_nothing(reducer: Reducer) -> None:
 @COMPRESSION_LAWS()
 def the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec: Compression) -> None:
     """Of the same gradients in every step the error stays what it was, or shrinks."""
-    if not isinstance(codec, Codec) or codec.needs_feedback or codec.takes is Kind.SYMBOLS:
+    if (
+        not isinstance(codec, Codec)
+        or codec.traits.needs_feedback
+        or codec.traits.takes is Kind.SYMBOLS
+    ):
         raise NotApplicable("not a way of averaging on its own")
 
     def same(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -156,14 +160,16 @@ def the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec: Compression) 
 
 
 @COMPRESSION_LAWS()
-def a_receiver_hears_what_a_worker_alone_said(compression: Compression) -> None:
-    """Through an outbox, in steps one after the other, and from the bytes alone."""
-    if isinstance(compression, Codec) and compression.takes is Kind.SYMBOLS:
+def a_server_decodes_what_a_worker_alone_pushed(compression: Compression) -> None:
+    """In steps one after the other, and from the bytes alone."""
+    if isinstance(compression, Codec) and compression.traits.takes is Kind.SYMBOLS:
         raise NotApplicable("nothing without a quantiser before it")
     reducer, spec = lift(compression), Spec((60,), torch.float32)
-    if not reducer.one_way or (isinstance(reducer, Lifted) and reducer.codec.needs_feedback):
+    if not reducer.can_push or (
+        isinstance(reducer, Lifted) and reducer.codec.traits.needs_feedback
+    ):
         with raises(TypeError, ValueError):
-            reducer.heard([], spec, Key(0))
+            reducer.decode_push([], spec, Key(0))
         return
 
     async def program(node: Node) -> None:
@@ -172,10 +178,9 @@ def a_receiver_hears_what_a_worker_alone_said(compression: Compression) -> None:
             state = reducer.init(spec, 4)
         for step in range(3):
             key = Key(8).at(step).private(2)
-            outbox = Outbox(node, "x")
-            reduced = await reducer.mean(gradient(0, step, (60,), spec.dtype), state, key, outbox)
-            heard = reducer.heard(outbox.messages, spec, key)
-            assert torch.equal(heard, reduced.own())
-            state = reduced.state
+            pushed = await reducer.push(gradient(0, step, (60,), spec.dtype), state, key, node)
+            decoded = reducer.decode_push(pushed.messages, spec, key)
+            assert torch.equal(decoded, pushed.own())
+            state = pushed.state
 
     VirtualEngine(Network.uniform(1)).run([program])

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gradwire.core.codec import Codec, Kind
+from gradwire.core.codec import Codec, Kind, payload_context, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
@@ -69,7 +69,7 @@ def _honest_bytes(codec: Codec) -> bytes:
 
 def receive(codec: Codec, data: bytes, spec: Spec = SPEC) -> Tensor:
     buffer = torch.tensor(list(data), dtype=torch.uint8)
-    return codec.decode(codec.unpack(buffer, spec), spec, KEY)
+    return codec.decode(unpack(codec, buffer, spec), spec, KEY)
 
 
 def refuses(codec: Codec, data: bytes, spec: Spec = SPEC) -> None:
@@ -134,7 +134,7 @@ def bytes_of_another_tensor_are_refused(codec: Codec) -> None:
 @WIRE_LAWS(buffer=NO_BYTES)
 def only_vectors_of_bytes_are_unpacked(codec: Codec, buffer: Tensor) -> None:
     with raises(WireError, text="uint8"):
-        codec.unpack(buffer, SPEC)
+        unpack(codec, buffer, SPEC)
 
 
 @WIRE_LAWS(data=RANDOM_BYTES)
@@ -151,12 +151,12 @@ def damage_with_a_valid_checksum_never_crashes(
     damaged = bytearray(raw(honest(codec)))
     for place, value in changes:
         damaged[place % len(damaged)] = value
-    survives(codec, sealed(bytes(damaged), codec.context(SPEC)))
+    survives(codec, sealed(bytes(damaged), payload_context(codec, SPEC)))
 
 
 @WIRE_LAWS()
 def every_byte_at_its_extremes_with_a_valid_checksum_never_crashes(codec: Codec) -> None:
-    context, data = codec.context(SPEC), raw(honest(codec))
+    context, data = payload_context(codec, SPEC), raw(honest(codec))
     for position in range(len(data)):
         for value in (0x00, 0x7F, 0x80, 0xFF):
             damaged = bytearray(data)
@@ -237,7 +237,7 @@ def a_huge_declared_length_is_refused_without_allocating(codec: Codec, exponent:
     varint.append(count)
     table = (bytes([7]) + bytes(varint)) * len(codec.parts)
     data = bytes([0x57, 1, len(codec.parts), 0, 0, 0, 0, 0]) + table + bytes(64)
-    refuses(codec, sealed(data, codec.context(SPEC)))
+    refuses(codec, sealed(data, payload_context(codec, SPEC)))
 
 
 @WIRE_LAWS(crafted=CRAFTED, numel=(0, 1, 13, 40))
@@ -249,7 +249,7 @@ def crafted_parts_for_any_tensor_never_crash(
         name: torch.tensor(list(data), dtype=dtype)
         for name, (data, dtype) in zip(codec.parts, itertools.cycle(crafted))
     }
-    survives(codec, raw(Payload.pack(parts, codec.context(spec))), spec)
+    survives(codec, raw(Payload.pack(parts, payload_context(codec, spec))), spec)
 
 
 @WIRE_LAWS(value=(float("nan"), float("inf")))
@@ -257,16 +257,18 @@ def nan_and_infinity_are_refused_unless_values_travel_as_they_are(
     codec: Codec, value: float
 ) -> None:
     """What values decode to is checked where it meets the model; a scale is checked here."""
-    if codec.takes is not Kind.REAL:
+    if codec.traits.takes is not Kind.REAL:
         raise NotApplicable("it never sees values")
     x = Key(1).normal(40)
     spec = Spec.of(x)
     before = codec.encode(x, codec.init(spec), KEY)[0].buffer
     forged = spoilt(before, value)
     try:
-        decoded = codec.decode(codec.unpack(forged, spec), spec, KEY)
+        decoded = codec.decode(unpack(codec, forged, spec), spec, KEY)
     except WireError:
         assert not torch.equal(forged, before)
         return
     if not torch.isfinite(decoded).all():
-        assert codec.leaves is Kind.REAL or codec.is_composite, f"decodes to {value}: refuse it"
+        assert codec.leaves is Kind.REAL or isinstance(codec, Composite), (
+            f"decodes to {value}: refuse it"
+        )

@@ -9,7 +9,6 @@ from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import concatenate
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Backward, Bucket, Pulled, Replica
-from gradwire.core.reducer import Outbox
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.training.plan import Plan
 from gradwire.training.wire import (
@@ -68,12 +67,11 @@ class ServerClient:
             pieces = [i for i, unit in enumerate(self._units) if unit.lies_in(bucket)]
             for i in sorted(pieces, key=turn):
                 unit, piece = self._units[i], self._units[i].bucket
-                outbox = Outbox(self.node, piece.name)
                 own = x[piece.start - bucket.start : piece.stop - bucket.start]
-                reduced = await plan.reducer.mean(own, states[i], key.child(piece.name), outbox)
-                states[i] = reduced.state
-                num_parts = len(outbox.messages)
-                for part, message in enumerate(outbox.messages):
+                pushed = await plan.reducer.push(own, states[i], key.child(piece.name), self.node)
+                states[i] = pushed.state
+                num_parts = len(pushed.messages)
+                for part, message in enumerate(pushed.messages):
                     header = PushHeader(i, part, num_parts, step, wants_answer, self.life)
                     await self.node.send_framed(
                         self._server(unit.server),

@@ -11,7 +11,6 @@ import torch
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
-from gradwire.core.lifted import Lifted, Varying
 from gradwire.core.limits import Limits
 from gradwire.core.protocols import (
     Ability,
@@ -72,7 +71,7 @@ class Plan:
         self.synchronization.check(self.num_workers, len(self.buckets()))
         if self.synchronization.sends_changes:
             self._check_changes()
-        if self.ability == "push_pull" and not self.reducer.one_way:
+        if self.ability == "push_pull" and not self.reducer.can_push:
             raise ValueError(
                 f"{self.reducer!r} averages in exchanges in which everyone takes part, but with "
                 f"{self.synchronization!r} on {self.architecture!r} each worker pushes on its own. "
@@ -101,9 +100,9 @@ class Plan:
         """Refuses compression that cannot send changes of what was heard before."""
         codec = codec_of_changes(self.reducer, self.synchronization, 0)
         why = None
-        if codec.needs_feedback:
+        if codec.traits.needs_feedback:
             why = "chooses from what error feedback accumulates"
-        elif codec.shares:
+        elif codec.traits.statistic is not None:
             why = "needs a maximum over all workers in every step, but some have nothing to say"
         if why is not None:
             raise ValueError(
@@ -210,10 +209,9 @@ class Plan:
 
 def codec_of_changes(reducer: Reducer, synchronization: Synchronization, step: int) -> Codec:
     """The codec with which differences to what was heard before are sent."""
-    if isinstance(reducer, Varying):
-        reducer = reducer.at(step)
-    if isinstance(reducer, Lifted):
-        return reducer.codec
+    codec = reducer.codec_at(step)
+    if codec is not None:
+        return codec
     raise ValueError(
         f"{synchronization!r} sends differences to what was heard before, which is a feedback of "
         f"its own: write a codec as compression, not {reducer!r}."

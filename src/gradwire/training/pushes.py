@@ -47,7 +47,7 @@ class PushAssembly:
             messages = [message for _, message in sorted(begun[i][1].items())]
             args = (messages, self._specs[i], key.child(piece.name))
             try:
-                decoded.append(await node.call(self._plan.reducer.heard, *args))
+                decoded.append(await node.call(self._plan.reducer.decode_push, *args))
             except Exception as error:  # whatever messages can do to a codec
                 raise WireError(
                     f"rank {rank} pushed what is no {piece.name!r} of step {header.step}: {error}"

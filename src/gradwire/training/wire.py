@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Codec, unpack
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
-from gradwire.core.lifted import Lifted, Varying
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
@@ -53,13 +52,9 @@ def answer_key(key: Key, number: int, rank: int, server: int) -> Key:
 
 def answer_codec(reducer: Reducer, step: int) -> Codec:
     """How servers encode changes of the model: the codec inside the workers' compression."""
-    inner: Reducer | None = reducer
-    while inner is not None:
-        if isinstance(inner, Varying):
-            inner = inner.at(step)
-        if isinstance(inner, Lifted) and not inner.codec.shares:
-            return inner.codec
-        inner = inner.wrapped()
+    codec = reducer.codec_within(step)
+    if codec is not None and codec.traits.statistic is None:
+        return codec
     raise ValueError(
         f"{reducer!r} has no codec with which one server alone could compress its answers. "
         'Leave them as they are: parameter_server(answers="dense").'
@@ -80,4 +75,4 @@ def check_answers(reducer: Reducer, shards: Sequence[Spec]) -> None:
 
 def learned(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
     """The shard after an answer with a change, given the shard before."""
-    return known + codec.decode(codec.unpack(buffer, spec), spec, key)
+    return known + codec.decode(unpack(codec, buffer, spec), spec, key)

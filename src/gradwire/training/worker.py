@@ -6,7 +6,6 @@ node, a schedule, an architecture's groups and a reducer. `training/program.py` 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Codec, State, is_finite
-from gradwire.core.coded import mean_of_some
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import concatenate
 from gradwire.core.key import Key
+from gradwire.core.lifted import Lifted
 from gradwire.core.node import Node
 from gradwire.core.protocols import (
     Ability,
@@ -134,7 +133,7 @@ class TrainingWorker:
         buckets: Sequence[int] | None = None,
         members: Sequence[int] | None = None,
     ) -> tuple[Tensor | None, Replica]:
-        if members is not None and len(members) < self.size and not self.plan.reducer.one_way:
+        if members is not None and len(members) < self.size and not self.plan.reducer.can_push:
             raise ValueError(
                 f"{self.plan.reducer!r} keeps what all workers must hear in every exchange, but "
                 f"{self.plan.synchronization!r} has exchanges among some. Write a codec, or "
@@ -157,7 +156,7 @@ class TrainingWorker:
             group = plan.architecture.group(self.node, bucket.name)
             piece = x[bucket.start : bucket.stop]
             own_key = key.child(bucket.name)
-            reduced = await mean_of_some(codec, piece, speaks, states[i], own_key, group)
+            reduced = await Lifted(codec).mean_of_some(piece, speaks, states[i], own_key, group)
             states[i] = reduced.state
             means.append(reduced.mean)
             owns.append(await self.node.call(reduced.own))
@@ -367,9 +366,7 @@ def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
 
 
 def _heard(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
-    spec = replace(Spec.of(x), tensors=state.get("tensors", ()))
-    payload, _ = codec.encode(x, state["codec"], key)
-    return codec.decode(payload, spec, key)
+    return Lifted(codec).decoded(x, state, key)
 
 
 def _decaying(gradient: Tensor, params: Tensor, decay: float) -> Tensor:

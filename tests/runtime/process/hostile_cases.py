@@ -25,7 +25,6 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Replica
-from gradwire.core.reducer import Outbox
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.experiment.processes.node.parts import OtherPart, Segment, ServerPart
@@ -113,11 +112,11 @@ async def nonsense(node: Node, plan: Any, replica: Replica, step: int) -> list[M
     """What server 0 refuses of a worker that is at this step."""
     unit, piece = next((i, u.bucket) for i, u in enumerate(plan.units()) if u.server == 0)
     other = next(i for i, u in enumerate(plan.units()) if u.server == 1)
-    outbox, key = Outbox(node, piece.name), plan.key.at(step).private(node.rank)
+    key = plan.key.at(step).private(node.rank)
     zeros = torch.zeros(piece.stop - piece.start, dtype=torch.float64)
     # It compresses for itself: what error feedback keeps is not changed by it.
-    await plan.reducer.mean(zeros, replica.exchange[unit], key.child(piece.name), outbox)
-    (good,) = outbox.messages
+    pushed = await plan.reducer.push(zeros, replica.exchange[unit], key.child(piece.name), node)
+    (good,) = pushed.messages
     right = PushHeader(unit, 0, 1, step, True)
 
     def forged(value: float) -> Tensor:

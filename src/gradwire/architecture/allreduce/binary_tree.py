@@ -67,5 +67,5 @@ class _Sum(Merging):
     def merge(self, a: Tensor, b: Tensor, /) -> Tensor:
         return torch.add(a, b)
 
-    def settle(self, merged: Tensor, /) -> Tensor:
+    def finalize(self, merged: Tensor, /) -> Tensor:
         return averaged(merged, self.count)

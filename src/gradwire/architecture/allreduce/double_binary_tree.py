@@ -177,10 +177,10 @@ class DoubleBinaryTreeGroup(Group):
 
     async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         if self.size == 1:
-            return await self.node.call(merging.settle, x)
+            return await self.node.call(merging.finalize, x)
         x = await _trees.reduce(self, self._first, x, merging.merge)
         if self._first.parent is None:
-            x = await self.node.call(merging.settle, x)
+            x = await self.node.call(merging.finalize, x)
         return await _trees.broadcast(self, self._first, x)
 
 

@@ -57,8 +57,8 @@ class RingGroup(Group):
         return await all_reduce(self, addend(x, self.size), finish)
 
     async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
-        """Merges from rank 0 to the last, which settles the result and sends it around."""
+        """Merges from rank 0 to the last, which finalizes the result and sends it around."""
         x = await merge_to_last(self, x, merging.merge)
         if self.rank == self.size - 1:
-            x = await self.node.call(merging.settle, x)
+            x = await self.node.call(merging.finalize, x)
         return await pass_from_last(self, x)

@@ -25,10 +25,11 @@ from gradwire.architecture.gossip._posts import (
     UnknownVersion,
 )
 from gradwire.architecture.gossip._presence import NeighbourPresence, not_finite
-from gradwire.core.codec import Codec, State, is_finite
+from gradwire.core.codec import Codec, State, is_finite, unpack
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
 from gradwire.core.key import Key
+from gradwire.core.lifted import Lifted
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Replica
 from gradwire.core.spec import Spec
@@ -212,8 +213,8 @@ class Neighbours:
         (state,) = exchange
         key = self._key_of(self.rank, step)
         codec = self.codec(step)
-        payload, inner = await self.node.call(codec.encode, x, state["codec"], key)
-        return payload.buffer, ({**state, "codec": inner},)
+        payload, state = await self.node.call(Lifted(codec).encode, x, state, key)
+        return payload.buffer, (state,)
 
     async def decoded(
         self, received: Sequence[NeighbourMessage], replica: Replica, step: int
@@ -258,7 +259,7 @@ def _spec(replica: Replica) -> Spec:
 
 
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor, rank: int) -> Tensor:
-    decoded = codec.decode(codec.unpack(buffer, spec), spec, key)
+    decoded = codec.decode(unpack(codec, buffer, spec), spec, key)
     if not is_finite(decoded):
         raise not_finite(rank)
     return decoded

@@ -30,16 +30,13 @@ from gradwire.architecture.graphs import (
     check_column_stochastic,
     check_doubly_stochastic,
 )
-from gradwire.core.chain import Chain
-from gradwire.core.codec import Algebra, Codec
+from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.lifted import Lifted, Varying, lift
 from gradwire.core.node import Node
 from gradwire.core.notation import Table
 from gradwire.core.protocols import Ability, Architecture, Replica
-from gradwire.core.ramp import begun, settled
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
@@ -141,7 +138,7 @@ class Gossip(Architecture):
     def check_compression(self, compression: Reducer, spec: Spec) -> None:
         """Refuses what the algorithm has no rule for, and warns of what its rule fails with."""
         what = f"{compression!r} with {self!r}"
-        codecs = [_codec(own, what) for own in _ends(compression)]
+        codecs = [_codec(own, what) for own in compression.ends()]
         for codec in codecs:
             _check_alone(codec, what)
         lossy = [codec for codec in codecs if not is_lossless(codec, spec)]
@@ -193,22 +190,16 @@ class Gossip(Architecture):
         return ""
 
 
-def _ends(compression: Reducer) -> list[Reducer]:
-    """What it is in the first step, and when all its ramps are over."""
-    if not isinstance(compression, Varying):
-        return [compression]
-    return [lift(begun(compression.compression)), lift(settled(compression.compression))]
-
-
 def _codec(reducer: Reducer, what: str) -> Codec:
-    if isinstance(reducer, Lifted):
-        return reducer.codec
+    codec = reducer.codec_at(0)
+    if codec is not None:
+        return codec
     if reducer.wrapped() is not None:
         why = (
             "this compression keeps a memory for exchanges among all workers; algorithms such as "
             "choco keep one of their own for neighbours"
         )
-    elif not reducer.one_way:
+    elif not reducer.can_push:
         why = (
             "this compression averages over all workers at once; neighbours exchange with each "
             "other only"
@@ -224,21 +215,20 @@ def _codec(reducer: Reducer, what: str) -> Codec:
 def _check_alone(codec: Codec, what: str) -> None:
     """Refuses a codec one payload of which says nothing to one neighbour."""
     why = ""
-    stages = codec.stages if isinstance(codec, Chain) else (codec,)
-    if codec.shares:
+    if codec.traits.statistic is not None:
         why = "all workers must agree on a statistic first, for which neighbours have no means"
-    elif codec.needs_feedback:
+    elif codec.traits.needs_feedback:
         why = "it selects from what error feedback accumulates"
-    elif any(stage.algebra is Algebra.MERGE for stage in stages):
+    elif codec.traits.merging is not None:
         why = "its payloads are votes that count when they are merged, and a single one is no model"
     if why:
         raise ValueError(f"{what}: {codec!r} cannot be used, since {why}. Try topk or qsgd.")
 
 
 def _codec_at(compression: Reducer, step: int) -> Codec:
-    inner = compression.at(step) if isinstance(compression, Varying) else compression
-    assert isinstance(inner, Lifted)
-    return inner.codec
+    codec = compression.codec_at(step)
+    assert codec is not None  # as checked
+    return codec
 
 
 def _check_keeps(matrix: Tensor, what: str) -> None:

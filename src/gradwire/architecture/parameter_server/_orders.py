@@ -110,7 +110,7 @@ class MergeInPairs(Job):
         while len(level) > 1:
             pairs = [self.merging.merge(a, b) for a, b in zip(level[::2], level[1::2])]
             level = pairs + level[len(pairs) * 2 :]
-        return self.merging.settle(level[0]), None
+        return self.merging.finalize(level[0]), None
 
 
 def _is_bounded(job: Any) -> bool:

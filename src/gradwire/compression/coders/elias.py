@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.coding.elias import Code, decode_elias, encode_elias
-from gradwire.compression.coders._coder import Coder
+from gradwire.core.coder import Coder
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.coding.golomb import decode_golomb, encode_golomb
-from gradwire.compression.coders._coder import Coder
+from gradwire.core.coder import Coder
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.coding.huffman import decode_huffman, encode_huffman
-from gradwire.compression.coders._coder import Coder
+from gradwire.core.coder import Coder
 
 
 @dataclass(frozen=True, repr=False)

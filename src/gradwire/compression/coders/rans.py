@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.coding.rans import decode_rans, encode_rans
-from gradwire.compression.coders._coder import Coder
+from gradwire.core.coder import Coder
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,30 +5,32 @@ in float32 for 16-bit tensors, where small steps would be lost; `None` is zero.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import ClassVar, Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from gradwire.compression.lowrank.powersgd import PowerSGD
-from gradwire.compression.partition import Partition
 from gradwire.core.codec import (
     Algebra,
     Codec,
-    Compression,
+    State,
     check_input,
     clamp_to,
     scale_dtype,
 )
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.fusion import Residual
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.lifted import lift
+from gradwire.core.lifted import Lifted, lift
+from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.reducer import Pushed, Reduced, Reducer, innermost
 from gradwire.core.spec import Spec
+from gradwire.kernels import Motion
 
 
 class Feedback(Reducer):
@@ -38,25 +40,6 @@ class Feedback(Reducer):
     """
 
     inner: Codec | Reducer
-
-    # Whether what others hear of a worker is what they hear through the inner compression alone.
-    is_heard_through_inner: ClassVar[bool] = False
-
-    @property
-    def one_way(self) -> bool:
-        inner = self.wrapped()
-        return self.is_heard_through_inner and inner is not None and inner.one_way
-
-    @property
-    def num_messages(self) -> int:
-        inner = self.wrapped()
-        return 1 if inner is None else inner.num_messages
-
-    def heard(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
-        inner = self.wrapped()
-        if inner is None or not self.is_heard_through_inner:
-            return super().heard(messages, spec, key)
-        return inner.heard(messages, spec, key)
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
@@ -73,6 +56,69 @@ class Feedback(Reducer):
             )
 
 
+Result = TypeVar("Result", Reduced, Pushed)
+# Hands a vector on to the inner compression, with its state and a residual, if there is one.
+Forward = Callable[[Tensor, State, Residual | None], Awaitable[Result]]
+
+
+class SenderFeedback(Feedback):
+    """Feedback whose memory is the sender's alone: receivers decode with the inner compression.
+
+    So `mean` and `push` are one `exchange`, and differ in where the inner result goes.
+    """
+
+    @abstractmethod
+    async def exchange(
+        self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
+    ) -> Result:
+        """What `forward` gives for x corrected by what is remembered, with the new state.
+
+        `size` is the number of workers that take part.
+        """
+
+    def wrapped(self) -> Reducer:
+        return lift(self.inner)
+
+    @property
+    def can_push(self) -> bool:
+        return self.wrapped().can_push
+
+    @property
+    def num_messages(self) -> int:
+        return self.wrapped().num_messages
+
+    def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
+        return self.wrapped().decode_push(messages, spec, key)
+
+    async def mean(
+        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
+    ) -> Reduced:
+        self.refuse_residual(residual)
+        inner = self.wrapped()
+
+        async def forward(sent: Tensor, own: State, kept: Residual | None) -> Reduced:
+            if isinstance(kept, Motion):
+                assert isinstance(inner, Lifted), f"{inner!r} takes no motion"
+                return await inner.mean(sent, own, key, group, kept)
+            return await inner.mean(sent, own, key, group, kept)
+
+        return await self.exchange(x, state, group.node, group.size, forward)
+
+    async def push(
+        self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
+    ) -> Pushed:
+        self.refuse_residual(residual)
+        inner = self.wrapped()
+
+        async def forward(sent: Tensor, own: State, kept: Residual | None) -> Pushed:
+            if isinstance(kept, Motion):
+                assert isinstance(inner, Lifted), f"{inner!r} takes no motion"
+                return await inner.push(sent, own, key, node, kept)
+            return await inner.push(sent, own, key, node, kept)
+
+        return await self.exchange(x, state, node, 1, forward)
+
+
 def check_inner(wrapper: Reducer, inner: Codec | Reducer) -> None:
     """Refuses feedback within feedback, and what cannot stand on its own."""
     if _has_feedback(inner):
@@ -83,8 +129,8 @@ def check_inner(wrapper: Reducer, inner: Codec | Reducer) -> None:
 
 def check_left(wrapper: Reducer, inner: Codec | Reducer) -> None:
     """Refuses codecs that choose from what error feedback accumulates over steps."""
-    for part in leaves(inner):
-        if isinstance(part, Codec) and part.needs_feedback:
+    for part in innermost(inner):
+        if isinstance(part, Codec) and part.traits.needs_feedback:
             name = notation_name(type(wrapper))
             raise ValueError(
                 f"{name}({inner!r}): {part!r} chooses from what error feedback accumulates: "
@@ -92,17 +138,19 @@ def check_left(wrapper: Reducer, inner: Codec | Reducer) -> None:
             )
 
 
-def check_heard(wrapper: Reducer, inner: Codec | Reducer) -> None:
-    """Refuses an inner whose mean is not the mean of what each worker was heard to say.
+def check_means(wrapper: Reducer, inner: Codec | Reducer) -> None:
+    """Refuses an inner whose mean is not the mean of what receivers decode of each worker.
 
     A worker and the group that follows it would drift apart, and nothing would bring them back.
     """
     check_inner(wrapper, inner)
     check_left(wrapper, inner)
     name = notation_name(type(wrapper))
-    for part in leaves(inner):
-        merges = isinstance(part, Codec) and part.algebra is Algebra.MERGE
-        if merges or not isinstance(part, Codec | PowerSGD):
+    for part in innermost(inner):
+        averages = part.averages_exactly if isinstance(part, Reducer) else False
+        if isinstance(part, Codec):
+            averages = part.algebra is not Algebra.MERGE
+        if not averages:
             raise ValueError(
                 f"{name}({inner!r}): {part!r} agrees on something else than the mean of what each "
                 f"worker sent, from which {name} would drift away. Write ef({part!r})."
@@ -110,11 +158,11 @@ def check_heard(wrapper: Reducer, inner: Codec | Reducer) -> None:
 
 
 def check_alone(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
-    """Refuses an inner that needs everyone's word in every step."""
+    """Refuses an inner that needs a message of every worker in every step."""
     why = None
     if not isinstance(inner, Codec):
         why = "averages in exchanges in which everyone takes part"
-    elif inner.shares:
+    elif inner.traits.statistic is not None:
         why = "needs a maximum over all workers in every step"
     if why is not None:
         name = notation_name(type(wrapper))
@@ -128,7 +176,7 @@ def check_scatters(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> No
     why = None
     if not isinstance(inner, Codec) or inner.algebra is not Algebra.OPAQUE:
         why = "is averaged on the way, so no server encodes a mean again"
-    elif inner.layered:
+    elif inner.traits.layered:
         why = "works on whole layers, which cannot be cut into one shard per server"
     if why is not None:
         name = notation_name(type(wrapper))
@@ -146,7 +194,7 @@ def check_shards(wrapper: Reducer, inner: Codec, spec: Spec, size: int) -> None:
         )
 
 
-def warn_unless_settles(
+def warn_unless_contracts(
     wrapper: Reducer, inner: Codec | Reducer, spec: Spec, instead: str = "diana(...)"
 ) -> None:
     """Warns of codecs that may leave more than there was."""
@@ -195,22 +243,13 @@ def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor
 
 
 def moved(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tensor:
-    """The estimate of one's own, moved by `rate` times what the group heard from it."""
+    """The estimate of one's own, moved by `rate` times what the group received from this worker."""
     return advanced(estimate, reduced.own(), rate)
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x, if it has this dtype; else converted, and saturated."""
     return x if x.dtype == dtype else clamp_to(x, dtype)
-
-
-def leaves(inner: Compression) -> Iterator[Compression]:
-    """The compressions that do the work: the rules of a partition, or the inner itself."""
-    if isinstance(inner, Partition):
-        for rule in inner.rules.values():
-            yield from leaves(rule)
-    else:
-        yield inner
 
 
 def _has_feedback(inner: object) -> bool:

@@ -40,7 +40,7 @@ from gradwire.compression.feedback._wrapping import (
     Feedback,
     as_dtype,
     check_inner,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, check_input, scale_dtype
 from gradwire.core.group import Group, is_half
@@ -77,7 +77,7 @@ class DeMo(Feedback):
         return "inside"
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec, "dctk(...) or topk(...)")
+        warn_unless_contracts(self, self.inner, spec, "dctk(...) or topk(...)")
         momentum = torch.zeros(spec.shape, dtype=scale_dtype(spec.dtype))
         return {"momentum": momentum, "inner": lift(self.inner).init(spec, size)}
 

@@ -23,7 +23,7 @@ With density 1 this is SGD with momentum m, and with masking plain SGD. The C of
 `sampledk`, which is what a number means here, `dgc(0.001)`; any codec or chain may stand there.
 
 Where we differ: an element counts as sent if `topk` or `sampledk` selected it, whatever a quantiser
-behind makes of it; for other codecs if what was heard of it is not zero.
+behind makes of it; for other codecs if it is not decoded to zero.
 
 Use it as `dgc(0.001, warmup=4)`, or `dgc(topk(0.001) >> qsgd(bits=4))`, with an optimizer `sgd`
 without momentum, where very little is sent and the training needs momentum. It holds two more
@@ -31,38 +31,37 @@ vectors of the gradient's size per worker. With momentum 0 it is `ef`.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.feedback._wrapping import (
-    Feedback,
+    Forward,
+    Result,
+    SenderFeedback,
     as_dtype,
     check_inner,
-    leaves,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
-from gradwire.compression.sparsification._selection import Selector, check_density, in_range
-from gradwire.compression.sparsification.gtopk import GTopK
+from gradwire.compression.sparsification._selection import check_density, in_range
 from gradwire.compression.sparsification.sampledk import SampledK
-from gradwire.core.chain import Chain
 from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
-from gradwire.core.group import Group
-from gradwire.core.key import Key
+from gradwire.core.fusion import takes_motion
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
+from gradwire.core.node import Node
 from gradwire.core.ramp import Ramp
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.reducer import Pushed, Reduced, Reducer
 from gradwire.core.spec import Spec
 
 _FIRST_DENSITY = 0.25  # of the warm-up
 
 
 @dataclass(frozen=True, repr=False)
-class DGC(Feedback):
+class DGC(SenderFeedback):
     """Gather momentum on each worker, before the largest elements are selected."""
 
     inner: Codec | Reducer | float  # type: ignore[assignment]  # a number: sampledk's density
@@ -83,7 +82,6 @@ class DGC(Feedback):
         "dgc(randomk(0.1))",
         "dgc(sign, clip=2.0)",
     )
-    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT, "velocity": Role.OWN}
 
     def __post_init__(self) -> None:
@@ -104,7 +102,7 @@ class DGC(Feedback):
                 "Leave it out to clip nothing."
             )
         check_inner(self, self.compression)
-        if self.masking and not _selects(self.compression):
+        if self.masking and not self.wrapped().is_sparse:
             raise ValueError(
                 f"dgc({self.compression!r}, masking=True): {self.compression!r} sends something of "
                 "every element, so all momentum would be stopped in every step. Leave masking out, "
@@ -135,63 +133,34 @@ class DGC(Feedback):
 
     @property
     def masks(self) -> bool:
-        return _selects(self.compression) if self.masking is None else self.masking
+        return self.wrapped().is_sparse if self.masking is None else self.masking
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         return "inside"
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.compression, spec, "more levels behind the selection")
+        warn_unless_contracts(self, self.compression, spec, "more levels behind the selection")
         return {
             "residual": torch.zeros(spec.shape, dtype=spec.dtype),
             "velocity": torch.zeros(spec.shape, dtype=scale_dtype(spec.dtype)),
             "inner": self.wrapped().init(spec, size),
         }
 
-    async def mean(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
-    ) -> Reduced:
-        self.refuse_residual(residual)
-        node, inner = group.node, self.wrapped()
-        motion = await node.call(motion_of, self, x, state, group.size)
-        if _moves(self.compression):  # and so does all of it in one pass
-            stand_in = cast(Tensor, motion)
-            reduced = await inner.mean(x, state["inner"], key, group, stand_in)
+    async def exchange(
+        self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
+    ) -> Result:
+        motion = await node.call(motion_of, self, x, state, size)
+        if takes_motion(self.compression):  # and so does all of it in one pass
+            result = await forward(x, state["inner"], motion)
             velocity = motion.moved
         else:
             velocity, step = await node.call(_step, self, x, motion)
-            reduced = await inner.mean(step, state["inner"], key, group, motion.residual)
+            result = await forward(step, state["inner"], motion.residual)
             if self.masks:
-                velocity = await node.call(_masked, velocity, reduced)
-        kept = {"residual": reduced.residual, "velocity": velocity, "inner": reduced.state}
-        return Reduced(reduced.mean, reduced.own, kept)
-
-
-def _first(codec: Codec) -> Codec:
-    return codec.stages[0] if isinstance(codec, Chain) else codec
-
-
-def _selects(inner: Compression) -> bool:
-    """Whether some elements are sent, and others are not."""
-    return all(
-        _selects_first(part) if isinstance(part, Codec) else isinstance(part, GTopK)
-        for part in leaves(inner)
-    )
-
-
-def _selects_first(codec: Codec) -> bool:
-    first = _first(codec)
-    inner = getattr(first, "inner", None)  # of a codec that applies another one to each layer
-    return _selects_first(inner) if isinstance(inner, Codec) else first.selects
-
-
-def _moves(inner: Compression) -> bool:
-    """Whether a codec takes a `kernels.Motion` for a residual."""
-    if not isinstance(inner, Codec) or inner.coder is not None:
-        return False
-    first = _first(inner)
-    return isinstance(first, Selector) and first.moves
+                velocity = await node.call(_masked, velocity, result)
+        kept = {"residual": result.residual, "velocity": velocity, "inner": result.state}
+        return replace(result, state=kept, residual=None)
 
 
 def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
@@ -224,5 +193,5 @@ def _step(method: DGC, x: Tensor, motion: kernels.Motion) -> tuple[Tensor, Tenso
     return velocity, as_dtype(step, x.dtype)
 
 
-def _masked(velocity: Tensor, reduced: Reduced) -> Tensor:
-    return velocity.masked_fill(reduced.own() != 0, 0)
+def _masked(velocity: Tensor, result: Reduced | Pushed) -> Tensor:
+    return velocity.masked_fill(result.own() != 0, 0)

@@ -15,8 +15,8 @@ mean of the gradients is zero but a worker's own is not: quantised as it is, it 
 forever. The differences go to zero, and the noise with them. `alpha` is 1/(1 + omega) of the codec,
 if it states its omega. Momentum is left to the optimizer.
 
-Where we differ: the paper quantises blocks; here Q is any unbiased codec. Nobody collects: all hear
-the mean of q_i and hold h themselves, which is right only if what is heard is the mean of what was
+Where we differ: the paper quantises blocks; here Q is any unbiased codec. There is no server: all
+get the mean of q_i and hold h themselves, which is right only if that is the mean of what was
 sent, so payloads that cannot be added are always gathered, whatever route the architecture prefers
 (see `ef21`).
 
@@ -36,7 +36,7 @@ from gradwire.compression.feedback._wrapping import (
     Feedback,
     advanced,
     as_dtype,
-    check_heard,
+    check_means,
     difference,
     gathering,
     moved,
@@ -68,7 +68,7 @@ class Diana(Feedback):
     memory: ClassVar[Roles] = {"own": Role.OWN, "common": MeanOf("own")}
 
     def __post_init__(self) -> None:
-        check_heard(self, self.inner)
+        check_means(self, self.inner)
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise ValueError(
                 f"diana: alpha lies in 0 .. 1, without 0, got {self.alpha}. "
@@ -119,8 +119,8 @@ class Diana(Feedback):
         return 1 / (1 + omega)
 
 
-def _estimated(shift: Tensor | None, heard: Tensor) -> Tensor:
-    return as_dtype(advanced(shift, heard), heard.dtype)
+def _estimated(shift: Tensor | None, mean: Tensor) -> Tensor:
+    return as_dtype(advanced(shift, mean), mean.dtype)
 
 
 def _own(shift: Tensor | None, reduced: Reduced) -> Tensor:

@@ -71,8 +71,8 @@ class DoubleSqueeze(Feedback):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         self.refuse_residual(residual)
-        inner, road = lift(self.inner), scattering(group)
-        reduced = await inner.mean(x, state["inner"], key, road, state["residual"])
+        inner, route = lift(self.inner), scattering(group)
+        reduced = await inner.mean(x, state["inner"], key, route, state["residual"])
         return Reduced(
             reduced.mean, reduced.own, {"residual": reduced.residual, "inner": reduced.state}
         )

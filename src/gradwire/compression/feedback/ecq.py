@@ -20,24 +20,23 @@ with few levels), where `ef` may diverge. Around contractions (`topk`, `sign`) t
 loses nothing. It holds one more vector of the gradient's size per worker.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import Feedback, check_inner
+from gradwire.compression.feedback._wrapping import Forward, Result, SenderFeedback, check_inner
 from gradwire.core.codec import Codec, State, corrected
-from gradwire.core.group import Group
-from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.node import Node
+from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class ECQ(Feedback):
+class ECQ(SenderFeedback):
     """Error feedback with a weight on what is fed back and a decay of what is remembered."""
 
     inner: Codec | Reducer
@@ -53,7 +52,6 @@ class ECQ(Feedback):
         "ecq(terngrad, alpha=0.1, beta=0.5)",
         "ecq(topk(0.1), alpha=1.0, beta=1.0)",
     )
-    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def __post_init__(self) -> None:
@@ -69,16 +67,15 @@ class ECQ(Feedback):
         missing = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": missing, "inner": lift(self.inner).init(spec, size)}
 
-    async def mean(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
-    ) -> Reduced:
-        self.refuse_residual(residual)
-        node, missing = group.node, state["residual"]
+    async def exchange(
+        self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
+    ) -> Result:
+        missing = state["residual"]
         fed = missing if self.alpha == 1 else await node.call(torch.mul, missing, self.alpha)
-        reduced = await lift(self.inner).mean(x, state["inner"], key, group, fed)
-        assert reduced.residual is not None
-        kept = await node.call(_remembered, reduced.residual, missing, self.beta - self.alpha)
-        return Reduced(reduced.mean, reduced.own, {"residual": kept, "inner": reduced.state})
+        result = await forward(x, state["inner"], fed)
+        assert result.residual is not None
+        kept = await node.call(_remembered, result.residual, missing, self.beta - self.alpha)
+        return replace(result, state={"residual": kept, "inner": result.state}, residual=None)
 
 
 def _remembered(lost: Tensor, missing: Tensor, weight: float) -> Tensor:

@@ -18,19 +18,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import Feedback, check_inner, warn_unless_settles
+from gradwire.compression.feedback._wrapping import (
+    Forward,
+    Result,
+    SenderFeedback,
+    check_inner,
+    warn_unless_contracts,
+)
 from gradwire.core.codec import Codec, Compression, State
-from gradwire.core.group import Group
-from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.node import Node
+from gradwire.core.reducer import Reducer, unfed
 from gradwire.core.spec import Spec
 
 
 def with_feedback(compression: Compression, spec: Spec) -> Compression:
     """The compression with `ef(...)` around every part that drops something for good."""
-    part = compression.unfed(spec)
+    part = unfed(compression, spec)
     if part is None:
         return compression
     if part == compression:
@@ -47,7 +52,7 @@ def with_feedback(compression: Compression, spec: Spec) -> Compression:
 
 
 @dataclass(frozen=True, repr=False)
-class EF(Feedback):
+class EF(SenderFeedback):
     """Remember what compression lost and add it the next time."""
 
     inner: Codec | Reducer
@@ -60,19 +65,16 @@ class EF(Feedback):
         "schemes"
     )
     examples = ("ef(topk(0.01))", "ef(sign)", "ef(topk(0.1) >> qsgd(bits=4))")
-    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT}
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec, f"{self.inner!r} alone")
+        warn_unless_contracts(self, self.inner, spec, f"{self.inner!r} alone")
         residual = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
 
-    async def mean(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
-    ) -> Reduced:
-        self.refuse_residual(residual)
-        inner = lift(self.inner)
-        reduced = await inner.mean(x, state["inner"], key, group, state["residual"])
-        state = {"residual": reduced.residual, "inner": reduced.state}
-        return Reduced(reduced.mean, reduced.own, state)
+    async def exchange(
+        self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
+    ) -> Result:
+        result = await forward(x, state["inner"], state["residual"])
+        state = {"residual": result.residual, "inner": result.state}
+        return replace(result, state=state, residual=None)

@@ -15,8 +15,8 @@ with eta = 1 - momentum): what is followed is the running mean
 
 of noisy gradients, beginning at the first one. Leave the momentum of the optimizer at zero then.
 
-Where we differ: the paper's server hears everyone and sends g to all. Here everyone hears the mean
-of c_i and adds it up itself. That is right only if what is heard is the mean of what was sent, so
+Where we differ: the paper's server receives every c_i and sends g to all. Here all receive the mean
+of c_i and add it up themselves. That is right only if what arrives is the mean of what was sent, so
 payloads that cannot be added are gathered, whatever route the architecture prefers, and reducers
 that vote or drop on the way (`signvote`, `gtopk`, `countsketch`) are refused.
 
@@ -31,7 +31,7 @@ probability p, drawn from its key; c_i is zero for the others, whose g_i stays. 
 over all n, so g stays the mean of all g_i. It takes about 1/p times the steps, each with p times
 the bytes. Here those that do not take part send one byte, so that all know; they still compute
 their gradient, which v_i takes in if there is momentum (our combination; the paper treats each on
-its own). With `bidirectional` it is refused: who is away would leave a shard without a server.
+its own). With `bidirectional` it is refused: an absent worker would leave a shard without a server.
 
 Fatkhullin et al. 2021 also have heavy-ball momentum after aggregation (EF21-HB): an optimizer with
 momentum and `momentum_at="after"`. On digits (4 workers, the best of three rates, three seeds) it
@@ -56,20 +56,19 @@ from gradwire.compression.feedback._wrapping import (
     advanced,
     as_dtype,
     check_alone,
-    check_heard,
+    check_means,
     check_scatters,
     check_shards,
     difference,
     gathering,
     moved,
     scattering,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
-from gradwire.core.coded import mean_of_some
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.lifted import lift
+from gradwire.core.lifted import Lifted, lift
 from gradwire.core.memory import MeanOf, Memory, Role, Roles, replaced
 from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
@@ -103,7 +102,7 @@ class EF21(Feedback):
     }
 
     def __post_init__(self) -> None:
-        check_heard(self, self.inner)
+        check_means(self, self.inner)
         if not 0 <= self.momentum < 1:
             raise ValueError(
                 f"ef21: momentum lies in 0 .. 1, without 1, got {self.momentum}. "
@@ -133,7 +132,7 @@ class EF21(Feedback):
         if self.bidirectional:
             assert isinstance(self.inner, Codec)
             check_shards(self, self.inner, spec, size)
-        warn_unless_settles(self, self.inner, spec)
+        warn_unless_contracts(self, self.inner, spec)
         return {
             "followed": None,  # v_i, with momentum only
             "own": None,  # g_i
@@ -162,11 +161,13 @@ class EF21(Feedback):
         new = await node.call(difference, self, x, state["own"])
         if self.participation < 1:
             assert isinstance(self.inner, Codec)
-            speaks = _takes_part(key, self.participation)
-            reduced = await mean_of_some(self.inner, new, speaks, state["inner"], key, group)
+            has_news = _takes_part(key, self.participation)
+            reduced = await Lifted(self.inner).mean_of_some(
+                new, has_news, state["inner"], key, group
+            )
         else:
-            road = scattering(group) if self.bidirectional else gathering(group)
-            reduced = await lift(self.inner).mean(new, state["inner"], key, road)
+            routed = scattering(group) if self.bidirectional else gathering(group)
+            reduced = await lift(self.inner).mean(new, state["inner"], key, routed)
         own = await node.call(moved, state["own"], reduced)
         common = await node.share(advanced, state["common"], reduced.mean)
         return Reduced(

@@ -19,29 +19,30 @@ differ; with very little sent `dgc` has its warm-up. It holds one more vector of
 per worker, and one that all share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
-    Feedback,
+    Forward,
+    Result,
+    SenderFeedback,
     as_dtype,
     check_inner,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, check_input, scale_dtype
-from gradwire.core.group import Group
-from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
+from gradwire.core.node import Node
 from gradwire.core.reducer import Reduced, Reducer
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class GMC(Feedback):
+class GMC(SenderFeedback):
     """Add the momentum of what all applied last to what each compresses."""
 
     inner: Codec | Reducer
@@ -57,7 +58,6 @@ class GMC(Feedback):
         "gmc(randomk(0.1))",
         "gmc(sign)",
     )
-    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"residual": Role.LEFT, "last": Role.COMMON}
 
     def __post_init__(self) -> None:
@@ -72,21 +72,22 @@ class GMC(Feedback):
         return "inside"
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec, "more levels or less momentum")
+        warn_unless_contracts(self, self.inner, spec, "more levels or less momentum")
         return {
             "residual": torch.zeros(spec.shape, dtype=spec.dtype),
             "last": None,  # d
             "inner": lift(self.inner).init(spec, size),
         }
 
-    async def mean(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
-    ) -> Reduced:
-        self.refuse_residual(residual)
-        step = await group.node.call(_step, self, x, state["last"])
-        reduced = await lift(self.inner).mean(step, state["inner"], key, group, state["residual"])
-        kept = {"residual": reduced.residual, "last": reduced.mean, "inner": reduced.state}
-        return Reduced(reduced.mean, reduced.own, kept)
+    async def exchange(
+        self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
+    ) -> Result:
+        step = await node.call(_step, self, x, state["last"])
+        result = await forward(step, state["inner"], state["residual"])
+        # A worker that pushes does not know what is applied: its own step stands for it.
+        last = result.mean if isinstance(result, Reduced) else step
+        kept = {"residual": result.residual, "last": last, "inner": result.state}
+        return replace(result, state=kept, residual=None)
 
 
 def _step(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:

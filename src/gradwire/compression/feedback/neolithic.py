@@ -27,12 +27,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import check_inner, check_left, warn_unless_settles
+from gradwire.compression.feedback._wrapping import check_inner, check_left, warn_unless_contracts
 from gradwire.core.codec import Codec, Compression, State, corrected
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.reducer import Reduced, Reducer, unfed
 from gradwire.core.spec import Spec
 
 
@@ -62,10 +62,10 @@ class Neolithic(Reducer):
             )
 
     def unfed(self, spec: Spec) -> Compression | None:
-        return None if self.inner.unfed(spec) is None else self
+        return None if unfed(self.inner, spec) is None else self
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec)
+        warn_unless_contracts(self, self.inner, spec)
         return {"inner": lift(self.inner).init(spec, size)}
 
     def wrapped(self) -> Reducer:

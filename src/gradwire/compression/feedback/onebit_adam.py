@@ -43,7 +43,7 @@ from gradwire.compression.feedback._wrapping import (
     as_dtype,
     check_inner,
     difference,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, clamp_to, scale_dtype
 from gradwire.core.group import Group
@@ -102,7 +102,7 @@ class OneBitAdam(Feedback):
         return "inside"
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec, "sign or topk(...)")
+        warn_unless_contracts(self, self.inner, spec, "sign or topk(...)")
         return {
             "residual": torch.zeros(spec.shape, dtype=spec.dtype),  # e_i
             "momentum": None,  # m
@@ -174,7 +174,7 @@ def _where_known(momentum: Tensor, variance: Tensor) -> Tensor:
 
 
 def _frozen(method: OneBitAdam, mean: Tensor, variance: Tensor, age: int) -> tuple[Tensor, Tensor]:
-    """The new momentum, from what was heard, and the direction."""
+    """The new momentum, from what was received, and the direction."""
     momentum = _where_known(mean.to(scale_dtype(mean.dtype)), variance)
     return momentum, _direction(method, momentum, variance, age, mean.dtype)
 

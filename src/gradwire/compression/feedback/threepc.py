@@ -38,16 +38,15 @@ from gradwire.compression.feedback._wrapping import (
     advanced,
     as_dtype,
     check_alone,
-    check_heard,
+    check_means,
     difference,
     moved,
-    warn_unless_settles,
+    warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
-from gradwire.core.coded import mean_of_some
 from gradwire.core.group import Group
 from gradwire.core.key import Key
-from gradwire.core.lifted import lift
+from gradwire.core.lifted import Lifted, lift
 from gradwire.core.memory import MeanOf, Role, Roles
 from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
@@ -76,7 +75,7 @@ class ThreePC(Feedback):
     }
 
     def __post_init__(self) -> None:
-        check_heard(self, self.inner)
+        check_means(self, self.inner)
         check_alone(self, self.inner, "Write ef21 instead of threepc.")
         if not 0 <= self.zeta < math.inf:
             raise ValueError(
@@ -85,7 +84,7 @@ class ThreePC(Feedback):
             )
 
     def init(self, spec: Spec, size: int) -> State:
-        warn_unless_settles(self, self.inner, spec)
+        warn_unless_contracts(self, self.inner, spec)
         return {
             "last": None,  # y
             "own": None,  # h
@@ -99,7 +98,7 @@ class ThreePC(Feedback):
         self.refuse_residual(residual)
         node = group.node
         new, has_news = await node.call(_news, self, x, state)
-        reduced = await mean_of_some(self.inner, new, has_news, state["inner"], key, group)
+        reduced = await Lifted(self.inner).mean_of_some(new, has_news, state["inner"], key, group)
         own = await node.call(moved, state["own"], reduced)
         common = await node.share(advanced, state["common"], reduced.mean)
         last = x.detach().clone()  # a copy: whoever gave x may write the next gradient over it

@@ -16,24 +16,23 @@ Use it as `velocity(ef(topk(0.01)), momentum=0.9)` with a plain `sgd(lr)`; it is
 `sgd(lr, momentum=0.9)` and `ef(topk(0.01))` come to. It holds one more vector per worker.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from gradwire.compression.feedback._wrapping import Feedback, as_dtype
+from gradwire.compression.feedback._wrapping import Forward, Result, SenderFeedback, as_dtype
 from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
-from gradwire.core.group import Group
-from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
-from gradwire.core.reducer import Reduced, Reducer
+from gradwire.core.node import Node
+from gradwire.core.reducer import Reducer, unfed
 from gradwire.core.spec import Spec
 
 
 @dataclass(frozen=True, repr=False)
-class Velocity(Feedback):
+class Velocity(SenderFeedback):
     """Apply momentum on each worker, before compression."""
 
     inner: Codec | Reducer
@@ -42,7 +41,6 @@ class Velocity(Feedback):
 
     paper = "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth"
     examples = ("velocity(ef(topk(0.01)))", "velocity(ef(sign), momentum=0.5, nesterov=True)")
-    is_heard_through_inner = True
     memory: ClassVar[Roles] = {"velocity": Role.OWN}
 
     def __post_init__(self) -> None:
@@ -56,7 +54,7 @@ class Velocity(Feedback):
             )
 
     def unfed(self, spec: Spec) -> Compression | None:
-        return self.inner.unfed(spec)
+        return unfed(self.inner, spec)
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
@@ -65,13 +63,12 @@ class Velocity(Feedback):
     def init(self, spec: Spec, size: int) -> State:
         return {"velocity": None, "inner": lift(self.inner).init(spec, size)}
 
-    async def mean(
-        self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
-    ) -> Reduced:
-        self.refuse_residual(residual)
-        velocity, direction = await group.node.call(_accelerated, self, x, state["velocity"])
-        reduced = await lift(self.inner).mean(direction, state["inner"], key, group)
-        return Reduced(reduced.mean, reduced.own, {"velocity": velocity, "inner": reduced.state})
+    async def exchange(
+        self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
+    ) -> Result:
+        velocity, direction = await node.call(_accelerated, self, x, state["velocity"])
+        result = await forward(direction, state["inner"], None)
+        return replace(result, state={"velocity": velocity, "inner": result.state}, residual=None)
 
 
 def _accelerated(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:

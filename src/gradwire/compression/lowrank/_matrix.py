@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.core.codec import State
 from gradwire.core.group import is_half
 from gradwire.core.spec import Placed
 
@@ -84,6 +85,11 @@ def layout(tensors: Sequence[Placed], compressed: Sequence[bool]) -> Layout:
     found = [piece for stack in stacks for piece in stack.pieces] + plain
     order = sorted(range(len(found)), key=found.__getitem__)
     return Layout(stacks, tuple(plain), tuple(sizes), tuple(order))
+
+
+def kept_tensors(state: State) -> tuple[Placed, ...]:
+    """The tensors of a bucket in the state of a codec that keeps nothing else."""
+    return state or ()
 
 
 def covering(tensors: tuple[Placed, ...] | None, numel: int) -> tuple[Placed, ...]:

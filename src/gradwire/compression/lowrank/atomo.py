@@ -34,11 +34,28 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from gradwire.compression.lowrank._matrix import Layout, covering, layout, matrix_shape, unit
-from gradwire.core.codec import Codec, Guarantee, Kind, Parts, State, clamp_to, expect, scale_dtype
+from gradwire.compression.lowrank._matrix import (
+    Layout,
+    covering,
+    kept_tensors,
+    layout,
+    matrix_shape,
+    unit,
+)
+from gradwire.core.codec import (
+    Codec,
+    Guarantee,
+    Kind,
+    Parts,
+    State,
+    Traits,
+    clamp_to,
+    expect,
+    scale_dtype,
+)
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import SaturatingFeedback
 from gradwire.core.key import Key
-from gradwire.core.payload import Payload
 from gradwire.core.spec import Placed, Spec
 
 
@@ -53,7 +70,7 @@ class Atomo(Codec):
 
     leaves = Kind.NOTHING
     parts = ("counts", "factors", "plain")
-    layered = True
+    traits = Traits(layout=kept_tensors)
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -61,9 +78,6 @@ class Atomo(Codec):
 
     def init(self, spec: Spec) -> State:
         return spec.layout
-
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        return state or ()
 
     def guarantee(self, spec: Spec) -> Guarantee:
         stacks = _plan(spec.flat().layout, self.rank).stacks
@@ -90,12 +104,9 @@ class Atomo(Codec):
         }
         return parts, state
 
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        # What is decoded may be many times as large as x, and the difference beyond the range.
-        payload, lost, state = super().encode_feedback(x, residual, state, key)
-        return payload, clamp_to(lost, lost.dtype), state
+    @property
+    def fusion(self) -> SaturatingFeedback["Atomo"]:
+        return SaturatingFeedback(self)
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         plan = _plan(covering(spec.tensors, spec.numel), self.rank)

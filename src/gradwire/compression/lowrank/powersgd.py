@@ -8,7 +8,7 @@ so that the steps together are a power iteration; the first one is drawn from th
 matrices of a bucket share the two messages; vectors, and matrices that would not shrink by
 `min_rate`, travel as they are with the first.
 
-Under error feedback the residual is what the group did not hear of this worker: its corrected
+Under error feedback the residual is what the group did not get of this worker: its corrected
 matrix less P (M^T P)^T, its own term of the mean. torch's hook subtracts the mean P Q^T instead.
 Both rounds are linear, so the updates are the same up to rounding; but there the distance of a
 worker's gradients from the mean piles up in its residual with every step.
@@ -65,6 +65,10 @@ class PowerSGD(Reducer):
                 f"must not be negative, got {self.min_rate}. Try 2."
             )
 
+    @property
+    def averages_exactly(self) -> bool:
+        return True
+
     def unfed(self, spec: Spec) -> Compression | None:
         return self
 
@@ -88,14 +92,14 @@ class PowerSGD(Reducer):
         if q is None or q.numel() != sum(plan.numbers[1]):  # a rank may change with time
             q = await node.share(_random, plan, key.shared().child("q"), spec.dtype, x.device)
         matrices, left = await node.call(_left, plan, flat, q)
-        heard = await group.mean(left)
+        first = await group.mean(left)
         if plan.ranks:
-            basis = await node.share(_orthonormal, plan, heard)
+            basis = await node.share(_orthonormal, plan, first)
             right = await node.call(_right, matrices, basis, flat)
             new_q = await group.mean(right)
         else:
             basis, right, new_q = (), left[:0], left[:0]
-        mean = await node.share(_assembled, plan, spec, heard, basis, new_q)
+        mean = await node.share(_assembled, plan, spec, first, basis, new_q)
         own = partial(_assembled, plan, spec, left, basis, right)
         return Reduced(
             mean,
@@ -173,8 +177,8 @@ def _moderate(factor: Tensor) -> Tensor:
     return torch.ldexp(torch.ldexp(factor, half), shift - half)
 
 
-def _orthonormal(plan: _Plan, heard: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.linalg.qr(_moderate(p)).Q for p in plan.factors(heard, 0))
+def _orthonormal(plan: _Plan, first: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.linalg.qr(_moderate(p)).Q for p in plan.factors(first, 0))
 
 
 def _right(matrices: Sequence[Tensor], basis: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -200,5 +204,5 @@ def _assembled(
 
 
 def _lost(flat: Tensor, own: Callable[[], Tensor]) -> Tensor:
-    heard = own()
-    return corrected(flat, -heard.reshape(-1)).reshape(heard.shape)
+    sent = own()
+    return corrected(flat, -sent.reshape(-1)).reshape(sent.shape)

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.codec import Algebra, Codec, Guarantee, Parts, State, check_input
+from gradwire.core.codec import (
+    Algebra,
+    Codec,
+    Guarantee,
+    Parts,
+    State,
+    check_input,
+    payload_context,
+)
+from gradwire.core.fusion import Fusion
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -35,16 +44,25 @@ class Cast(Codec):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         return {"values": _saturated(x, self.target)}, state
 
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        if self.target.itemsize != 2 or not kernels.fuses(x):
-            return super().encode(x, state, key)
-        values = kernels.empty(x.numel(), self.target)
-        if not kernels.narrow(x.detach(), values):
-            check_input(self, x)
-        return Payload.pack({"values": values}, self.context(Spec.of(x))), state
+    @property
+    def fusion(self) -> "_CastFusion":
+        return _CastFusion(self)
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return _saturated(parts["values"], spec.dtype)
+
+
+class _CastFusion(Fusion[Cast]):
+    """Rounds and looks for what is not finite in one pass."""
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
+        codec = self.codec
+        if codec.target.itemsize != 2 or not kernels.fuses(x):
+            return None
+        values = kernels.empty(x.numel(), codec.target)
+        if not kernels.narrow(x.detach(), values):
+            check_input(codec, x)
+        return Payload.pack({"values": values}, payload_context(codec, Spec.of(x))), state
 
 
 def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:

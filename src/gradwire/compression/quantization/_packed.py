@@ -1,6 +1,6 @@
 """Quantisers whose symbols are packed by the kernel that makes them.
 
-So are those of a codec alone; a coder that follows gets them unpacked from `split`.
+Payloads hold them as they are packed; a coder that follows gets them unpacked, from `split`.
 """
 
 from abc import abstractmethod
@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.codec import Codec, Kind, Parts, State, check_input, clamp_to, expect
+from gradwire.core.codec import (
+    Codec,
+    Kind,
+    Parts,
+    State,
+    check_input,
+    clamp_to,
+    expect,
+    payload_context,
+)
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import Fusion
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -24,7 +34,7 @@ from gradwire.core.symbols import (
 
 
 class PackedCodec(Codec):
-    """`split` and `join` between bytes: `pack` and `hear`."""
+    """An author writes `pack` and `decode_packed`, which are `split` and `join` of packed bytes."""
 
     leaves = Kind.SYMBOLS
 
@@ -33,34 +43,44 @@ class PackedCodec(Codec):
         """The parts of a flat vector, `values` packed."""
 
     @abstractmethod
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         """The flat vector. Trusts no part; of `values` the length has been checked."""
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         parts = self.pack(x, key)
-        alphabet = self._alphabet(Spec.of(x), parts)
+        alphabet = self.alphabet(Spec.of(x), parts)
         return {**parts, "values": unpack_symbols(parts["values"], x.numel(), alphabet)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        values = pack_symbols(parts["values"], self._alphabet(spec, parts))
-        return self.hear({**parts, "values": values}, spec, key)
+        values = pack_symbols(parts["values"], self.alphabet(spec, parts))
+        return self.decode_packed({**parts, "values": values}, spec, key)
 
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        check_input(self, x)
-        parts = self.pack(x.detach().reshape(-1).contiguous(), key)
-        wire = {name: parts[name] for name in self.parts}
-        return Payload.pack(wire, self.context(Spec.of(x))), state
+    @property
+    def fusion(self) -> "_PackedFusion":
+        return _PackedFusion(self)
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
-        flat, parts = spec.flat(), payload.parts
-        size = packed_bytes(flat.numel, self._alphabet(flat, parts))
-        expect(parts["values"], "values", size, torch.uint8)
-        return self.hear(parts, flat, key).reshape(spec.shape)
-
-    def _alphabet(self, spec: Spec, parts: Parts) -> int:
+    def alphabet(self, spec: Spec, parts: Parts) -> int:
+        """How many symbols there are."""
         alphabet = self.values_spec(spec, parts).alphabet
         assert alphabet is not None
         return alphabet
+
+
+class _PackedFusion(Fusion[PackedCodec]):
+    """Symbols stay packed."""
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        codec = self.codec
+        check_input(codec, x)
+        parts = codec.pack(x.detach().reshape(-1).contiguous(), key)
+        wire = {name: parts[name] for name in codec.parts}
+        return Payload.pack(wire, payload_context(codec, Spec.of(x))), state
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
+        codec, flat, parts = self.codec, spec.flat(), payload.parts
+        size = packed_bytes(flat.numel, codec.alphabet(flat, parts))
+        expect(parts["values"], "values", size, torch.uint8)
+        return codec.decode_packed(parts, flat, key).reshape(spec.shape)
 
 
 def packing(alphabet: int) -> kernels.Packing:

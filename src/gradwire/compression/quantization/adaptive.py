@@ -88,7 +88,7 @@ class Adaptive(PackedCodec):
         packed = kernels.to_levels(x, scale, self.bucket, levels, draw, how)
         return {"levels": inner, "scale": scale, "values": packed}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype = scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, self.bucket), dtype)
         inner = expect(parts["levels"], "levels", self.num_levels - 1, torch.float32)

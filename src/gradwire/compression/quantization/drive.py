@@ -43,8 +43,10 @@ from gradwire.core.codec import (
     check_input,
     expect,
     expect_scale,
+    payload_context,
     scale_dtype,
 )
+from gradwire.core.fusion import Fusion
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -73,42 +75,24 @@ class Drive(Codec):
         return Spec(spec.shape, spec.dtype, alphabet=2)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        scale, packed = self._signs(x, key)
+        scale, packed = self.rotated_signs(x, key)
         symbols = [kernels.unpack_uints(bits, 1, count) for bits, count in packed]
         return {"scale": scale, "values": torch.cat(symbols)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        values, whole = parts["values"], self._in_rows(spec)
+        values, whole = parts["values"], self.num_in_rows(spec)
         rows = kernels.pack_uints(values[:whole], 1)
-        return self._vector(rows, values[whole:], parts["scale"], spec, key)
+        return self.unrotated(rows, values[whole:], parts["scale"], spec, key)
 
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        """As `split` says, without unpacking bits that were packed while in the cache."""
-        if not self._aligned(Spec.of(x)):
-            return super().encode(x, state, key)
-        check_input(self, x)
-        scale, packed = self._signs(x.detach().reshape(-1).contiguous(), key)
-        parts = {"scale": scale, "values": torch.cat([bits for bits, _ in packed])}
-        return Payload.pack(parts, self.context(Spec.of(x))), state
+    @property
+    def fusion(self) -> "_DriveFusion":
+        return _DriveFusion(self)
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
-        if not self._aligned(spec):
-            return super().decode(payload, spec, key)
-        scale, packed = payload.parts["scale"], payload.parts["values"]
-        expect(packed, "values", -(-spec.numel // 8), torch.uint8)
-        whole = self._in_rows(spec)
-        end = kernels.unpack_uints(packed[whole // 8 :], 1, spec.numel - whole)
-        return self._vector(packed[: whole // 8], end, scale, spec.flat(), key).reshape(spec.shape)
-
-    def _in_rows(self, spec: Spec) -> int:
+    def num_in_rows(self, spec: Spec) -> int:
         """How many coordinates lie in whole rows."""
         return spec.numel - spec.numel % row_length(spec.numel, self.block)
 
-    def _aligned(self, spec: Spec) -> bool:
-        """Whether rows are whole bytes."""
-        return row_length(spec.numel, self.block) >= 8
-
-    def _signs(self, x: Tensor, key: Key) -> tuple[Tensor, list[tuple[Tensor, int]]]:
+    def rotated_signs(self, x: Tensor, key: Key) -> tuple[Tensor, list[tuple[Tensor, int]]]:
         """Scales, and signs of rows and of the rest: packed bits, 1 where not negative."""
         x, shift = rotatable(x)
         m = row_length(x.numel(), self.block)
@@ -128,7 +112,7 @@ class Drive(Codec):
             scale = sums / bucket_sizes(x.numel(), m, x.device)
         return from_range(scale, shift, x.dtype), packed
 
-    def _vector(self, rows: Tensor, end: Tensor, scale: Tensor, spec: Spec, key: Key) -> Tensor:
+    def unrotated(self, rows: Tensor, end: Tensor, scale: Tensor, spec: Spec, key: Key) -> Tensor:
         """From the packed signs of rows, and the symbols of the rest."""
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         expect_scale(scale, num_buckets(spec.numel, m), dtype)
@@ -139,3 +123,29 @@ class Drive(Codec):
         kernels.unrotated_signs(rows, scale[:whole], m, flips, out=out)
         x[whole * m :] = (2 * end - 1) * scale[whole:]
         return from_range(unmix(x, key, self.block), shift, spec.dtype)
+
+
+class _DriveFusion(Fusion[Drive]):
+    """Bits that were packed while in the cache stay packed, where rows are whole bytes."""
+
+    def _serves(self, spec: Spec) -> bool:
+        return row_length(spec.numel, self.codec.block) >= 8
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
+        codec, spec = self.codec, Spec.of(x)
+        if not self._serves(spec):
+            return None
+        check_input(codec, x)
+        scale, packed = codec.rotated_signs(x.detach().reshape(-1).contiguous(), key)
+        parts = {"scale": scale, "values": torch.cat([bits for bits, _ in packed])}
+        return Payload.pack(parts, payload_context(codec, spec)), state
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
+        if not self._serves(spec):
+            return None
+        codec, scale, packed = self.codec, payload.parts["scale"], payload.parts["values"]
+        expect(packed, "values", -(-spec.numel // 8), torch.uint8)
+        whole = codec.num_in_rows(spec)
+        end = kernels.unpack_uints(packed[whole // 8 :], 1, spec.numel - whole)
+        flat = codec.unrotated(packed[: whole // 8], end, scale, spec.flat(), key)
+        return flat.reshape(spec.shape)

@@ -118,7 +118,7 @@ class Eden(PackedCodec):
         scale = squares / safe_divisor(along) if self.unbiased else along / safe_divisor(length)
         return {"scale": from_range(scale, shift, y.dtype), "values": packed}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         scale = expect_scale(parts["scale"], num_buckets(spec.numel, m), dtype)
         scale, shift = rotatable(scale)

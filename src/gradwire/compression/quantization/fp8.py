@@ -68,7 +68,7 @@ class FP8(PackedCodec):
             "values": kernels.to_fp8(x, scale, self.block, _DTYPES[self.format]),
         }
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         count, dtype = num_buckets(spec.numel, self.block), scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], count, dtype)
         table = torch.tensor(_fractions(self.format), dtype=dtype, device=scale.device)

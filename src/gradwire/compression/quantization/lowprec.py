@@ -91,7 +91,7 @@ class LowPrec(PackedCodec):
         packed = kernels.to_whole(x, steps, None, self.block, -top, top, draw, how)
         return {"exponents": _wrapped(exponents, dtype), "values": packed}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, top = scale_dtype(spec.dtype), self.largest
         lowest, highest = _range(dtype, top)
         count = num_buckets(spec.numel, self.block)

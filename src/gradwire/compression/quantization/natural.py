@@ -56,7 +56,7 @@ class Natural(PackedCodec):
         levels = powers(low, high, x)
         return {"values": kernels.to_levels(x, None, x.numel() or 1, levels, draw, how)}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         values = parts["values"]
         like = torch.empty(0, dtype=scale_dtype(spec.dtype), device=values.device)
         table = mirrored(powers(*_EXPONENTS[spec.dtype], like))

@@ -88,7 +88,7 @@ class NUQ(PackedCodec):
         packed = kernels.to_levels(x, scale, self.bucket, levels, draw, how)
         return {"scale": scale, "values": packed}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         count, dtype = num_buckets(spec.numel, self.bucket), scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], count, dtype)
         table = mirrored(self._table(scale))

@@ -61,9 +61,9 @@ class OneBit(PackedCodec):
         means = torch.stack([above, below], dim=1) / torch.stack(counts, dim=1).clamp(min=1)
         return {"scale": clamp_to(means / factor, x.dtype), "values": kernels.pack_signs(x)}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, count = scale_dtype(spec.dtype), num_buckets(spec.numel, self.bucket)
         means = expect_scale(parts["scale"], 2 * count, dtype).reshape(count, 2)
         pairs = means * means.new_tensor([1.0, -1.0])
-        heard = kernels.from_pairs(parts["values"], pairs, self.bucket, spec.numel)
-        return finished(heard, spec.dtype)
+        decoded = kernels.from_pairs(parts["values"], pairs, self.bucket, spec.numel)
+        return finished(decoded, spec.dtype)

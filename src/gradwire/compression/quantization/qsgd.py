@@ -37,9 +37,11 @@ from gradwire.core.codec import (
     clamp_to,
     expect,
     expect_scale,
+    payload_context,
     scale_dtype,
 )
 from gradwire.core.errors import WireError
+from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -82,8 +84,9 @@ class QSGD(Codec):
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.num_levels + 1)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        if self._fuses(x):
-            return self._unpacked(*self._kernel(x, None, None, key), x.numel()), state
+        fused = _QSGDFusion(self)
+        if fused.serves(x):
+            return fused.split(x, key), state
         s = self.num_levels
         dtype = scale_dtype(x.dtype)
         buckets = to_buckets(x.to(dtype), self.bucket)  # [num_buckets, bucket]
@@ -96,14 +99,6 @@ class QSGD(Codec):
         levels = round_at_random(scaled.clamp(-s, s), key) + s
         return {"scale": scale, "values": levels.to(torch.int32)}, state
 
-    def split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Parts, Tensor, State]:
-        if not self._fuses(x, residual):
-            return super().split_feedback(x, residual, state, key)
-        lost = kernels.empty(x.numel())
-        return self._unpacked(*self._kernel(x, residual, lost, key), x.numel()), lost, state
-
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         s = self.num_levels
         dtype = scale_dtype(spec.dtype)
@@ -112,71 +107,97 @@ class QSGD(Codec):
         raised = headroom(scale)
         # Divided by a number, CUDA would multiply by its reciprocal.
         step = scale * raised / scale.new_tensor(s)
-        heard = levels * step[:, None] * (1 / raised)[:, None]
-        return clamp_to(from_buckets(heard, spec.numel), spec.dtype)
+        decoded = levels * step[:, None] * (1 / raised)[:, None]
+        return clamp_to(from_buckets(decoded, spec.numel), spec.dtype)
 
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        if not self._fuses(x):
-            return super().encode(x, state, key)
-        return self._fused(x.detach(), None, None, key), state
+    @property
+    def fusion(self) -> "_QSGDFusion":
+        return _QSGDFusion(self)
 
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        if not self._fuses(x, residual):
-            return super().encode_feedback(x, residual, state, key)
-        lost = kernels.empty(x.numel())
-        payload = self._fused(x.detach(), residual.detach(), lost, key)
-        return payload, lost.reshape(x.shape), state
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
-        packed, alphabet = payload.parts["values"], 2 * self.num_levels + 1
-        if spec.dtype != torch.float32 or not self._fuses(payload.parts["scale"]):
-            return super().decode(payload, spec, key)
-        expect(packed, "values", packed_bytes(spec.numel, alphabet), torch.uint8)
-        scale = payload.parts["scale"]
-        expect_scale(scale, num_buckets(spec.numel, self.bucket), torch.float32)
-        width = symbol_bits(alphabet)
-        heard, highest = kernels.decode_levels(
-            packed,
-            scale,
-            self.num_levels,
-            self.bucket,
-            width,
-            spec.numel,
-            kernels.empty(spec.numel),
-        )
-        if highest >= alphabet:
-            raise WireError(f"symbol {highest}, expected 0 .. {alphabet - 1}")
-        return heard.reshape(spec.shape)
+class _QSGDFusion(Fusion[QSGD]):
+    """Correction, norms, rounding, packing and what is lost in one pass."""
 
-    def _fuses(self, *tensors: Tensor) -> bool:
-        """Whether the fused kernels serve: fixed width of at most a byte, maxima of whole bytes."""
-        alphabet = 2 * self.num_levels + 1
+    def serves(self, *tensors: Tensor) -> bool:
+        """Whether the fused kernels do: fixed width of at most a byte, maxima of whole bytes."""
+        codec, alphabet = self.codec, self._alphabet
         return (
-            self.norm == "max"
-            and self.bucket % 8 == 0
+            codec.norm == "max"
+            and codec.bucket % 8 == 0
             and symbol_bits(alphabet) <= 8
             and not digits_per_byte(alphabet)
             and kernels.fuses(*tensors)
         )
 
-    def _fused(self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key) -> Payload:
-        scale, packed = self._kernel(x, residual, lost, key)
-        return Payload.pack({"scale": scale, "values": packed}, self.context(Spec.of(x)))
+    def split(self, x: Tensor, key: Key) -> Parts:
+        """The parts of a vector that it serves."""
+        return self._unpacked(*self._encoded(x, None, None, key), x.numel())
 
-    def _kernel(
+    def split_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State] | None:
+        if not isinstance(residual, Tensor) or not self.serves(x, residual):
+            return None
+        lost = kernels.empty(x.numel())
+        return self._unpacked(*self._encoded(x, residual, lost, key), x.numel()), lost, state
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
+        if not self.serves(x):
+            return None
+        return self._payload(x.detach(), None, None, key), state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State] | None:
+        if not isinstance(residual, Tensor) or not self.serves(x, residual):
+            return None
+        lost = kernels.empty(x.numel())
+        payload = self._payload(x.detach(), residual.detach(), lost, key)
+        return payload, lost.reshape(x.shape), state
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
+        codec, scale, packed = self.codec, payload.parts["scale"], payload.parts["values"]
+        if spec.dtype != torch.float32 or not self.serves(scale):
+            return None
+        expect(packed, "values", packed_bytes(spec.numel, self._alphabet), torch.uint8)
+        expect_scale(scale, num_buckets(spec.numel, codec.bucket), torch.float32)
+        decoded, highest = kernels.decode_levels(
+            packed,
+            scale,
+            codec.num_levels,
+            codec.bucket,
+            symbol_bits(self._alphabet),
+            spec.numel,
+            kernels.empty(spec.numel),
+        )
+        if highest >= self._alphabet:
+            raise WireError(f"symbol {highest}, expected 0 .. {self._alphabet - 1}")
+        return decoded.reshape(spec.shape)
+
+    @property
+    def _alphabet(self) -> int:
+        return 2 * self.codec.num_levels + 1
+
+    def _payload(
+        self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key
+    ) -> Payload:
+        scale, packed = self._encoded(x, residual, lost, key)
+        return Payload.pack(
+            {"scale": scale, "values": packed}, payload_context(self.codec, Spec.of(x))
+        )
+
+    def _encoded(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key
     ) -> tuple[Tensor, Tensor]:
         """Scales, and symbols at fixed width."""
-        width = symbol_bits(2 * self.num_levels + 1)
+        codec, width = self.codec, symbol_bits(self._alphabet)
         scale, packed = kernels.encode_levels(
-            x, residual, self.num_levels, self.bucket, width, key.seed, key.stream, lost
+            x, residual, codec.num_levels, codec.bucket, width, key.seed, key.stream, lost
         )
         if not bool(torch.isfinite(scale).all()):
-            check_input(self, x if residual is None else x + residual)
+            check_input(codec, kernels.with_residual(x, residual))
         return scale, packed
 
     def _unpacked(self, scale: Tensor, packed: Tensor, count: int) -> Parts:
-        width = symbol_bits(2 * self.num_levels + 1)
+        width = symbol_bits(self._alphabet)
         return {"scale": scale, "values": kernels.unpack_uints(packed, width, count)}

@@ -26,8 +26,10 @@ from gradwire.core.codec import (
     check_input,
     expect,
     expect_scale,
+    payload_context,
     scale_dtype,
 )
+from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -55,91 +57,103 @@ class Sign(Codec):
             )
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        return Guarantee(delta=1 / max(1, min(self._bucket(spec.numel), spec.numel)))
+        return Guarantee(delta=1 / max(1, min(self.bucket_length(spec.numel), spec.numel)))
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=2)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         # float64: the sum of a long float32 vector may overflow where its mean does not.
-        means = kernels.mean_magnitudes(x, self._bucket(x.numel()))
+        means = kernels.mean_magnitudes(x, self.bucket_length(x.numel()))
         if x.dtype == torch.float64 and not bool(torch.isfinite(means).all()):  # so may its own
-            smaller = kernels.mean_magnitudes(x * 2.0**-64, self._bucket(x.numel()))
+            smaller = kernels.mean_magnitudes(x * 2.0**-64, self.bucket_length(x.numel()))
             means = torch.where(torch.isfinite(means), means, smaller * 2.0**64)
-        return {"scale": self._scales(means, x), "values": x < 0}, state
-
-    def split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Parts, Tensor, State]:
-        if not kernels.fuses(x, residual):
-            return super().split_feedback(x, residual, state, key)
-        lost = kernels.empty(x.numel())
-        scale, packed = self._kernel(x, residual, lost)
-        return {"scale": scale, "values": kernels.unpack_uints(packed, 1, x.numel())}, lost, state
+        return {"scale": self.sent_scales(means, x), "values": x < 0}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        scale, bucket = self._expected(parts, spec), self._bucket(spec.numel)
+        scale, bucket = self.received_scales(parts, spec), self.bucket_length(spec.numel)
         signs = to_buckets(1 - 2 * parts["values"], bucket)
         return from_buckets(scale[: len(signs), None] * signs, spec.numel).to(spec.dtype)
 
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        if not kernels.fuses(x):
-            return super().encode(x, state, key)
-        return self._fused(x.detach(), None, None), state
+    @property
+    def fusion(self) -> "_SignFusion":
+        return _SignFusion(self)
 
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        if not kernels.fuses(x, residual):
-            return super().encode_feedback(x, residual, state, key)
-        lost = kernels.empty(x.numel())
-        payload = self._fused(x.detach(), residual.detach(), lost)
-        return payload, lost.reshape(x.shape), state
-
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
-        mean = self._fused_mean([payload], spec)
-        return super().decode(payload, spec, key) if mean is None else mean
-
-    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
-        mean = self._fused_mean(payloads, spec)
-        return super().decode_mean(payloads, spec, keys) if mean is None else mean
-
-    def _fused_mean(self, payloads: Sequence[Payload], spec: Spec) -> Tensor | None:
-        if spec.dtype != torch.float32 or not kernels.fuses(*(p.parts["scale"] for p in payloads)):
-            return None
-        num_bytes = -(-spec.numel // 8)
-        mean = kernels.mean_signs(
-            [expect(p.parts["values"], "values", num_bytes, torch.uint8) for p in payloads],
-            [self._expected(p.parts, spec)[: spec.numel] for p in payloads],
-            spec.numel,
-            self._bucket(spec.numel),
-            kernels.empty(spec.numel),
-        )
-        return mean.reshape(spec.shape)
-
-    def _fused(self, x: Tensor, residual: Tensor | None, lost: Tensor | None) -> Payload:
-        scale, packed = self._kernel(x, residual, lost)
-        return Payload.pack({"scale": scale, "values": packed}, self.context(Spec.of(x)))
-
-    def _kernel(
-        self, x: Tensor, residual: Tensor | None, lost: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Scales as they travel, and packed signs."""
-        scale, packed = kernels.encode_signs(x, residual, self._bucket(x.numel()), lost)
-        if not bool(torch.isfinite(scale).all()):
-            check_input(self, x if residual is None else x + residual)
-        return self._scales(scale, x), packed
-
-    def _bucket(self, numel: int) -> int:
+    def bucket_length(self, numel: int) -> int:
+        """Elements that share one scale."""
         return self.bucket or max(1, numel)
 
-    def _scales(self, means: Tensor, x: Tensor) -> Tensor:
-        """As they travel. One scale is sent even of nothing."""
+    def sent_scales(self, means: Tensor, x: Tensor) -> Tensor:
+        """Scales as they travel. One is sent even of nothing."""
         if not self.bucket and not x.numel():
             means = means.new_zeros(1)
         dtype = scale_dtype(x.dtype)
         return means.clamp(max=torch.finfo(dtype).max).to(dtype)
 
-    def _expected(self, parts: Parts, spec: Spec) -> Tensor:
+    def received_scales(self, parts: Parts, spec: Spec) -> Tensor:
         count = num_buckets(spec.numel, self.bucket) if self.bucket else 1
         return expect_scale(parts["scale"], count, scale_dtype(spec.dtype))
+
+
+class _SignFusion(Fusion[Sign]):
+    """Correction, signs, scales and what is lost in one pass; means of packed signs."""
+
+    averages = True
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
+        if not kernels.fuses(x):
+            return None
+        return self._payload(x.detach(), None, None), state
+
+    def split_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State] | None:
+        if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
+            return None
+        lost = kernels.empty(x.numel())
+        scale, packed = self._encoded(x, residual, lost)
+        return {"scale": scale, "values": kernels.unpack_uints(packed, 1, x.numel())}, lost, state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State] | None:
+        if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
+            return None
+        lost = kernels.empty(x.numel())
+        payload = self._payload(x.detach(), residual.detach(), lost)
+        return payload, lost.reshape(x.shape), state
+
+    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
+        return self.decode_mean([payload], spec, [key])
+
+    def decode_mean(
+        self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]
+    ) -> Tensor | None:
+        codec = self.codec
+        if spec.dtype != torch.float32 or not kernels.fuses(*(p.parts["scale"] for p in payloads)):
+            return None
+        num_bytes = -(-spec.numel // 8)
+        mean = kernels.mean_signs(
+            [expect(p.parts["values"], "values", num_bytes, torch.uint8) for p in payloads],
+            [codec.received_scales(p.parts, spec)[: spec.numel] for p in payloads],
+            spec.numel,
+            codec.bucket_length(spec.numel),
+            kernels.empty(spec.numel),
+        )
+        return mean.reshape(spec.shape)
+
+    def _payload(self, x: Tensor, residual: Tensor | None, lost: Tensor | None) -> Payload:
+        scale, packed = self._encoded(x, residual, lost)
+        return Payload.pack(
+            {"scale": scale, "values": packed}, payload_context(self.codec, Spec.of(x))
+        )
+
+    def _encoded(
+        self, x: Tensor, residual: Tensor | None, lost: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Scales as they travel, and packed signs."""
+        codec = self.codec
+        scale, packed = kernels.encode_signs(x, residual, codec.bucket_length(x.numel()), lost)
+        if not bool(torch.isfinite(scale).all()):
+            check_input(codec, kernels.with_residual(x, residual))
+        return codec.sent_scales(scale, x), packed

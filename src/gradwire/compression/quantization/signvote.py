@@ -9,7 +9,7 @@ The vote is taken in the compressed domain. A payload holds how many voted and, 
 how many of them for minus, in binary: one bit of all elements after the other, bit planes of
 ceil(d / 8) bytes. So n voters take ceil(log2(n + 1)) bits per element, payloads merge by an adder
 of bitwise operations that serves eight elements a byte, and the order does not matter. Before it
-goes out to all, the result is settled to the one bit that counts.
+goes out to all, the result is finalized to the one bit that counts.
 
 We differ in this: sign(0) and a tie are +1, where the papers leave them open or at random; and a
 worker whose tensor is all zero (a frozen layer, an empty batch) abstains, so that zeros stay zero
@@ -33,7 +33,9 @@ from gradwire.core.codec import (
     Guarantee,
     Kind,
     Parts,
+    PayloadMerge,
     State,
+    Traits,
     clamp_to,
     expect,
     scale_dtype,
@@ -48,7 +50,7 @@ _MOST_VOTERS = 2**31 - 1
 
 @dataclass(frozen=True, repr=False)
 class SignVote(Codec):
-    """Send one bit per element, and hear the majority's."""
+    """Send one bit per element, and receive the majority's."""
 
     scale: float = 1.0  # magnitude of every element of the result
 
@@ -61,6 +63,10 @@ class SignVote(Codec):
     algebra = Algebra.MERGE
     leaves = Kind.NOTHING
     parts = ("voters", "votes")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(merging=PayloadMerge(_merge, _finalize))
 
     def __post_init__(self) -> None:
         if not (self.scale > 0 and math.isfinite(self.scale)):
@@ -87,27 +93,30 @@ class SignVote(Codec):
         signs = kernels.unpack_signs(minus, spec.numel, scale_dtype(spec.dtype))
         return clamp_to(signs * self.scale, spec.dtype)
 
-    def merge(self, a: Payload, b: Payload) -> Payload:
-        (voters, planes), (others, more) = _opened(a.parts), _opened(b.parts)
-        if not voters or not others:
-            return a if voters else b
-        if planes.shape[1] != more.shape[1]:
-            raise WireError(
-                f"votes: {planes.shape[1]} and {more.shape[1]} bytes a bit plane belong to "
-                "different tensors"
-            )
-        total = voters + others
-        if total > _MOST_VOTERS:
-            raise WireError(f"voters: {total}, expected at most {_MOST_VOTERS}")
-        votes = _sum(planes, more, total.bit_length())
-        return a.replace(voters=_header(total, votes.device), votes=votes.reshape(-1))
 
-    def settle(self, merged: Payload, spec: Spec, size: int) -> Payload:
-        voters, planes = _opened(merged.parts, -(-spec.numel // 8))
-        if voters <= 1:
-            return merged
-        minus = _at_least(planes, voters // 2 + 1)
-        return merged.replace(voters=_header(1, minus.device), votes=minus)
+def _merge(a: Payload, b: Payload) -> Payload:
+    (voters, planes), (others, more) = _opened(a.parts), _opened(b.parts)
+    if not voters or not others:
+        return a if voters else b
+    if planes.shape[1] != more.shape[1]:
+        raise WireError(
+            f"votes: {planes.shape[1]} and {more.shape[1]} bytes a bit plane belong to "
+            "different tensors"
+        )
+    total = voters + others
+    if total > _MOST_VOTERS:
+        raise WireError(f"voters: {total}, expected at most {_MOST_VOTERS}")
+    votes = _sum(planes, more, total.bit_length())
+    return a.replace(voters=_header(total, votes.device), votes=votes.reshape(-1))
+
+
+def _finalize(merged: Payload, spec: Spec, size: int) -> Payload:
+    """One bit per element: the majority."""
+    voters, planes = _opened(merged.parts, -(-spec.numel // 8))
+    if voters <= 1:
+        return merged
+    minus = _at_least(planes, voters // 2 + 1)
+    return merged.replace(voters=_header(1, minus.device), votes=minus)
 
 
 def _header(voters: int, device: torch.device) -> Tensor:

@@ -72,7 +72,7 @@ class SRQ(PackedCodec):
         low, high = (from_range(end, shift, y.dtype) for end in (low, high))
         return {"low": low, "high": high, "values": packed}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, m = scale_dtype(spec.dtype), row_length(spec.numel, self.block)
         low, high = (
             expect(parts[name], name, num_buckets(spec.numel, m), dtype) for name in ("low", "high")

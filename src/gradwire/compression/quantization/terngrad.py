@@ -33,7 +33,7 @@ from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
 from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
 from gradwire.compression.quantization._scales import bucket_sizes, check_bucket
-from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
+from gradwire.core.codec import Guarantee, Parts, SharedStatistic, Traits, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -82,15 +82,18 @@ class TernGrad(PackedCodec):
         return Guarantee(omega=(math.sqrt(size) - 1) / 2)
 
     @property
-    def shares(self) -> bool:
-        return self.share and self.scale is None
+    def traits(self) -> Traits:
+        shares = self.share and self.scale is None
+        return Traits(
+            statistic=SharedStatistic(self._largest, self._with_scale) if shares else None
+        )
 
-    def statistic(self, x: Tensor) -> Tensor:
+    def _largest(self, x: Tensor) -> Tensor:
         scale = self._scale(x.detach().reshape(-1).to(scale_dtype(x.dtype)))
         return scale if x.numel() else scale.new_zeros(1)
 
-    def agreed(self, statistic: Tensor) -> "TernGrad":
-        return replace(self, scale=float(statistic)) if self.share else self
+    def _with_scale(self, statistic: Tensor) -> "TernGrad":
+        return replace(self, scale=float(statistic))
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec(spec.shape, spec.dtype, alphabet=3)
@@ -107,7 +110,7 @@ class TernGrad(PackedCodec):
         packed = kernels.to_levels(x, scale, self._bucket(x.numel()), levels, draw, packing(3))
         return {**parts, "values": packed}
 
-    def hear(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+    def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, bucket = scale_dtype(spec.dtype), self._bucket(spec.numel)
         table = torch.tensor([-1.0, 0.0, 1.0], dtype=dtype, device=parts["values"].device)
         if self.scale is not None:

@@ -1,7 +1,7 @@
 """A vector quantised by `dq` with a given step: the search for indices, and what codes them.
 
 Tables and indices depend on each other: the search takes the rates of tables, and tables are made
-of the indices that it finds. They settle on some blocks of the vector, in a few rounds.
+of the indices that it finds. They converge on some blocks of the vector, in a few rounds.
 """
 
 import math
@@ -15,8 +15,8 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding.trellis import Tables
 from gradwire.compression.quantization._powers import largest_magnitude
-from gradwire.compression.quantization._short_codes import of_short_number, short_number
 from gradwire.compression.source_coding._dq_plane import plane_fit
+from gradwire.compression.source_coding._dq_short_codes import of_short_number, short_number
 from gradwire.compression.source_coding._dq_wire import (
     NO_OFFSETS,
     Shapes,
@@ -136,7 +136,7 @@ def quantised(
     passes: int | None = None,
     way: Way = Way.PLAIN,
 ) -> Quantised:
-    """With this step; the search takes a prior, or tables that settle in `rounds`."""
+    """With this step; the search takes a prior, or tables that converge in `rounds`."""
     wire = torch.tensor(max(step, least_step(x)), dtype=x.dtype, device="cpu")
     if step_bytes(x.numel(), x.dtype) == 2:
         wire = of_short_number(short_number(float(wire), x.dtype), x.dtype)
@@ -189,7 +189,7 @@ def preferred_plane(x: Tensor, shapes: Shapes, step: float, way: Way) -> Way | N
 def at_step(
     x: Tensor, shapes: Shapes, step: float, way: Way, passes: int | None = None
 ) -> Quantised:
-    """With this step, and tables that settle in it."""
+    """With this step, and tables that converge in it."""
     return quantised(x, shapes, step, None, 1 if way.is_plane else ROUNDS, passes, way)
 
 

@@ -7,14 +7,11 @@ for (`Choice`), and now and then anyhow. Sizes of short vectors jump, and then a
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire import kernels
 from gradwire.compression.quantization._powers import largest_magnitude
-from gradwire.compression.quantization._short_codes import peaks, plain
 from gradwire.compression.source_coding._dq_quantised import (
     LEAST_PLANE,
     LEAST_SIGNED,
@@ -32,9 +29,16 @@ from gradwire.compression.source_coding._dq_quantised import (
     quantised,
     sampled,
 )
-from gradwire.compression.source_coding._dq_wire import NO_OFFSETS, NOTHING, Shapes
-from gradwire.core.codec import State
-from gradwire.kernels.reference.trellis import CLASSES, UNIT
+from gradwire.compression.source_coding._dq_short_codes import peaks, plain
+from gradwire.compression.source_coding._dq_start import (
+    Choice,
+    Hint,
+    Start,
+    fresh_start,
+    tail_shape,
+)
+from gradwire.compression.source_coding._dq_wire import NOTHING, Shapes
+from gradwire.kernels.reference.trellis import UNIT
 
 _GRID = 14  # steps of all sizes, each half of the one before
 _LARGER = 1 << 18  # elements on which a step is corrected
@@ -44,80 +48,6 @@ _AROUND = 9  # bytes of a payload besides its part and the length of it: see cor
 _SPARE, _FEW = 16, 256  # bytes beyond the rate, if there are no more than so many with them
 _LEAST_ROOM = 14  # bytes, of a trellis
 _CALLS, _WORSE = 32, 1.5  # after so many, or with an error so much larger, all steps are tried
-_AGE, _REST = 128, 3  # calls that a choice lasts at most, and, however much changes, at least
-_OTHER, _MORE = 0.06, 1.1  # a shape beyond by so much, or so many times the error, is a change
-_SOME = 1 << 14  # elements that tell a shape
-
-
-class Hint(NamedTuple):
-    """Where all steps were tried, the best."""
-
-    error: float
-    step: float  # log2, in terms of the root mean square
-    way: Way
-    follows: bool = False  # the size, as longer vectors do, which was better than any of these
-    age: int = 0  # calls since then
-
-    @staticmethod
-    def of(state: State) -> "Hint":
-        error, step, way, follows, age = state
-        return Hint(error, step, Way(way), follows, age)
-
-    def state(self) -> State:
-        return self.error, self.step, int(self.way), self.follows, self.age
-
-
-class Choice(NamedTuple):
-    """For which vectors a way was chosen, and found to be still the best."""
-
-    low: float  # shapes: see `_shape`
-    high: float
-    error: float  # the largest of those
-    last: float  # error
-    age: int = 0  # calls since then
-
-    def holds(self, shape: float) -> bool:
-        if self.age < _REST:
-            return True
-        is_like = self.low - _OTHER <= shape <= self.high + _OTHER
-        return is_like and self.last <= _MORE * self.error and self.age < _AGE
-
-    def confirmed(self, by: "Choice") -> "Choice":
-        """The same way was chosen again. After its time all that it was good for is forgotten."""
-        if self.age >= _AGE:
-            return by
-        low, high = min(self.low, by.low), max(self.high, by.high)
-        return Choice(low, high, max(self.error, by.error), by.last)
-
-
-class Start(NamedTuple):
-    """Where a search for the step begins: at that of the last vector, or of a sample."""
-
-    step: float  # log2, in terms of the root mean square
-    slope: float  # by how many times faster the size falls than the step grows, as logarithms
-    prior: Prior
-    choice: Choice | None = None
-    hint: Hint | None = None
-
-    @staticmethod
-    def of(state: State) -> "Start":
-        hint = None if state["hint"] is None else Hint.of(state["hint"])
-        choice = Choice(*state["choice"]) if state.get("choice") else None
-        return Start(state["step"], state["slope"], Prior.of(state), choice, hint)
-
-    def state(self) -> State:
-        return {
-            "step": self.step,
-            "slope": self.slope,
-            **self.prior.state(),
-            "choice": None if self.choice is None else tuple(self.choice),
-            "hint": None if self.hint is None else self.hint.state(),
-        }
-
-
-def _start_anew() -> Start:
-    levels = kernels.trellis_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device="cpu"))[0]
-    return Start(0.0, 1.0, Prior(levels, NO_OFFSETS, Way.PLAIN))
 
 
 def coded(
@@ -130,7 +60,7 @@ def coded(
     """The code with about the smallest step that keeps to a rate, and a start for the next one.
 
     Tables and indices depend on each other, and where nearly all is zero what is not costs so much
-    that even more becomes zero: sizes jump. So tables settle while the step follows the rate, on a
+    that even more becomes zero: sizes jump. Tables converge while the step follows the rate, on a
     sample; then they stay, and the size changes smoothly with the step. If that comes to less than
     any source allows, or to nothing, all steps are tried, and the least error is taken. What was
     best is then taken for some calls, as long as the error stays about the same.
@@ -155,7 +85,7 @@ def coded(
         return code, start
     other, found = _tried_all(x, shapes, rms, room, None)
     if found.error < error:
-        return other, (start or _start_anew())._replace(hint=found)
+        return other, (start or fresh_start())._replace(hint=found)
     if start is not None:
         start = start._replace(hint=found._replace(error=error, follows=True))
     return code, start
@@ -174,7 +104,7 @@ def _followed(
         return 1.0, bytearray([NOTHING]), None
     guess = math.log2(rms)
     tried: Quantised | None = None
-    shape, last = _shape(x, rms), start
+    shape, last = tail_shape(x, rms), start
     if start is not None and (start.choice is None or not start.choice.holds(shape)):
         start = None
     if start is not None:
@@ -183,17 +113,17 @@ def _followed(
             start = tried = None
     is_anew = start is None
     if start is None:
-        start = _settled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN)
+        start = _sampled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN)
         sample = sampled(x, shapes, SAMPLE)
         if start and rate >= LEAST_SIGNED and prefers_signs(*sample, 2.0 ** (guess + start.step)):
             at = guess + start.step
-            start = _settled_start(x, shapes, guess, rate, room, at, Way.SIGNED) or start
+            start = _sampled_start(x, shapes, guess, rate, room, at, Way.SIGNED) or start
         if start and rate >= LEAST_PLANE and x.numel() >= SHORTEST_PLANE:
             at = guess + start.step
             plane = preferred_plane(*sample, 2.0**at, start.prior.way)
             at += math.log2(WIDER)
             if plane is not None:
-                start = _settled_start(x, shapes, guess, rate, room, at, plane) or start
+                start = _sampled_start(x, shapes, guess, rate, room, at, plane) or start
     if start is None:
         return 1.0, bytearray([NOTHING]), None
     at, slope = guess + start.step, start.slope
@@ -331,18 +261,11 @@ def _without(x: Tensor, share: float) -> tuple[Tensor, float]:
     return kept, float(energies[first] / sums[-1])
 
 
-def _shape(x: Tensor, rms: float) -> float:
-    """How the mean magnitude compares with the root mean square, as log2: less in heavy tails."""
-    some = x[:: x.numel() // _SOME | 1]  # odd: not always the same column
-    mean = float(kernels.mean_magnitudes(some, some.numel()))
-    return math.log2(max(mean / rms, 1e-30))
-
-
 def _room(rate: float, numel: int) -> int:
     """Bytes of a code: what the rate gives, less what goes around it.
 
     A payload may have 16 bytes more, but no more than 256 with them: a vector of few elements would
-    have no bits left otherwise, and never be heard of.
+    have no bits left otherwise, and never be sent.
     """
     own = rate * numel / 8
     total = int(max(own, min(own + _SPARE, _FEW)))
@@ -355,7 +278,7 @@ def _room(rate: float, numel: int) -> int:
 _Point = tuple[float, float]  # log2 of a step, log2 of its bytes over what there is room for
 
 
-def _settled_start(
+def _sampled_start(
     x: Tensor,
     shapes: Shapes,
     rms: float,

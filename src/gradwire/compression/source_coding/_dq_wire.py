@@ -4,7 +4,7 @@
               `coding/trellis.py`); for all segments but the last the number of words of each, 4
               bytes; the words of all segments
     plane     the same, with the plane (see `coding/plane.py`) between tables and segments
-    short     see `_short_codes.py`
+    short     see `_dq_short_codes.py`
     nothing   all is zero
 
 A vector beyond the range of the arithmetic travels as one within, a fixed power of two larger or
@@ -18,7 +18,7 @@ from gradwire import kernels
 from gradwire.coding.plane import decode_plane
 from gradwire.coding.trellis import Tables, read_tables, to_bytes
 from gradwire.compression.quantization._powers import times_power
-from gradwire.compression.quantization._short_codes import (
+from gradwire.compression.source_coding._dq_short_codes import (
     PEAKS,
     PLAIN,
     from_peaks,

@@ -35,7 +35,7 @@ the rate.
 A vector of few elements has no room for a trellis and its tables. Then each number travels by
 itself in a few bits, or only the positions and signs of the largest, whatever errs least. A payload
 may be 16 bytes longer than the rate says, as long as it has no more than 256, so that something is
-always heard. Numbers that are all about as large (the survivors of `topk`) cost a bit each or none;
+always sent. Numbers that are all about as large (the survivors of `topk`) cost a bit each or none;
 at less than that the part of the vector with the least energy goes without.
 
 Use it where bits are scarce and a core can be spared: at 0.1 to 3 bits per element it errs less
@@ -67,7 +67,8 @@ from gradwire.compression.source_coding._dq_quantised import (
     quantised,
     sampled,
 )
-from gradwire.compression.source_coding._dq_search import Start, coded
+from gradwire.compression.source_coding._dq_search import coded
+from gradwire.compression.source_coding._dq_start import Start
 from gradwire.compression.source_coding._dq_wire import (
     LARGE,
     NOTHING,
@@ -76,7 +77,16 @@ from gradwire.compression.source_coding._dq_wire import (
     Shapes,
     decoded,
 )
-from gradwire.core.codec import Codec, Kind, Parts, State, expect, scale_dtype
+from gradwire.core.codec import (
+    Codec,
+    Kind,
+    Parts,
+    State,
+    Traits,
+    expect,
+    layout_in_state,
+    scale_dtype,
+)
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
 
@@ -98,8 +108,7 @@ class DQ(Codec):
 
     leaves = Kind.NOTHING
     parts = ("code",)
-    layered = True
-    biased = True
+    traits = Traits(biased=True, layout=layout_in_state, fingerprint=plane_digest)
 
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.step is None):
@@ -109,14 +118,8 @@ class DQ(Codec):
         if self.step is not None and not 2.0**-12 <= self.step <= 2.0**12:
             raise ValueError(f"dq: step must lie in 2^-12 .. 2^12, got {self.step}")
 
-    def fingerprint(self) -> int:
-        return plane_digest()
-
     def init(self, spec: Spec) -> State:
         return {"tensors": spec.layout, "start": None}
-
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        return (state and state["tensors"]) or ()
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         numbers = x.cpu().to(scale_dtype(x.dtype))

@@ -37,6 +37,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    Traits,
     clamp_to,
     expect,
     expect_scale,
@@ -70,7 +71,6 @@ class Polar(Codec):
 
     leaves = Kind.NOTHING
     parts = ("scale", "code")
-    biased = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= _MOST_BITS:
@@ -84,7 +84,11 @@ class Polar(Codec):
                 f"{_LONGEST}; got {self.block}"
             )
 
-    def following(self, first: Codec) -> Codec:
+    @property
+    def traits(self) -> Traits:
+        return Traits(biased=True, following=self._behind, fingerprint=self._fingerprint)
+
+    def _behind(self, first: Codec) -> Codec:
         if first.leaves is not Kind.SYMBOLS:
             return self
         if not isinstance(first, Sign):
@@ -98,7 +102,7 @@ class Polar(Codec):
             )
         return _PolarSigns(self.rate, self.block)
 
-    def fingerprint(self) -> int:
+    def _fingerprint(self) -> int:
         return gaussian_channel(self.rate).digest
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
@@ -138,12 +142,12 @@ class Polar(Codec):
             return _named(words, clamp_to(points * scale, spec.dtype), lanes.numel)
         # Once mixes all only if their number is a power of two, so it was done twice. Back from
         # points of unit size, which cannot overflow; the factor comes last.
-        heard = _named(words, points.to(dtype), lanes.numel)
-        heard = unrotate(unrotate(heard, key.child("again"), _ALL), key, _ALL)
-        return clamp_to(heard * scale, spec.dtype)
+        decoded = _named(words, points.to(dtype), lanes.numel)
+        decoded = unrotate(unrotate(decoded, key.child("again"), _ALL), key, _ALL)
+        return clamp_to(decoded * scale, spec.dtype)
 
     def _coded(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
-        """The code of x (float32, of deviation `unit`), and the best factor of what is heard."""
+        """The code of x (float32, of deviation `unit`), and the best factor of what is decoded."""
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
         planes, order = gaussian_planes(self.rate, lanes), self._order(lanes, key, x.device)
         if channel.num_bits == 1 and order is None:
@@ -209,12 +213,11 @@ def _deviation(x: Tensor) -> float:
 
 @dataclass(frozen=True, repr=False)
 class _PolarSigns(Codec):
-    """`polar` behind `sign`: codes bits, and tells how likely each of them is a one."""
+    """`polar` behind `sign`: codes bits, and says how likely each of them is a one."""
 
     rate: float
     block: int
 
-    takes = Kind.SYMBOLS
     leaves = Kind.NOTHING
     parts = ("code",)
 
@@ -224,7 +227,11 @@ class _PolarSigns(Codec):
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee()  # not lossless, as coders of symbols are
 
-    def fingerprint(self) -> int:
+    @property
+    def traits(self) -> Traits:
+        return Traits(takes=Kind.SYMBOLS, fingerprint=self._fingerprint)
+
+    def _fingerprint(self) -> int:
         return bsc_digest(self.rate)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:

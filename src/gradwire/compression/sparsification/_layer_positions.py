@@ -60,8 +60,8 @@ def write_positions(
     ]
     mask = sum(1 << first - 1 for first in firsts[1:]).to_bytes((len(layers) + 6) // 8, "little")
     lengths = [len(code) for code in codes]
-    told = [size for size in lengths if size][:-1]
-    head = torch.frombuffer(bytearray(mask + write_varints([*counts, *told])), dtype=torch.uint8)
+    sent = [size for size in lengths if size][:-1]
+    head = torch.frombuffer(bytearray(mask + write_varints([*counts, *sent])), dtype=torch.uint8)
     return torch.cat([head.to(positions.device), *codes]), lengths
 
 
@@ -90,13 +90,13 @@ def read_positions(part: Tensor, layers: Layers) -> tuple[Layers, list[int], lis
     rest = part.numel() - front - sum(lengths)
     if rest < 0 or (rest and not any(coded)):
         raise WireError(f"indices: {part.numel()} bytes do not hold the codes of {counts}")
-    told = iter([*lengths, rest])
-    codes = part[front:].split([next(told) if is_coded else 0 for is_coded in coded])
+    sent = iter([*lengths, rest])
+    codes = part[front:].split([next(sent) if is_coded else 0 for is_coded in coded])
     return groups, counts, list(codes)
 
 
 def _merged(layers: Layers, firsts: Sequence[int]) -> Layers:
-    """Groups of layers, told by the first of each."""
+    """Groups of layers, given by the first of each."""
     return tuple(
         (layers[first][0], layers[last - 1][1]) for first, last in pairwise([*firsts, len(layers)])
     )

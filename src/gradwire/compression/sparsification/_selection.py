@@ -1,35 +1,20 @@
-"""What sparsifiers share: densities, thresholds, and how a selection travels.
+"""What sparsifiers share: densities, thresholds, and how positions travel.
 
-Where the data decide how many elements are kept, the receiver must be told. The count stands in
+Where the data decide how many elements are kept, the receiver must know. The count stands in
 front of the coded positions, in as few bytes as the length of the tensor needs: three for a
 million elements. It comes from the network, so it is checked before anything is allocated.
 """
 
 import math
-from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.core.codec import (
-    Codec,
-    Guarantee,
-    Kind,
-    Parts,
-    State,
-    check_input,
-    clamp_to,
-    corrected,
-    expect,
-    is_finite,
-    scale_dtype,
-)
-from gradwire.core.errors import NonFiniteError, WireError
+from gradwire.core.codec import Guarantee, clamp_to, expect, is_finite, scale_dtype
+from gradwire.core.errors import WireError
 from gradwire.core.key import Key
-from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 # A sample that estimates a threshold holds at least this many of the elements to be kept.
@@ -79,7 +64,7 @@ def sampled_threshold(
     """The magnitude that a fraction `density` of a random sample reaches.
 
     The sample is a fraction `ratio` of the elements of x, or x + residual, or more where that would
-    be too few to tell: it holds about 64 elements that are kept, for an error of one in eight, or
+    be too few: it holds about 64 elements that are kept, for an error of one in eight, or
     all elements.
     """
     numel = x.numel()
@@ -92,11 +77,11 @@ def sampled_threshold(
             return vector
         return kernels.strata_values(vector, size, key.seed, key.stream)
 
-    sample = of(x)
     if isinstance(residual, kernels.Motion):
-        sample = sample + residual.replaced(of(residual.residual), of(residual.velocity))
+        residual = residual.replaced(of(residual.residual), of(residual.velocity))
     elif residual is not None:
-        sample = sample + of(residual)
+        residual = of(residual)
+    sample = kernels.with_residual(of(x), residual)
     return float(kernels.select_largest(sample, None, num_kept(density, size))[1].abs().min())
 
 
@@ -221,7 +206,7 @@ def encode_positions(indices: Tensor, universe: int) -> Tensor:
 
 
 def num_positions(packed: Tensor, name: str, universe: int) -> int:
-    """How many positions `encode_positions` put there, as far as one can tell from the front."""
+    """How many positions `encode_positions` put there, as the front of the bytes says."""
     width = _count_bytes(universe)
     expect(packed, name, packed.numel(), torch.uint8)
     if packed.numel() < width:
@@ -250,175 +235,3 @@ def matching(memory: object, x: Tensor) -> Tensor | None:
     if isinstance(memory, Tensor) and memory.numel() == x.numel():
         return memory.reshape(-1).to(x.device)
     return None
-
-
-class Selector(Codec):
-    """Sends some elements of a vector: `choose` finds them, `message` tells of them.
-
-    How they travel may be up to a second class, which then comes first: `(Selection, Selector)`.
-    With feedback the corrected vector is written once, into what becomes the new residual.
-    """
-
-    @abstractmethod
-    def choose(
-        self, x: Tensor, key: Key, residual: Any = None, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Ascending positions and values of what is sent of x; `residual` and `out` if `one_pass`.
-
-        x is float32 or float64. NaN and infinity must be among what is found.
-        """
-
-    @abstractmethod
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
-        """The parts that tell of a selection; `values` are of the tensor's dtype."""
-
-    @property
-    def biased(self) -> bool:
-        return True
-
-    @property
-    def one_pass(self) -> bool:
-        """Whether `choose` adds the residual itself, and leaves in `out` what it does not take."""
-        return False
-
-    @property
-    def moves(self) -> bool:
-        """Whether a `kernels.Motion` may stand for the residual, here and for `choose`."""
-        return False
-
-    def heard(self, parts: Parts, values: Tensor) -> Tensor | None:
-        """What the parts decode to where `values` were selected; None if those themselves."""
-        return None
-
-    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        indices, values = self.choose(x.to(scale_dtype(x.dtype)), key)
-        return self.message(indices, values.to(x.dtype), x.numel()), state
-
-    def split_feedback(
-        self, x: Tensor, residual: kernels.Residual, state: State, key: Key
-    ) -> tuple[Parts, Tensor, State]:
-        if not kernels.fuses(x, residual):
-            if isinstance(residual, kernels.Motion):
-                return (*self._split_motion(x, residual, key), state)
-            return super().split_feedback(x, residual, state, key)
-        lost = kernels.empty(x.numel())
-        if self.one_pass:
-            indices, values = self.choose(x, key, residual, lost)
-        else:
-            assert isinstance(residual, Tensor), f"{self!r} takes no motion"
-            indices, values = self.choose(torch.add(x, residual, out=lost), key)
-        if not is_finite(values):
-            check_input(self, x + residual)
-        parts = self.message(indices, values, x.numel())
-        heard = self.heard(parts, values)
-        if heard is not None:
-            lost.scatter_(0, indices, values - heard)
-        elif not self.one_pass:
-            lost.index_fill_(0, indices, 0)
-        return parts, lost, state
-
-    def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
-        check_input(self, x)  # here, because saturating would hide infinities
-        velocity, step = motion.step(x)
-        total = corrected(clamp_to(step, x.dtype), motion.residual)
-        check_input(self, total)
-        indices, values = self.choose(total.to(scale_dtype(x.dtype)), key)
-        parts = self.message(indices, values.to(x.dtype), x.numel())
-        motion.moved.copy_(velocity)
-        if motion.masks:
-            motion.moved.index_fill_(0, indices, 0)
-        return parts, total - self.join(parts, Spec.of(x), key)
-
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        if self.coder is not None or not kernels.fuses(x):
-            return super().encode(x, state, key)
-        flat = x.detach().reshape(-1).contiguous()
-        indices, values = self.choose(flat, key)
-        if not is_finite(values):  # what is not finite is always found: no pass looks for it
-            check_input(self, x)
-        return self._packed(self.message(indices, values, x.numel()), Spec.of(x)), state
-
-    def encode_feedback(
-        self, x: Tensor, residual: kernels.Residual, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        if isinstance(residual, Tensor) and not kernels.fuses(x, residual):
-            return super().encode_feedback(x, residual, state, key)
-        flat, kept = x.detach().reshape(-1).contiguous(), residual.detach().reshape(-1).contiguous()
-        try:
-            if self.coder is not None and isinstance(residual, Tensor):
-                coded = self >> self.coder
-                return self._coded(coded.encode_feedback(x, residual, (state, None), key))
-            parts, lost, state = self.split_feedback(flat, kept, state, key)
-        except NonFiniteError:
-            check_input(self, x + residual)  # which names the shape of the tensor
-            raise
-        return self._packed(parts, Spec.of(x)), lost.reshape(x.shape), state
-
-    @staticmethod
-    def _coded(done: tuple[Payload, Tensor, State]) -> tuple[Payload, Tensor, State]:
-        payload, lost, states = done
-        return payload, lost, states[0]  # that of the coder is None
-
-
-class Entries(Codec):
-    """Sends some of the input's entries as they are, and their positions."""
-
-    parts = ("indices", "values")
-    selects = True
-    adds_few = True
-
-    @abstractmethod
-    def positions(self, parts: Parts, spec: Spec) -> Tensor:
-        """Where the values belong, int64, each once."""
-
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return scatter(parts["values"], self.positions(parts, spec), spec)
-
-    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return total.index_add_(0, self.positions(parts, spec), parts["values"].to(total.dtype))
-
-
-class Selection(Entries):
-    """Sends some of the input's entries as they are; the data decide how many."""
-
-    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
-        return Spec((num_positions(parts["indices"], "indices", spec.numel),), spec.dtype)
-
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
-        return {"indices": encode_positions(indices, numel), "values": values}
-
-    def positions(self, parts: Parts, spec: Spec) -> Tensor:
-        return decode_positions(parts["indices"], "indices", spec.numel)
-
-
-class SignedSelection(Codec):
-    """Sends the signs of some entries, one bit each; the data decide how many."""
-
-    leaves = Kind.SYMBOLS
-
-    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
-        count = num_positions(parts["indices"], "indices", spec.numel)
-        return Spec((count,), spec.dtype, alphabet=2)
-
-    @abstractmethod
-    def means(self, parts: Parts, dtype: torch.dtype) -> tuple[float | Tensor, float | Tensor]:
-        """What stands for a positive element, and minus what for a negative one."""
-
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
-        return {"indices": encode_positions(indices, numel), "values": values < 0}
-
-    def heard(self, parts: Parts, values: Tensor) -> Tensor:
-        return self._signed(parts, values.dtype)
-
-    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        indices = decode_positions(parts["indices"], "indices", spec.numel)
-        return scatter(self._signed(parts, spec.dtype), indices, spec)
-
-    def _signed(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        is_negative = parts["values"].to(torch.bool)
-        wide = scale_dtype(dtype)
-        plus, minus = (
-            torch.as_tensor(mean, dtype=wide, device=is_negative.device)
-            for mean in self.means(parts, dtype)
-        )
-        return clamp_to(torch.where(is_negative, -minus, plus), dtype)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.quantization._buckets import from_buckets, to_buckets
-from gradwire.compression.sparsification._selection import SignedSelection, matching, mean_of
-from gradwire.core.codec import Parts, State, expect_scale, scale_dtype
+from gradwire.compression.sparsification._families import SignedSelection
+from gradwire.compression.sparsification._selection import matching, mean_of
+from gradwire.core.codec import Parts, State, Traits, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -40,7 +41,7 @@ class AdaComp(SignedSelection):
     examples = ("adacomp", "adacomp(50)", "adacomp(4)")
 
     parts = ("indices", "scale", "values")
-    needs_feedback = True
+    traits = Traits(needs_feedback=True)
 
     def __post_init__(self) -> None:
         if self.bin < 1:
@@ -65,7 +66,7 @@ class AdaComp(SignedSelection):
         sent = from_buckets(rivals, x.numel()) & (x != 0)
         scale = mean_of(most, len(most))
         where = sent.nonzero().reshape(-1)
-        parts = {**self.message(where, x[where], x.numel()), "scale": scale}
+        parts = {**self.make_parts(where, x[where], x.numel()), "scale": scale}
         if residual is not None:
             state = x - self.join(parts, Spec.of(x), key)
         return parts, state

@@ -47,6 +47,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression._layers import covering
+from gradwire.compression.sparsification._families import Entries, EntriesFusion
 from gradwire.compression.sparsification._layer_positions import (
     Layers,
     all_positions,
@@ -56,7 +57,7 @@ from gradwire.compression.sparsification._layer_positions import (
     sizes_of,
     write_positions,
 )
-from gradwire.compression.sparsification._selection import Entries, reaching
+from gradwire.compression.sparsification._selection import reaching
 from gradwire.compression.sparsification._water_filling import (
     Histogram,
     coded_together,
@@ -67,23 +68,27 @@ from gradwire.compression.sparsification._water_filling import (
 from gradwire.core.codec import (
     Parts,
     State,
+    Traits,
     check_input,
     check_tensor,
     corrected,
     is_finite,
+    layout_in_state,
+    pack_parts,
     scale_dtype,
 )
 from gradwire.core.errors import NonFiniteError
+from gradwire.core.fusion import Residual, encode_split_feedback
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
-from gradwire.core.spec import Placed, Spec
+from gradwire.core.spec import Spec
 
 _SAMPLED = 1 / 64  # of a layer, but no fewer elements than
 _LEAST_SAMPLE = 4096
 _MIN_KEPT_IN_SAMPLE = 256
 _AIM, _CONTENT = 0.997, 0.985  # of the budget: what is tried for, and what needs no other try
 _TRIES = 6
-_LEAST_CODE_BITS = 256  # of a code that tells how clustered positions are
+_LEAST_CODE_BITS = 256  # of a code that shows how clustered positions are
 _EMPTY_BYTES = 16  # a message of nothing, at most
 _WIDE = {16: torch.float16, 32: torch.float32, 64: torch.float64}
 
@@ -103,8 +108,7 @@ class AdaptiveDensity(Entries):
         "adaptive_density(300, value_bits=16) >> fp16",
     )
 
-    layered = True
-    biased = True
+    traits = Traits(selects=True, biased=True, layout=layout_in_state)
 
     def __post_init__(self) -> None:
         if self.target_bytes < 2 * _EMPTY_BYTES:
@@ -129,47 +133,22 @@ class AdaptiveDensity(Entries):
             )
         return {"tensors": spec.layout, **_Learnt.nothing(len(layers))._asdict()}
 
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        return state["tensors"] if state else ()
-
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         _, counts, _ = read_positions(parts["indices"], layers_of(spec))
         return Spec((sum(counts),), spec.dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        message, state = self._chosen(x, None, None, state, key)
-        return {"indices": message.indices, "values": message.values}, state
+        message, state = self.chosen(x, None, None, state, key)
+        return message.parts, state
 
-    def split_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Parts, Tensor, State]:
-        if kernels.fuses(x, residual):
-            lost = kernels.empty(x.numel())
-            message, state = self._chosen(x, residual, lost, state, key)
-        else:
-            lost = corrected(x, residual)
-            message, state = self._chosen(lost, None, None, state, key)
-        lost.index_fill_(0, message.positions, 0)
-        return {"indices": message.indices, "values": message.values}, lost, state
-
-    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
-        check_tensor(self, x)
-        try:
-            parts, state = self.split(x.detach().reshape(-1).contiguous(), state, key)
-        except NonFiniteError:
-            check_input(self, x)  # which names the shape of the tensor
-            raise
-        return self._packed(parts, Spec.of(x)), state
-
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        return self.encode_split_feedback(x, residual, state, key)
+    @property
+    def fusion(self) -> "_AdaptiveDensityFusion":
+        return _AdaptiveDensityFusion(self)
 
     def positions(self, parts: Parts, spec: Spec) -> Tensor:
         return all_positions(*read_positions(parts["indices"], layers_of(spec)))
 
-    def _chosen(
+    def chosen(
         self, x: Tensor, residual: Tensor | None, out: Tensor | None, state: State, key: Key
     ) -> tuple["Message", State]:
         """With a residual the elements are those of x + residual, and `out` gets all of them."""
@@ -220,7 +199,7 @@ class AdaptiveDensity(Entries):
             is_everything = len(message.values) == len(found.values) and size <= self.target_bytes
             if is_everything or not len(message.values):
                 break
-            before, learnt = learnt, learnt.told(message, kept, layers, size, value_bits)
+            before, learnt = learnt, learnt.updated(message, kept, layers, size, value_bits)
             if best.is_full and (attempt > 1 or learnt.is_near(before)):
                 break
             if attempt >= _TRIES and len(best.values):
@@ -228,6 +207,39 @@ class AdaptiveDensity(Entries):
             if size > self.target_bytes:  # by a little more each time, so that it ends
                 learnt = learnt._replace(ratio=learnt.ratio * (1 + 0.003 * attempt**2))
         return best, learnt
+
+
+class _AdaptiveDensityFusion(EntriesFusion):
+    """Looks for what is not finite among the candidates, and adds the residual to them alone."""
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+        codec: AdaptiveDensity = self.codec
+        check_tensor(codec, x)
+        try:
+            parts, state = codec.split(x.detach().reshape(-1).contiguous(), state, key)
+        except NonFiniteError:
+            check_input(codec, x)  # which names the shape of the tensor
+            raise
+        return pack_parts(codec, parts, Spec.of(x)), state
+
+    def split_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State]:
+        codec: AdaptiveDensity = self.codec
+        assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
+        if kernels.fuses(x, residual):
+            lost = kernels.empty(x.numel())
+            message, state = codec.chosen(x, residual, lost, state, key)
+        else:
+            lost = corrected(x, residual)
+            message, state = codec.chosen(lost, None, None, state, key)
+        lost.index_fill_(0, message.positions, 0)
+        return message.parts, lost, state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State]:
+        return encode_split_feedback(self.codec, x, residual, state, key)
 
 
 class _Learnt(NamedTuple):
@@ -245,7 +257,7 @@ class _Learnt(NamedTuple):
         bits = budget_bits / self.ratio
         return [int(k) for k in worth_keeping(histogram, value_bits, bits, self.factors)]
 
-    def told(
+    def updated(
         self, message: "Message", kept: Sequence[int], layers: Layers, size: int, value_bits: int
     ) -> "_Learnt":
         sizes, factors = sizes_of(layers), list(self.factors)
@@ -279,6 +291,10 @@ class Message(NamedTuple):
     positions: Tensor  # of the bucket, int64
     codes: list[tuple[int, int, int]]  # of which layers, first and end, and its bytes
     is_full: bool = False  # takes nearly all of the budget
+
+    @property
+    def parts(self) -> Parts:
+        return {"indices": self.indices, "values": self.values}
 
     @staticmethod
     def of_nothing(found: Found, dtype: torch.dtype) -> "Message":
@@ -320,7 +336,7 @@ class Message(NamedTuple):
             wide = _WIDE.get(value_bits, torch.uint8)
             count = len(values) if value_bits in _WIDE else -(-len(values) * value_bits // 8)
             values = torch.empty(count, dtype=wide, device=values.device)
-        return Payload.pack({"indices": self.indices, "values": values}).nbytes
+        return Payload.pack({**self.parts, "values": values}).nbytes
 
 
 def _sampled(

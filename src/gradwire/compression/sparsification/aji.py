@@ -20,9 +20,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradwire.compression.sparsification._families import Selection, Selector
 from gradwire.compression.sparsification._selection import (
-    Selection,
-    Selector,
     above,
     check_density,
     check_sample,
@@ -45,7 +44,7 @@ class Aji(Selection, Selector):
     paper = "Aji and Heafield 2017, Sparse communication for distributed gradient descent"
     examples = ("aji(0.01)", "aji(0.3)", "aji(0.1, sample=0.25)")
 
-    one_pass = True
+    adds_residual = True
 
     def __post_init__(self) -> None:
         check_density("aji", self.density)

@@ -8,7 +8,7 @@ with a random column h_r(i) and sign s_r(i). It is linear: the mean of sketches 
 the mean, an all-reduce of rows * columns numbers. The `oversample` * k elements of largest estimate
 are candidates; a second all-reduce averages their true values, and the k largest are the result.
 The estimates only choose, so every value applied is an exact mean, and feedback knows exactly what
-was heard: e <- x, zero at the k positions. (FetchSGD, Rothchild et al. 2020, does without the
+was sent: e <- x, zero at the k positions. (FetchSGD, Rothchild et al. 2020, does without the
 second round, applies the estimates and keeps the error in the sketch.)
 
 An element is estimated to within eps |x| with O(1 / eps^2) columns and O(log(d / failure)) rows.

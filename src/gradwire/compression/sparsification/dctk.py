@@ -39,17 +39,27 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression.lowrank._matrix import Layout, covering, layout, matrix_shape, unit
+from gradwire.compression.lowrank._matrix import (
+    Layout,
+    covering,
+    kept_tensors,
+    layout,
+    matrix_shape,
+    unit,
+)
 from gradwire.core.codec import (
     LOSSLESS,
     Codec,
     Guarantee,
     Parts,
     State,
+    Traits,
+    checked_values,
     clamp_to,
     expect,
     scale_dtype,
 )
+from gradwire.core.fusion import SaturatingFeedback
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
@@ -67,7 +77,7 @@ class DCTK(Codec):
     examples = ("dctk(64, 8)", "dctk(8, k=1)", "dctk(4, k=16)")
 
     parts = ("indices", "values")
-    layered = True
+    traits = Traits(layout=kept_tensors)
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -80,9 +90,6 @@ class DCTK(Codec):
 
     def init(self, spec: Spec) -> State:
         return spec.layout
-
-    def kept_layout(self, state: State) -> tuple[Placed, ...]:
-        return state or ()
 
     def guarantee(self, spec: Spec) -> Guarantee:
         cuts = self._plan(spec.layout, spec.numel).cuts
@@ -110,24 +117,14 @@ class DCTK(Codec):
             "values": torch.cat(values),
         }, state
 
-    def encode_feedback(
-        self, x: Tensor, residual: Tensor, state: State, key: Key
-    ) -> tuple[Payload, Tensor, State]:
-        # What is decoded may have another sign than x, and the difference be beyond the range.
-        payload, lost, state = super().encode_feedback(x, residual, state, key)
-        return payload, clamp_to(lost, lost.dtype), state
-
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        return self._mean([parts], spec)
+        return self.mean([parts], spec)
 
-    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
-        flat = spec.flat()
-        wanted = self.values_spec(flat, {})
-        for payload in payloads:
-            self._checked_values(payload.parts["values"], wanted)
-        return self._mean([payload.parts for payload in payloads], flat).reshape(spec.shape)
+    @property
+    def fusion(self) -> "_DCTKFusion":
+        return _DCTKFusion(self)
 
-    def _mean(self, messages: Sequence[Parts], spec: Spec) -> Tensor:
+    def mean(self, messages: Sequence[Parts], spec: Spec) -> Tensor:
         """The mean of what the messages describe, by one inverse transform."""
         plan, count = self._plan(spec.tensors, spec.numel), len(messages)
         sizes = [plan.num_kept, plan.layout.num_plain]
@@ -145,6 +142,22 @@ class DCTK(Codec):
 
     def _plan(self, tensors: tuple[Placed, ...] | None, numel: int) -> "_Plan":
         return _plan(covering(tensors, numel), self.chunk, self.k)
+
+
+class _DCTKFusion(SaturatingFeedback[DCTK]):
+    """Means by one inverse transform.
+
+    What is decoded may have another sign than x, and the difference be beyond the range.
+    """
+
+    averages = True
+
+    def decode_mean(self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]) -> Tensor:
+        codec, flat = self.codec, spec.flat()
+        wanted = codec.values_spec(flat, {})
+        for payload in payloads:
+            checked_values(codec, payload.parts["values"], wanted)
+        return codec.mean([payload.parts for payload in payloads], flat).reshape(spec.shape)
 
 
 class _Cut(NamedTuple):

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compression.sparsification._families import Selector, SignedSelection
 from gradwire.compression.sparsification._selection import (
-    Selector,
-    SignedSelection,
     check_density,
     extremes,
     mean_of,
@@ -63,10 +62,10 @@ class Dryden(SignedSelection, Selector):
         high, low = (num_kept(self.density, n) for n in (tails.num_above, tails.num_below))
         return extremes(x, high, low)
 
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         high, low = values[values > 0], values[values < 0]
         scale = torch.cat([mean_of(side, len(side)) for side in (high, low)])
-        return {**super().message(indices, values, numel), "scale": scale}
+        return {**super().make_parts(indices, values, numel), "scale": scale}
 
     def means(self, parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         positive, negative = expect_scale(parts["scale"], 2, scale_dtype(dtype))

@@ -12,7 +12,7 @@ at positions that the result does not have,
 
 This does not conserve mass exactly from three workers on. If a partial sum is dropped in one branch
 of the tree while another branch brings the same position into the result, the workers of the
-first branch believe that they were heard. What is lost so was too small for the k largest of a
+first branch believe that theirs were added. What is lost so was too small for the k largest of a
 partial sum. With two workers, or where k holds all that is selected, nothing is lost.
 
 The groups of some architectures have no tree (a ring merges along itself); the result may differ
@@ -33,7 +33,17 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compression.sparsification._selection import check_density, scatter
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.codec import Compression, State, clamp_to, corrected, is_finite, scale_dtype
+from gradwire.core.codec import (
+    Compression,
+    State,
+    checked_values,
+    clamp_to,
+    corrected,
+    is_finite,
+    payload_context,
+    scale_dtype,
+    unpack,
+)
 from gradwire.core.errors import WireError
 from gradwire.core.group import Group, Merging
 from gradwire.core.key import Key
@@ -57,6 +67,10 @@ class GTopK(Reducer):
     def __post_init__(self) -> None:
         check_density("gtopk", self.density)
 
+    @property
+    def is_sparse(self) -> bool:
+        return True
+
     def unfed(self, spec: Spec) -> Compression | None:
         return self
 
@@ -70,8 +84,8 @@ class GTopK(Reducer):
         full = await node.call(_corrected, x, residual)
         tree = _Tree(TopK(self.density), spec)
         mine = await node.call(tree.select, full)
-        heard = await group.reduce_tree(mine.buffer, tree)
-        where, mean = await node.share(_average, tree, heard, group.size)
+        merged = await group.reduce_tree(mine.buffer, tree)
+        where, mean = await node.share(_average, tree, merged, group.size)
         taken = partial(_taken, tree, full, mine, where)
         return Reduced(
             mean.reshape(x.shape),
@@ -101,8 +115,8 @@ class _Tree(Merging):
 
     def read(self, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """Positions [k], increasing, and values [k] of a received message."""
-        parts = self.codec.unpack(buffer, self.spec).parts
-        values = self.codec._checked_values(parts["values"], self.codec.values_spec(self.spec, {}))
+        parts = unpack(self.codec, buffer, self.spec).parts
+        values = checked_values(self.codec, parts["values"], self.codec.values_spec(self.spec, {}))
         if not is_finite(values):
             raise WireError("values: NaN or infinity in a sparse vector")
         return self.codec.positions({**parts, "values": values}, self.spec), values
@@ -116,8 +130,8 @@ class _Tree(Merging):
         total.index_add_(0, place, torch.cat([values, other]).to(wide))
         total = clamp_to(total, values.dtype)
         kept, values = kernels.select_largest(total, None, values.numel())
-        parts = self.codec.message(union[kept], values, self.spec.numel)
-        return Payload.pack(parts, self.codec.context(self.spec)).buffer
+        parts = self.codec.make_parts(union[kept], values, self.spec.numel)
+        return Payload.pack(parts, payload_context(self.codec, self.spec)).buffer
 
 
 def _average(tree: _Tree, buffer: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ from gradwire.core.codec import (
     Guarantee,
     Parts,
     State,
+    Traits,
     clamp_to,
     expect,
     scale_dtype,
@@ -81,8 +82,8 @@ class RandomK(Codec):
         return ("indices", "values") if self.indices else ("values",)
 
     @property
-    def selects(self) -> bool:
-        return not self.unbiased
+    def traits(self) -> Traits:
+        return Traits(selects=not self.unbiased)
 
     def guarantee(self, spec: Spec) -> Guarantee:
         # Strata differ by at most one element; the largest one is kept with least probability.

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compression.sparsification._families import Selection, Selector
 from gradwire.compression.sparsification._selection import (
-    Selection,
-    Selector,
     above,
     check_density,
     check_sample,
@@ -47,8 +46,8 @@ class SampledK(Selection, Selector):
     paper = "Lin et al. 2018, Deep gradient compression"
     examples = ("sampledk(0.01)", "sampledk(0.3)", "sampledk(0.1, sample_ratio=0.25)")
 
-    one_pass = True
-    moves = True
+    adds_residual = True
+    takes_motion = True
 
     def __post_init__(self) -> None:
         check_density("sampledk", self.density)

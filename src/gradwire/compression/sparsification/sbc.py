@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
+from gradwire.compression.sparsification._families import Selector
 from gradwire.compression.sparsification._selection import (
-    Selector,
     check_density,
     extremes,
     in_range,
@@ -67,7 +67,7 @@ class SBC(Selector):
         units = [in_range(side)[1] for _, side in sides]
         return sides[-means[1] * (units[1] / units[0]) > means[0]]
 
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         scaled, unit = in_range(values)
         mean = scaled.sum(dtype=torch.float64) / max(1, len(values)) * unit
         return {
@@ -75,7 +75,7 @@ class SBC(Selector):
             "mean": clamp_to(mean, scale_dtype(values.dtype)).reshape(1),
         }
 
-    def heard(self, parts: Parts, values: Tensor) -> Tensor:
+    def decode_values(self, parts: Parts, values: Tensor) -> Tensor:
         return clamp_to(parts["mean"], values.dtype).expand(len(values))
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:

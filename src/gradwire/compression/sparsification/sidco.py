@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compression.sparsification._families import Selection, Selector
 from gradwire.compression.sparsification._selection import (
-    Selection,
-    Selector,
     above,
     check_density,
     in_range,

@@ -21,18 +21,13 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.coders.golomb import Golomb
-from gradwire.compression.sparsification._selection import (
-    Selector,
-    check_density,
-    mean_of,
-    num_kept,
-    scatter,
-)
+from gradwire.compression.sparsification._families import Selector
+from gradwire.compression.sparsification._selection import check_density, mean_of, num_kept, scatter
 from gradwire.core.codec import (
-    Codec,
     Guarantee,
     Kind,
     Parts,
+    Traits,
     clamp_to,
     expect_scale,
     scale_dtype,
@@ -54,15 +49,12 @@ class STC(Selector):
     examples = ("stc(0.01)", "stc(0.3)", "stc(1.0)")
 
     leaves = Kind.SYMBOLS
+    traits = Traits(biased=True, coder=Golomb())
     parts = ("scale", "values")
-    one_pass = True
+    adds_residual = True
 
     def __post_init__(self) -> None:
         check_density("stc", self.density)
-
-    @property
-    def coder(self) -> Codec:
-        return Golomb()
 
     def guarantee(self, spec: Spec) -> Guarantee:
         d = max(1, spec.numel)
@@ -77,13 +69,13 @@ class STC(Selector):
     ) -> tuple[Tensor, Tensor]:
         return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
 
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         # Zeros among the top k of a sparse vector stay zero, and do not lower the mean.
         scale = mean_of(values, int(values.count_nonzero()))
         kinds = ((values > 0) + 2 * (values < 0)).to(torch.uint8)
         return {"scale": scale, "values": scatter(kinds, indices, Spec((numel,), torch.uint8))}
 
-    def heard(self, parts: Parts, values: Tensor) -> Tensor:
+    def decode_values(self, parts: Parts, values: Tensor) -> Tensor:
         return clamp_to(parts["scale"], values.dtype) * values.sign()
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:

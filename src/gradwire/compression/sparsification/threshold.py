@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.sparsification._selection import Selector, SignedSelection, reaching
+from gradwire.compression.sparsification._families import Selector, SignedSelection
+from gradwire.compression.sparsification._selection import reaching
 from gradwire.core.codec import Parts
 from gradwire.core.key import Key
 
@@ -34,7 +35,7 @@ class Threshold(SignedSelection, Selector):
     examples = ("threshold(0.01)", "threshold(0.5)", "threshold(1e-6)", "threshold(100.0)")
 
     parts = ("indices", "values")
-    one_pass = True
+    adds_residual = True
 
     def __post_init__(self) -> None:
         if not (self.tau > 0 and math.isfinite(self.tau)):

@@ -18,12 +18,8 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression.sparsification._selection import (
-    Entries,
-    Selector,
-    check_density,
-    num_kept,
-)
+from gradwire.compression.sparsification._families import Entries, Selector
+from gradwire.compression.sparsification._selection import check_density, num_kept
 from gradwire.core.codec import Guarantee, Parts, expect
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -38,8 +34,8 @@ class TopK(Entries, Selector):
     paper = "Stich et al. 2018, Sparsified SGD with memory"
     examples = ("topk(0.01)", "topk(0.3)", "topk(1.0)")
 
-    one_pass = True
-    moves = True
+    adds_residual = True
+    takes_motion = True
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)
@@ -59,7 +55,7 @@ class TopK(Entries, Selector):
     ) -> tuple[Tensor, Tensor]:
         return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
 
-    def message(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         return {"indices": encode_indices(indices, numel), "values": values}
 
     def positions(self, parts: Parts, spec: Spec) -> Tensor:

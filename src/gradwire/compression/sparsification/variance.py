@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compression.sparsification._selection import Selection, matching
-from gradwire.core.codec import Parts, State, scale_dtype
+from gradwire.compression.sparsification._families import Selection
+from gradwire.compression.sparsification._selection import matching
+from gradwire.core.codec import Parts, State, Traits, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -46,7 +47,7 @@ class Variance(Selection):
     )
     examples = ("variance(1.5)", "variance(0.5)", "variance(2.0, zeta=0.9)")
 
-    needs_feedback = True
+    traits = Traits(selects=True, needs_feedback=True)
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
@@ -81,4 +82,4 @@ class Variance(Selection):
                 "deviation": deviation.masked_fill(sent, 0.0) * math.sqrt(self.zeta),
             }
         where = sent.nonzero().reshape(-1)
-        return self.message(where, x[where], x.numel()), state
+        return self.make_parts(where, x[where], x.numel()), state

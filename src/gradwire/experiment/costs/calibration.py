@@ -27,8 +27,10 @@ from torch import Tensor
 import gradwire
 from gradwire import kernels
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Algebra, Codec
+from gradwire.core.codec import Algebra, Codec, merge
+from gradwire.core.composite import Composite
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.fusion import decode_mean, encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.metering import PACK, UNPACK, VECTOR, Work, metered
 from gradwire.core.notation import notation_name
@@ -76,7 +78,7 @@ def _chosen(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         compression = COMPRESSION.parse(text)
         name = notation_name(type(compression))
-        if not isinstance(compression, Codec) or compression.is_composite:
+        if not isinstance(compression, Codec) or isinstance(compression, Composite):
             raise ValueError(
                 f"{text}: costs are those of single codecs, and what is made of codecs costs what "
                 "they do. Name the codecs in it one by one."
@@ -90,7 +92,8 @@ def examples() -> dict[str, list[str]]:
     return {
         notation_name(cls): list(cls.examples) or [notation_name(cls)]
         for cls in sorted(COMPRESSION, key=notation_name)
-        if issubclass(cls, Codec) and not cls.is_composite  # or it costs what the codecs in it do
+        if issubclass(cls, Codec)
+        and not issubclass(cls, Composite)  # or it costs what the codecs in it do
     }
 
 
@@ -176,10 +179,10 @@ def _measure_codec(codec: Codec, own: type, times: _Times) -> None:
             continue
         operations: tuple[Callable[[], object], ...] = (
             partial(codec.encode, x, state, key),
-            partial(codec.encode_feedback, x, residual, state, key),
+            partial(encode_feedback, codec, x, residual, state, key),
             partial(codec.decode, payload, spec, key),
-            partial(codec.decode_mean, [payload] * 2, spec, [key] * 2),
-            *([partial(codec.merge, payload, payload)] if codec.algebra is Algebra.MERGE else []),
+            partial(decode_mean, codec, [payload] * 2, spec, [key] * 2),
+            *([partial(merge, codec, payload, payload)] if codec.algebra is Algebra.MERGE else []),
         )
         for work in _repeated(operations):
             if type(work.codec) is own:

@@ -16,6 +16,7 @@ from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.protocols import Ability, ability_of
+from gradwire.core.reducer import unfed
 from gradwire.core.spec import Spec
 from gradwire.data.dataset import Dataset
 from gradwire.data.sampler import Sampler
@@ -117,10 +118,10 @@ def prepare(config: Config) -> Experiment:
     mixes = ability in ("mix", "mix_async")
     placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
     spec = Spec.of(task.initial_params())
-    unfed = compression.unfed(spec)
-    if unfed is not None and not (mixes or synchronization.sends_changes):
+    part = unfed(compression, spec)
+    if part is not None and not (mixes or synchronization.sends_changes):
         warnings.warn(
-            f"{unfed!r} is biased, and nothing feeds back what it drops: a part of the gradients "
+            f"{part!r} is biased, and nothing feeds back what it drops: a part of the gradients "
             f"is lost for good. Write {with_feedback(compression, spec)!r}.",
             UnfedWarning,
             stacklevel=2,

@@ -24,6 +24,7 @@ from gradwire import kernels
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec, Compression, Kind
+from gradwire.core.fusion import encode_feedback
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.notation import notation_name
@@ -136,7 +137,7 @@ def measure_codec(codec: Codec, vectors: dict[str, Tensor]) -> list[Row]:
 def _measure(codec: Codec, name: str, x: Tensor) -> Row:
     spec, key, copy = spec_of(name, x), _KEY.private(0), torch.empty_like(x)
     state = codec.init(spec)
-    if codec.needs_feedback:  # which sends in some steps what it kept in others
+    if codec.traits.needs_feedback:  # which sends in some steps what it kept in others
         payloads, decoded = _fed_back(codec, x, spec, key)
     else:
         payloads = [codec.encode(x, state, key)[0]]
@@ -165,7 +166,7 @@ def _fed_back(codec: Codec, x: Tensor, spec: Spec, key: Key) -> tuple[list[Paylo
     state, residual = codec.init(spec), torch.zeros_like(x)
     payloads, heard = [], torch.zeros_like(x)
     for step in range(STEPS):
-        payload, residual, state = codec.encode_feedback(x, residual, state, key.at(step))
+        payload, residual, state = encode_feedback(codec, x, residual, state, key.at(step))
         payloads.append(payload)
         heard += codec.decode(payload, spec, key.at(step)) / STEPS
     return payloads, heard

@@ -6,13 +6,13 @@ NaN counts as larger than any number, so that a caller finds it among what was s
 import torch
 from torch import Tensor
 
-from gradwire.kernels._motion import Motion, Residual
+from gradwire.kernels._motion import Motion, Residual, with_residual
 
 
 def select_largest(
     x: Tensor, residual: Residual | None, count: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    p = x if residual is None else x + residual
+    p = with_residual(x, residual)
     magnitude = p.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     if not count:
         indices = torch.zeros(0, dtype=torch.int64, device=p.device)
@@ -28,7 +28,7 @@ def select_largest(
 def select_above(
     x: Tensor, residual: Residual | None, threshold: float, capacity: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    p = x if residual is None else x + residual
+    p = with_residual(x, residual)
     return _taken(x, residual, p, (~(p.abs() < threshold)).nonzero().reshape(-1), out)
 
 

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gradwire.core.codec import Codec, Kind, Parts, State, expect
+from gradwire.core.codec import Codec, Kind, Parts, State, Traits, expect
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -13,7 +13,7 @@ from gradwire.core.spec import Spec
 class Coder(Codec):
     """A lossless code of symbols, which ends a chain."""
 
-    takes = Kind.SYMBOLS
+    traits = Traits(takes=Kind.SYMBOLS)
     leaves = Kind.NOTHING
     parts = ("code",)
 
@@ -27,18 +27,19 @@ class Coder(Codec):
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         raise ValueError(
-            f"{self!r} encodes {self.takes.value}, so it must follow a quantiser. "
+            f"{self!r} encodes {Kind.SYMBOLS.value}, so it must follow a quantiser. "
             f"Write qsgd(bits=4) >> {self!r}."
         )
 
     def split_symbols(
         self, symbols: Tensor, alphabet: int, state: State, key: Key
     ) -> tuple[Parts, State]:
+        """`split` of symbols; the chain knows the alphabet."""
         if symbols.dtype == torch.bool:
             symbols = symbols.view(torch.uint8)
         return {"code": self.encode_symbols(symbols, alphabet)}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        assert spec.alphabet is not None, "a chain tells its coder the alphabet"
+        assert spec.alphabet is not None, "a chain knows the alphabet of its coder"
         code = expect(parts["code"], "code", parts["code"].numel(), torch.uint8)
         return self.decode_symbols(code, spec.numel, spec.alphabet)

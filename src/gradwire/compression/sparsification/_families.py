@@ -1,0 +1,241 @@
+"""Base classes of sparsifiers.
+
+A `Selector` chooses elements of a vector. What travels of them is up to another class, which then
+comes first: `class TopK(Entries, Selector)` sends entries as they are, `class Threshold(
+SignedSelection, Selector)` one bit each. A codec that chooses in a way of its own writes `split`
+and has one of these alone.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.compression.sparsification._selection import (
+    decode_positions,
+    encode_positions,
+    num_positions,
+    scatter,
+)
+from gradwire.core.codec import (
+    Codec,
+    Kind,
+    Parts,
+    State,
+    Traits,
+    check_input,
+    clamp_to,
+    corrected,
+    is_finite,
+    pack_parts,
+    scale_dtype,
+)
+from gradwire.core.errors import NonFiniteError
+from gradwire.core.fusion import (
+    Fusion,
+    Residual,
+    encode_feedback,
+    encode_split_feedback,
+)
+from gradwire.core.key import Key
+from gradwire.core.payload import Payload
+from gradwire.core.spec import Spec
+
+
+class Selector(Codec):
+    """Sends some elements of a vector: `choose` finds them, `make_parts` describes them."""
+
+    traits = Traits(biased=True)
+
+    @abstractmethod
+    def choose(
+        self, x: Tensor, key: Key, residual: Any = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Ascending positions and values of what is sent of x.
+
+        x is float32 or float64. NaN and infinity must be among what is found. `residual` and
+        `out` are given only if `adds_residual`.
+        """
+
+    @abstractmethod
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+        """The parts that describe a selection; `values` are of the tensor's dtype."""
+
+    @property
+    def adds_residual(self) -> bool:
+        """Whether `choose` adds the residual itself, and leaves in `out` what it does not take."""
+        return False
+
+    @property
+    def takes_motion(self) -> bool:
+        """Whether a `kernels.Motion` may stand for the residual of `choose`."""
+        return False
+
+    def decode_values(self, parts: Parts, values: Tensor) -> Tensor | None:
+        """What the parts decode to where `values` were selected; None if those themselves."""
+        return None
+
+    @property
+    def fusion(self) -> Fusion[Any]:
+        return SelectorFusion(self)
+
+    def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
+        indices, values = self.choose(x.to(scale_dtype(x.dtype)), key)
+        return self.make_parts(indices, values.to(x.dtype), x.numel()), state
+
+
+class Entries(Codec):
+    """Sends some of the input's entries as they are, and their positions."""
+
+    parts = ("indices", "values")
+    traits = Traits(selects=True, biased=True)
+
+    @abstractmethod
+    def positions(self, parts: Parts, spec: Spec) -> Tensor:
+        """Where the values belong, int64, each once."""
+
+    @property
+    def fusion(self) -> Fusion[Any]:
+        return EntrySelectorFusion(self) if isinstance(self, Selector) else EntriesFusion(self)
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        return scatter(parts["values"], self.positions(parts, spec), spec)
+
+
+class Selection(Entries):
+    """Sends some of the input's entries as they are; the data decide how many."""
+
+    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
+        return Spec((num_positions(parts["indices"], "indices", spec.numel),), spec.dtype)
+
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+        return {"indices": encode_positions(indices, numel), "values": values}
+
+    def positions(self, parts: Parts, spec: Spec) -> Tensor:
+        return decode_positions(parts["indices"], "indices", spec.numel)
+
+
+class SignedSelection(Codec):
+    """Sends the signs of some entries, one bit each; the data decide how many."""
+
+    leaves = Kind.SYMBOLS
+
+    def values_spec(self, spec: Spec, parts: Parts) -> Spec:
+        count = num_positions(parts["indices"], "indices", spec.numel)
+        return Spec((count,), spec.dtype, alphabet=2)
+
+    @abstractmethod
+    def means(self, parts: Parts, dtype: torch.dtype) -> tuple[float | Tensor, float | Tensor]:
+        """What stands for a positive element, and minus what for a negative one."""
+
+    def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
+        return {"indices": encode_positions(indices, numel), "values": values < 0}
+
+    def decode_values(self, parts: Parts, values: Tensor) -> Tensor:
+        return self._signed(parts, values.dtype)
+
+    def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        indices = decode_positions(parts["indices"], "indices", spec.numel)
+        return scatter(self._signed(parts, spec.dtype), indices, spec)
+
+    def _signed(self, parts: Parts, dtype: torch.dtype) -> Tensor:
+        is_negative = parts["values"].to(torch.bool)
+        wide = scale_dtype(dtype)
+        plus, minus = (
+            torch.as_tensor(mean, dtype=wide, device=is_negative.device)
+            for mean in self.means(parts, dtype)
+        )
+        return clamp_to(torch.where(is_negative, -minus, plus), dtype)
+
+
+class SelectorFusion(Fusion[Any]):
+    """With feedback the corrected vector is written once, into what becomes the new residual."""
+
+    @property
+    def takes_motion(self) -> bool:
+        codec: Selector = self.codec
+        return codec.takes_motion and codec.traits.coder is None
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
+        codec: Selector = self.codec
+        if codec.traits.coder is not None or not kernels.fuses(x):
+            return None
+        flat = x.detach().reshape(-1).contiguous()
+        indices, values = codec.choose(flat, key)
+        if not is_finite(values):  # what is not finite is always found: no pass looks for it
+            check_input(codec, x)
+        parts = codec.make_parts(indices, values, x.numel())
+        return pack_parts(codec, parts, Spec.of(x)), state
+
+    def split_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Parts, Tensor, State] | None:
+        codec: Selector = self.codec
+        if not kernels.fuses(x, residual):
+            if isinstance(residual, kernels.Motion):
+                return (*self._split_motion(x, residual, key), state)
+            return None
+        lost = kernels.empty(x.numel())
+        if codec.adds_residual:
+            indices, values = codec.choose(x, key, residual, lost)
+        else:
+            assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
+            indices, values = codec.choose(torch.add(x, residual, out=lost), key)
+        if not is_finite(values):
+            check_input(codec, kernels.with_residual(x, residual))
+        parts = codec.make_parts(indices, values, x.numel())
+        decoded = codec.decode_values(parts, values)
+        if decoded is not None:
+            lost.scatter_(0, indices, values - decoded)
+        elif not codec.adds_residual:
+            lost.index_fill_(0, indices, 0)
+        return parts, lost, state
+
+    def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
+        codec: Selector = self.codec
+        check_input(codec, x)  # here, because saturating would hide infinities
+        velocity, step = motion.step(x)
+        total = corrected(clamp_to(step, x.dtype), motion.residual)
+        check_input(codec, total)
+        indices, values = codec.choose(total.to(scale_dtype(x.dtype)), key)
+        parts = codec.make_parts(indices, values.to(x.dtype), x.numel())
+        motion.moved.copy_(velocity)
+        if motion.masks:
+            motion.moved.index_fill_(0, indices, 0)
+        return parts, total - codec.join(parts, Spec.of(x), key)
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key
+    ) -> tuple[Payload, Tensor, State] | None:
+        codec: Selector = self.codec
+        if isinstance(residual, Tensor) and not kernels.fuses(x, residual):
+            return None
+        try:
+            coder = codec.traits.coder
+            if coder is not None and isinstance(residual, Tensor):
+                coded = encode_feedback(codec >> coder, x, residual, (state, None), key)
+                payload, lost, states = coded
+                return payload, lost, states[0]  # that of the coder is None
+            return encode_split_feedback(codec, x, residual, state, key)
+        except NonFiniteError:
+            # This one names the shape of the tensor.
+            check_input(codec, kernels.with_residual(x, residual))
+            raise
+
+
+class EntriesFusion(Fusion[Any]):
+    """Sums touch only what was selected."""
+
+    @property
+    def adds_few(self) -> bool:
+        return True
+
+    def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        codec: Entries = self.codec
+        return total.index_add_(0, codec.positions(parts, spec), parts["values"].to(total.dtype))
+
+
+class EntrySelectorFusion(EntriesFusion, SelectorFusion):
+    """Both."""
