@@ -13,7 +13,17 @@ from typing import Any
 
 import torch
 
-from gradwire.core.node import Call, Compute, Framed, Members, Membership, Node, Now, Recv, Send
+from gradwire.core.node import (
+    Call,
+    Compute,
+    CurrentMembers,
+    Framed,
+    Membership,
+    Node,
+    Now,
+    Recv,
+    Send,
+)
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.durable import checkpoint, journal
@@ -203,7 +213,7 @@ class World:
                     (value,) = self.plan.task.gradients([effect.request])
                 case Now():
                     value = self.clock
-                case Members():
+                case CurrentMembers():
                     value = frozenset(self.workers)
                 case _:
                     raise AssertionError(effect)

@@ -6,8 +6,8 @@ from typing import Any
 from gradwire.core.node import (
     Collective,
     Compute,
+    CurrentMembers,
     Join,
-    Members,
     Now,
     Recv,
     RecvAny,
@@ -58,5 +58,5 @@ _NAMES: dict[type, str] = {
     Collective: "a native collective",
     Sleep: "the end of a pause",
     Now: "the time",
-    Members: "the members",
+    CurrentMembers: "the members",
 }

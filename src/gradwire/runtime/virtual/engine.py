@@ -20,8 +20,8 @@ from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
     Call,
     Compute,
+    CurrentMembers,
     Framed,
-    Members,
     Membership,
     Node,
     Now,
@@ -120,7 +120,7 @@ class VirtualEngine(ReceivingInterpreter):
                 Call: self._call,
                 Compute: self._compute,
                 Now: lambda task, effect: self._events.now,
-                Members: lambda task, effect: self._outages.members,
+                CurrentMembers: lambda task, effect: self._outages.members,
             },
         )
 
