@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """The nodes of a job. `num_schedulers` is 1 where there are servers in processes, else 0."""
+    """The nodes of a job. A job with servers has a scheduler (`num_schedulers` is 1)."""
 
     num_workers: int
     num_servers: int = 0

@@ -89,7 +89,7 @@ class RecvAny(Effect[T]):
 
 
 class Watch(Effect[None]):
-    """From now on, tell this node by a message with this tag who leaves or comes (`Membership`)."""
+    """From now on, send this node each change of the membership, with this tag (`Membership`)."""
 
     __slots__ = ("tag",)
 

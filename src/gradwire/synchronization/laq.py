@@ -53,8 +53,8 @@ class LAQ(Lazy):
     async def news(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        heard = await worker.heard(change, replica, step)
-        size, missed = await worker.node.call(_sizes, change, heard)
+        decoded = await worker.decoded(change, replica, step)
+        size, missed = await worker.node.call(_sizes, change, decoded)
         told = {
             "missed": torch.tensor(missed, dtype=torch.float64),
             "num_silent": torch.zeros((), dtype=torch.int64),
@@ -68,5 +68,5 @@ class LAQ(Lazy):
         return replica.remembering(num_silent=replica.memory["num_silent"] + 1)
 
 
-def _sizes(change: Tensor, heard: Tensor) -> tuple[float, float]:
-    return square(heard), square(change - heard)
+def _sizes(change: Tensor, decoded: Tensor) -> tuple[float, float]:
+    return square(decoded), square(change - decoded)

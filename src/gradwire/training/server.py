@@ -5,8 +5,8 @@ with the shard. Compressed answers are changes relative to what the worker knows
 follows each worker's knowledge by decoding its own answers, so that what one answer loses is in
 the next.
 
-Members are not trusted: what none of them may say is counted, warned of once and dropped, whoever
-said it is told that it was wrong, and the server goes on for the others.
+Workers are not trusted: a message that no worker may send is counted, warned of once and dropped.
+Its sender gets an error as answer, and the server goes on for the others.
 """
 
 import warnings
@@ -53,11 +53,12 @@ class TrainingServer:
         self.params = plan.task.initial_params()[shard.start : shard.stop]
         self.optimizer: dict[str, Tensor] = plan.optimizer.init(self.params)
         self.memory: dict[str, Any] = {}
-        self.members: frozenset[int] = frozenset(range(plan.num_workers))
+        self.members: frozenset[int] = frozenset(plan.layout.workers)
         self.notes: dict[str, Noted] = {}
         self.pushes: Counter[int] = Counter()  # by worker, with those of its lives before
-        self.on_push: Callable[[int, int], None] | None = None  # told whose, and of which step
+        self.on_push: Callable[[int, int], None] | None = None  # called with rank and step
         self._node: Node | None = None
+        self._layout = plan.layout
         self._pushes = PushAssembly(plan, number, self.params.dtype)
         self._events: deque[Event] = deque()  # that nobody has asked for
         self._expected: set[int] = set()  # workers that came, and will pull
@@ -68,12 +69,12 @@ class TrainingServer:
         self._answers: dict[int, int] = {}  # how many each worker got
         # What each knows of the shard, with compressed answers. All begin with the same model.
         self._shard_spec = plan.spec(shard, self.params.dtype)
-        self._known = dict.fromkeys(range(plan.num_workers), self.params)
+        self._known = dict.fromkeys(plan.layout.workers, self.params)
         self._codec_states: dict[int, State] = {}
         self.refused: Counter[int] = Counter()  # messages that made no sense, by sender
         self._speaker = -1  # whose event is dealt with
         self._is_new = True  # it has not run yet, nor been restored
-        self._misses_news = False  # nobody will tell it who came or left since the snapshot
+        self._misses_news = False  # changes of the membership since the snapshot are not replayed
 
     @property
     def num_workers(self) -> int:
@@ -154,9 +155,9 @@ class TrainingServer:
     async def _take(self, rank: int, message: Any) -> None:
         """Makes events of a message."""
         header = message.header if isinstance(message, Framed) else None
-        is_worker = 0 <= rank < self.num_workers
+        is_worker = self._layout.is_worker(rank)
         match header:
-            case Membership() if not is_worker and 0 <= header.rank < self.num_workers:
+            case Membership() if not is_worker and self._layout.is_worker(header.rank):
                 self._changed(header)
             case PullHeader(step=step, life=life) if is_worker and step == JOINING:
                 if self._came(rank, life):
@@ -180,12 +181,12 @@ class TrainingServer:
                 )
 
     async def _refuse(self, rank: int, error: Exception) -> None:
-        """What it said is void, and it is told so. Others are none the worse."""
+        """Drops what a rank has begun to send, and answers it with the error."""
         self.refused[rank] += 1
         if self.refused[rank] == 1:
             text = f"{error}; it was dropped, and so is what else of that kind comes from this rank"
             warnings.warn(text, GradwireWarning, stacklevel=2)
-        if 0 <= rank < self.num_workers:
+        if self._layout.is_worker(rank):
             self._pushes.forget(rank)
             failed = Framed(Failed.of(error))
             await self.node.send_framed(rank, ANSWER, failed, HEADER_NBYTES, "answer")
@@ -222,7 +223,7 @@ class TrainingServer:
     def _came(self, rank: int, life: float) -> bool:
         """A worker says that it came (back), perhaps before the scheduler does.
 
-        False if more was heard of it since: that it was lost again.
+        False if it was lost again since then.
         """
         before = self._lives.get(rank, -inf)
         if not 0.0 <= life < inf or life <= before:
@@ -278,7 +279,7 @@ class TrainingServer:
         number = self._answers.get(rank, 0)
         self._answers[rank] = number + 1
         data, is_whole = params, True
-        if self.plan.architecture.squeezes_answers:
+        if self.plan.architecture.compresses_answers:
             known = self._known.get(rank)
             codec = answer_codec(self.plan.reducer, clock)
             is_exact = codec.guarantee(self._shard_spec).delta == 1.0
@@ -288,7 +289,7 @@ class TrainingServer:
                     self._codec_states[rank] = codec.init(self._shard_spec)
                 state = self._codec_states[rank]
                 data, known, self._codec_states[rank] = await self.node.call(
-                    _told, codec, params, known, self._shard_spec, state, key
+                    _encode_change, codec, params, known, self._shard_spec, state, key
                 )
                 is_whole = False
             self._known[rank] = params if is_whole or known is None else known
@@ -321,11 +322,11 @@ class TrainingServer:
             "begun": self._pushes.begun,
         }
 
-    def restore(self, saved: dict[str, Any], *, is_told: bool = False) -> None:
+    def restore(self, saved: dict[str, Any], *, is_replayed: bool = False) -> None:
         """Goes on from a snapshot.
 
-        `is_told`: all that happened since will be told in order, as a journal does. Otherwise it
-        looks who is there when it runs, and does without those that are not.
+        `is_replayed`: a journal replays all that happened since. Otherwise the server asks for the
+        members when it runs, and drops the workers that are not there.
         """
         self.params = saved["params"]
         self.optimizer = saved["optimizer"]
@@ -342,18 +343,18 @@ class TrainingServer:
         self._void = set(saved["void"])
         self._news = saved["news"]
         self._pushes.begun = saved["begun"]
-        self._is_new, self._misses_news = False, not is_told
+        self._is_new, self._misses_news = False, not is_replayed
 
     def forget_workers(self) -> None:
         """All its workers are new ones, that will pull.
 
         What the old ones had begun to say is void. Synchronization may still answer what they
-        waited for, until it hears that they have left.
+        waited for, until it gets their `Left`.
         """
-        self.members = frozenset(range(self.num_workers))
+        self.members = frozenset(self._layout.workers)
         self._events.clear()
         waited = self._owed | self._void
-        for rank in range(self.num_workers):
+        for rank in self._layout.workers:
             self._forget(rank)
         self._void = waited
         self._lives.clear()
@@ -366,7 +367,7 @@ class TrainingServer:
         self.pushes.clear()
 
 
-def _told(
+def _encode_change(
     codec: Codec, params: Tensor, known: Tensor, spec: Spec, state: State, key: Key
 ) -> tuple[Tensor, Tensor, State]:
     """The message about a change, what the worker knows after it, and the codec's state."""

@@ -395,7 +395,7 @@ class _Server:
         self.store = Store(self.folder, "job")
         if self.store.state is not None:
             if self.holds_model:
-                self.server.restore(self.store.state["state"], is_told=True)
+                self.server.restore(self.store.state["state"], is_replayed=True)
             else:
                 self.keep = self.store.state["state"]
         inner = Inner(self.world, links_of(self.store), self.fuse)

@@ -113,7 +113,7 @@ class ReceivingInterpreter(Interpreter):
             raise checks.already_waits(effect, task.rank)
         task.waiting_for = effect
         if timeout_s is not None:
-            # A new object, so that a timer can tell this wait from a later one.
+            # A new object, so that a timer knows this wait from a later one.
             task.waiting_for = RecvAny(effect.tag, timeout_s)
             self._time_out_after(task, timeout_s)
         return WAITING

@@ -66,7 +66,7 @@ _MAX_FUTILE = 100_000
 class VirtualEngine(ReceivingInterpreter):
     """Runs programs on virtual nodes. Clocks, NICs and ledger go on from one run to the next.
 
-    Nodes 0 .. num_workers - 1 are workers (all nodes, unless told). `heartbeat_s` is how long it
+    Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it
     takes until a crash is noticed. `coding` says how long calls take; None: no time. `on_crash`
     and `on_return` are called with rank and time when a worker's programs have been closed, and
     before a new one is made for it.

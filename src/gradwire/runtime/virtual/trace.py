@@ -1,7 +1,7 @@
 """Traces: what a run did, to ask how long it would have taken on another network.
 
-A program whose messages do not depend on time sends the same ones whatever the network. So one
-run tells its virtual time for any bandwidth: its sends, receives and pauses are recorded and
+A program whose messages do not depend on time sends the same ones on every network. So one run is
+enough to find its virtual time for any bandwidth: its sends, receives and pauses are recorded and
 played again by the same engine, without data.
 """
 
