@@ -2,5 +2,5 @@
 
 It promises that every engine refuses the same requests with the same text, hands messages of one
 sender and tag over in order, and reports a deadlock in the same way. An engine adds its clock and
-its transport. Open `interpreter.py` first, then `receiving.py`.
+its transport. Open `interpreter.py` first.
 """

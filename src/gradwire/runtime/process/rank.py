@@ -28,8 +28,7 @@ from gradwire.core.node import (
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.runtime.interpreter import checks
 from gradwire.runtime.interpreter.calls import Calls
-from gradwire.runtime.interpreter.interpreter import WAITING, Task
-from gradwire.runtime.interpreter.receiving import ReceivingInterpreter
+from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Task
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.native_means import NativeMeans
@@ -49,7 +48,7 @@ from gradwire.runtime.process.transport import (
 from gradwire.runtime.process.unread import UnreadMessages
 
 
-class RankInterpreter(ReceivingInterpreter):
+class RankInterpreter(Interpreter):
     """Answers the effects of one rank's programs, over a transport."""
 
     def __init__(
@@ -86,10 +85,7 @@ class RankInterpreter(ReceivingInterpreter):
         super().__init__(
             layout,
             Calls(1),
-            {self.rank: self.unread},
-            self._peers.gone,
-            tag_key=tag_hash,
-            handlers={
+            {
                 Send: self._send,
                 Compute: self._compute_later,
                 Now: lambda task, effect: self.now,
@@ -97,6 +93,9 @@ class RankInterpreter(ReceivingInterpreter):
                 Spawn: self._spawn,
                 Collective: self._collective,
             },
+            {self.rank: self.unread},
+            self._peers.gone,
+            tag_hash,
         )
 
     @property

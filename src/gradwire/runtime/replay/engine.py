@@ -136,17 +136,17 @@ class ReplayEngine(Interpreter):
         super().__init__(
             NodeLayout(num_workers, size - num_workers),
             Calls(num_workers),
-            handlers={
+            {
                 Send: self._send,
                 Watch: lambda task, effect: None,  # the order has the changes of the membership
                 **dict.fromkeys(_DECIDED, self._wait_for_order),
             },
+            {rank: Mailbox() for rank in range(size)},  # by sender and hash of the tag
         )
         self.steps = [run.steps for run in first.runs]  # of the runs
         self.ledger = Ledger(size)
         self._evaluate = evaluate
         self._nodes = [_ReplayedNode(one) for one in orders]
-        self._mailboxes = [Mailbox() for _ in orders]  # by sender and hash of the tag
         self._blocked: dict[int, tuple[int, int]] = {}  # rank -> the sender and tag it waits for
         self._able: list[tuple[float, int]] = []  # a heap of (time, rank): those that can go on
         self._run_number = 0

@@ -48,7 +48,7 @@ from gradwire.core.node import (
     Sleep,
     Tag,
 )
-from gradwire.runtime.interpreter.interpreter import WAITING, Handlers, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Task
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.storage.files import FileError, naming
 from gradwire.runtime.storage.text import LineSeal
@@ -170,7 +170,9 @@ class Recorder:
     def close(self) -> None:
         self._file.close()
 
-    def record(self, handlers: Handlers, tasks: Mapping[Task, int]) -> Handlers:
+    def record(
+        self, handlers: dict[type, Handler], tasks: Mapping[Task, int]
+    ) -> dict[type, Handler]:
         """Handlers that answer as these do, and write down the answers. `tasks` has the numbers."""
 
         def answer(task: Task, effect: Any) -> Any:
@@ -185,7 +187,7 @@ class Recorder:
                 self.resume(number, value, None)
             return value
 
-        return Handlers(dict.fromkeys(handlers, answer))
+        return dict.fromkeys(handlers, answer)
 
     def ask(self, task: int, effect: Any) -> None:
         """A program awaits an effect."""

@@ -32,9 +32,8 @@ from gradwire.core.node import (
 )
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Calls, Evaluator, no_evaluator
-from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Program, R, Task
 from gradwire.runtime.interpreter.mailboxes import Mailbox
-from gradwire.runtime.interpreter.receiving import ReceivingInterpreter
 from gradwire.runtime.network.faults import Fault, Loss, parse_faults
 from gradwire.runtime.network.links import Links
 from gradwire.runtime.network.network import Network
@@ -63,7 +62,7 @@ _NO_KEY = Key(0)
 _MAX_FUTILE = 100_000
 
 
-class VirtualEngine(ReceivingInterpreter):
+class VirtualEngine(Interpreter):
     """Runs programs on virtual nodes. Clocks, NICs and ledger go on from one run to the next.
 
     Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it
@@ -113,15 +112,15 @@ class VirtualEngine(ReceivingInterpreter):
         super().__init__(
             NodeLayout(num_workers, size - num_workers),
             Calls(num_workers, coding),
-            {rank: Mailbox() for rank in range(size)},
-            self._outages.lost,  # always the same dictionary
-            handlers={
+            {
                 Send: self._transport.send,
                 Call: self._call,
                 Compute: self._compute,
                 Now: lambda task, effect: self._events.now,
                 CurrentMembers: lambda task, effect: self._outages.members,
             },
+            {rank: Mailbox() for rank in range(size)},
+            self._outages.lost,  # always the same dictionary
         )
 
     @property
@@ -249,7 +248,7 @@ class VirtualEngine(ReceivingInterpreter):
 
     # The clock.
 
-    _resume = ReceivingInterpreter._step
+    _resume = Interpreter._step
 
     def _resume_any(self, task: Task, found: tuple[int, Any]) -> None:
         # Only now: waiting for a message that never comes does not depend on time.
