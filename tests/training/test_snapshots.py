@@ -212,10 +212,10 @@ def test_a_timeout_begins_anew_if_pushes_wait(monkeypatch, train) -> None:
 
 def test_without_news_a_restored_server_looks_who_is_there(monkeypatch, train) -> None:
     """As if the scheduler's messages had been lost with the server's process."""
-    real = TrainingServer._changed
+    real = TrainingServer._change_membership
     monkeypatch.setattr(
         TrainingServer,
-        "_changed",
+        "_change_membership",
         lambda server, news: real(server, news) if news.there else None,
     )
     monkeypatch.setattr(quadratics, "NotingServer", Mortal)

@@ -15,6 +15,13 @@ class NodeLayout:
     num_servers: int = 0
     num_schedulers: int = 0
 
+    @classmethod
+    def of(cls, size: int, num_workers: int | None = None) -> "NodeLayout":
+        """So many nodes, of which the first are workers; None: all."""
+        num_workers = size if num_workers is None else num_workers
+        assert 1 <= num_workers <= size, f"{num_workers} workers on {size} nodes"
+        return cls(num_workers, size - num_workers)
+
     @property
     def size(self) -> int:
         """The number of all nodes."""

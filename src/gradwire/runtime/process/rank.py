@@ -60,9 +60,7 @@ class RankInterpreter(Interpreter):
         max_unread_nbytes: int,
     ) -> None:
         self.rank, size = transport.rank, transport.size
-        num_workers = size if num_workers is None else num_workers
-        assert 1 <= num_workers <= size, f"{num_workers} workers on {size} nodes"
-        layout = NodeLayout(num_workers, size - num_workers)
+        layout = NodeLayout.of(size, num_workers)
         self.job = job
         self.ledger = Ledger(size)  # of what this rank sent
         # What a server or scheduler received from workers, as they count it: the record of workers

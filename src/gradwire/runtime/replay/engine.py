@@ -134,7 +134,7 @@ class ReplayEngine(Interpreter):
                 )
         size, num_workers = len(orders), first.num_workers
         super().__init__(
-            NodeLayout(num_workers, size - num_workers),
+            NodeLayout.of(size, num_workers),
             Calls(num_workers),
             {
                 Send: self._send,

@@ -88,8 +88,8 @@ class VirtualEngine(Interpreter):
     ) -> None:
         # Python finds attributes faster as long as an object has no more than 30.
         size = network.size
-        num_workers = size if num_workers is None else num_workers
-        assert 1 <= num_workers <= size, f"{num_workers} workers on {size} nodes"
+        layout = NodeLayout.of(size, num_workers)
+        num_workers = layout.num_workers
         self.clocks = [0.0] * size  # when each node's program last ended
         self.on_crash = on_crash
         self.on_return = on_return
@@ -110,7 +110,7 @@ class VirtualEngine(Interpreter):
         self._called_last: set[Task] = set()
         self._num_futile = 0  # timeouts in a row while nothing else was to happen
         super().__init__(
-            NodeLayout(num_workers, size - num_workers),
+            layout,
             Calls(num_workers, coding),
             {
                 Send: self._transport.send,

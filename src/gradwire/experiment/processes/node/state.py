@@ -35,9 +35,9 @@ from gradwire.experiment.run.machine import name_of
 from gradwire.experiment.run.outcome import Progress
 from gradwire.experiment.run.record import Record, Row
 from gradwire.experiment.run.setup import Experiment
+from gradwire.runtime.interpreter.calls import no_evaluator
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay.order import Recorder
-from gradwire.runtime.virtual.requests import no_evaluator
 
 _THIS, _ANOTHER = "this run", "another run"  # what a folder holds
 _RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
