@@ -131,7 +131,11 @@ class Interpreter:
             self.num_effects += 1
             failure = None
             try:
-                value = handlers.get(type(effect), checks.refuse_unknown)(task, effect)
+                handler = handlers[type(effect)]
+            except KeyError:
+                handler = checks.refuse_unknown
+            try:
+                value = handler(task, effect)
             except Exception as error:
                 value, failure = None, error
             if value is WAITING:
