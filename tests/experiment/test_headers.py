@@ -18,12 +18,12 @@ from gradwire.core.coded import MeanOfCoded, MeanOfHeard, MergeOfCoded
 from gradwire.core.errors import NonFiniteError, PeerLost, WireError
 from gradwire.core.group import Job, Merging
 from gradwire.core.key import Key
-from gradwire.core.node import Framed, Membership, Send
+from gradwire.core.node import Framed, Membership, RunningProgram, Send
 from gradwire.core.spec import Spec
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.process.frames import pack, tag_hash, unpack
-from gradwire.runtime.virtual.transport import Transport
+from gradwire.runtime.virtual.transport import SimulatedTransport
 from gradwire.training import wire
 
 ANSWERS = ("dense", "compressed")
@@ -44,10 +44,10 @@ def through(message: Any) -> Any:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
     """Makes all messages bytes and back; the classes of their headers, and of what is in them."""
     found: set[type] = set()
-    send = Transport.send
+    send = SimulatedTransport.send
 
-    def travelling(transport: Transport, src: int, effect: Send, now: float) -> None:
-        if effect.dst != src:
+    def travelling(transport: SimulatedTransport, task: RunningProgram[Any], effect: Send) -> None:
+        if effect.dst != task.rank:
             data = effect.data
             tag_hash(effect.tag)
             if isinstance(data, Framed) and data.header is not None:
@@ -55,9 +55,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
                 job = getattr(data.header, "job", None)
                 found.update({type(job), type(getattr(job, "merging", None))})
             effect = Send(effect.dst, effect.tag, through(data), effect.nbytes, effect.label)
-        send(transport, src, effect, now)
+        send(transport, task, effect)
 
-    monkeypatch.setattr(Transport, "send", travelling)
+    monkeypatch.setattr(SimulatedTransport, "send", travelling)
     yield found
     found.discard(type(None))
     assert found <= set(HEADERS.classes)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.core.node import Framed, Send
+from gradwire.core.node import Framed, RunningProgram, Send
 from gradwire.core.notation import notation_name
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.experiment.studies.matrix import pairs
-from gradwire.runtime.virtual.transport import Transport
+from gradwire.runtime.virtual.transport import SimulatedTransport
 from gradwire.synchronization import SYNCHRONIZATION
 
 PAIRS = [(pair.synchronization, pair.architecture) for pair in pairs() if not pair.refusal]
@@ -83,19 +83,19 @@ def test_the_ledger_has_the_sizes_of_the_messages(
     train, monkeypatch, synchronization, architecture
 ) -> None:
     sizes: list[int] = []
-    send = Transport.send
+    send = SimulatedTransport.send
 
-    def counted(transport: Transport, src: int, effect: Send, now: float) -> None:
-        if effect.dst != src:
+    def counted(transport: SimulatedTransport, task: RunningProgram[Any], effect: Send) -> None:
+        if effect.dst != task.rank:
             data, header = effect.data, (0,)
             if isinstance(data, Framed):
                 data, header = data.data, HEADERS[architecture.startswith("gossip")]
             nbytes = 0 if data is None else data.numel() * data.element_size()
             assert effect.nbytes - nbytes in header
             sizes.append(effect.nbytes)
-        send(transport, src, effect, now)
+        send(transport, task, effect)
 
-    monkeypatch.setattr(Transport, "send", counted)
+    monkeypatch.setattr(SimulatedTransport, "send", counted)
     trained = train(synchronization, architecture, workers=4, steps=4, layers=(12, 8))
     ledger = trained.engine.ledger
     assert ledger.total_bytes == sum(sizes) == sum(ledger.tensor_bytes.values())
