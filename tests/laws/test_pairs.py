@@ -3,6 +3,8 @@
 A pair is one of `gradwire matrix`: the first example of each, and every algorithm of gossip.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
