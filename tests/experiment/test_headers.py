@@ -18,7 +18,7 @@ from gradwire.core.coded import MeanOfCoded, MeanOfReceived, MergeOfCoded
 from gradwire.core.errors import NonFiniteError, PeerLost, WireError
 from gradwire.core.group import Job, Merging
 from gradwire.core.key import Key
-from gradwire.core.node import Framed, Membership, Send
+from gradwire.core.node import Framed, Membership, RunningProgram, Send
 from gradwire.core.spec import Spec
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.studies.matrix import pairs
@@ -47,8 +47,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
     found: set[type] = set()
     send = SimulatedTransport.send
 
-    def travelling(transport: SimulatedTransport, src: int, effect: Send, now: float) -> None:
-        if effect.dst != src:
+    def travelling(transport: SimulatedTransport, task: RunningProgram[Any], effect: Send) -> None:
+        if effect.dst != task.rank:
             data = effect.data
             tag_hash(effect.tag)
             if isinstance(data, Framed) and data.header is not None:
@@ -56,7 +56,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[type]]:
                 job = getattr(data.header, "job", None)
                 found.update({type(job), type(getattr(job, "merging", None))})
             effect = Send(effect.dst, effect.tag, through(data), effect.nbytes, effect.label)
-        send(transport, src, effect, now)
+        send(transport, task, effect)
 
     monkeypatch.setattr(SimulatedTransport, "send", travelling)
     yield found

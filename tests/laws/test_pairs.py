@@ -3,10 +3,12 @@
 A pair is one of `gradwire matrix`: the first example of each, and every algorithm of gossip.
 """
 
+from typing import Any
+
 import pytest
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.core.node import Framed, Send
+from gradwire.core.node import Framed, RunningProgram, Send
 from gradwire.core.notation import notation_name
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.wire import HEADER_NBYTES
@@ -67,15 +69,15 @@ def test_the_ledger_has_the_sizes_of_the_messages(
     sizes: list[int] = []
     send = SimulatedTransport.send
 
-    def counted(transport: SimulatedTransport, src: int, effect: Send, now: float) -> None:
-        if effect.dst != src:
+    def counted(transport: SimulatedTransport, task: RunningProgram[Any], effect: Send) -> None:
+        if effect.dst != task.rank:
             data, header = effect.data, (0,)
             if isinstance(data, Framed):
                 data, header = data.data, HEADERS[architecture.startswith("gossip")]
             nbytes = 0 if data is None else data.numel() * data.element_size()
             assert effect.nbytes - nbytes in header
             sizes.append(effect.nbytes)
-        send(transport, src, effect, now)
+        send(transport, task, effect)
 
     monkeypatch.setattr(SimulatedTransport, "send", counted)
     trained = train(synchronization, architecture, workers=4, steps=4, layers=(12, 8))

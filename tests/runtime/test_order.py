@@ -8,8 +8,8 @@ import pytest
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import (
     Compute,
+    CurrentMembers,
     Framed,
-    Members,
     Membership,
     Now,
     Recv,
@@ -17,11 +17,11 @@ from gradwire.core.node import (
     Send,
     Sleep,
 )
-from gradwire.runtime.replay.order import Entry, OrderError, Recorder, load, short_hash
+from gradwire.runtime.replay.order import OrderEntry, OrderError, Recorder, load, short_hash
 from gradwire.runtime.storage.text import LineSeal
 
 TAG = ("x", 1)
-HEAD = '{"format":"gradwire order","version":2,"rank":0,"nodes":3,"workers":2,"about":""}'
+HEAD = '{"format":"gradwire order","version":3,"rank":0,"nodes":3,"workers":2,"about":""}'
 
 
 def sealed(*lines: str) -> str:
@@ -53,7 +53,7 @@ def recorded(path: Path) -> Path:
         (Compute("request"), None, ValueError("no gradient")),
         (Sleep(1.0), None, None),
         (Now(), 1 / 7, None),
-        (Members(), frozenset((1, 0)), None),
+        (CurrentMembers(), frozenset((1, 0)), None),
     ]:
         log.ask(0, effect)
         log.resume(0, value, failure)
@@ -71,18 +71,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     tag = short_hash(TAG)
     assert run.end_s == 2.5
     assert run.entries == (
-        Entry(0, "start"),
-        Entry(0, "received", (2, tag)),
-        Entry(0, "received any", (2, tag)),  # sent by another rank
-        Entry(0, "nothing", (tag,)),
-        Entry(0, "told", (tag, 0, 0, 0.1)),
-        Entry(0, "told", (tag, 0, 1, 0.2)),
-        Entry(0, "lost", (0, tag, 0, 0.1, 1 / 3)),
-        Entry(0, "computed"),
-        Entry(0, "computed"),
-        Entry(0, "slept"),
-        Entry(0, "now", (1 / 7,)),
-        Entry(0, "members", (0, 1)),
+        OrderEntry(0, "start"),
+        OrderEntry(0, "received", (2, tag)),
+        OrderEntry(0, "received any", (2, tag)),  # sent by another rank
+        OrderEntry(0, "nothing", (tag,)),
+        OrderEntry(0, "change", (tag, 0, 0, 0.1)),
+        OrderEntry(0, "change", (tag, 0, 1, 0.2)),
+        OrderEntry(0, "lost", (0, tag, 0, 0.1, 1 / 3)),
+        OrderEntry(0, "computed"),
+        OrderEntry(0, "computed"),
+        OrderEntry(0, "slept"),
+        OrderEntry(0, "now", (1 / 7,)),
+        OrderEntry(0, "members", (0, 1)),
     )
 
 
@@ -104,7 +104,7 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
         (["[1]"], "is no recorded order"),
         ([HEAD.replace("workers", "worker")], "is no recorded order"),
         ([HEAD.replace('"rank":0', '"rank":true')], "is no recorded order"),
-        ([HEAD.replace('"version":2', '"version":3')], "version 3, this program reads 2"),
+        ([HEAD.replace('"version":3', '"version":4')], "version 4, this program reads 3"),
         ([HEAD.replace('"rank":0', '"rank":3')], "rank 3 of 3 nodes"),
         ([HEAD.replace('"workers":2', '"workers":4')], "of which 4 are workers"),
         ([HEAD, '["run",0,0]'], "ends in the middle of a run, after line 2"),
@@ -129,7 +129,7 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
         ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"received",3,1]'], "is not expected there"),
         ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"received",1]'], "is not expected there"),
         ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"received",1,4294967296]'], "is not expected"),
-        ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"told",1,1,2,0.5]'], "is not expected there"),
+        ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"change",1,1,2,0.5]'], "is not expected there"),
         ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"now","1"]'], "is not expected there"),
         ([HEAD, '["run",0,0]', '[0,"start"]', '[0,"members",0,7]'], "is not expected there"),
     ],

@@ -62,7 +62,7 @@ class Mortal:
     """A server that is replaced by its snapshot again and again."""
 
     every = 1
-    is_told = True
+    is_replayed = True
 
     def __init__(self, plan: Plan, number: int) -> None:
         self.plan, self.number = plan, number
@@ -77,7 +77,7 @@ class Mortal:
         before, self.current = self.current, TrainingServer(self.plan, self.number)
         if before is not None:
             state = saved_and_loaded(before.snapshot())
-            self.current.restore(state, is_told=self.is_told)
+            self.current.restore(state, is_replayed=self.is_replayed)
         self.num_restarts += 1
 
     async def run(self, node: Node) -> None:
@@ -212,10 +212,10 @@ def test_a_timeout_begins_anew_if_pushes_wait(monkeypatch, train) -> None:
 
 def test_without_news_a_restored_server_looks_who_is_there(monkeypatch, train) -> None:
     """As if the scheduler's messages had been lost with the server's process."""
-    real = TrainingServer._changed
+    real = TrainingServer._change_membership
     monkeypatch.setattr(
         TrainingServer,
-        "_changed",
+        "_change_membership",
         lambda server, news: real(server, news) if news.there else None,
     )
     monkeypatch.setattr(quadratics, "NotingServer", Mortal)
@@ -226,7 +226,7 @@ def test_without_news_a_restored_server_looks_who_is_there(monkeypatch, train) -
         "faults": ["crash(1, at=0.05)"],
         "heartbeat_s": 0.01,
     }
-    monkeypatch.setattr(Mortal, "is_told", False)
+    monkeypatch.setattr(Mortal, "is_replayed", False)
     trained = train("ssp(1)", HOLDING, "identity", **settings)
     assert all(server.members == {0, 2} for server in trained.servers)
     assert all(int(server.memory["num_complete"]) == 15 for server in trained.servers)

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """The nodes of a job. `num_schedulers` is 1 where there are servers in processes, else 0."""
+    """The nodes of a job. A job with servers has a scheduler (`num_schedulers` is 1)."""
 
     num_workers: int
     num_servers: int = 0
     num_schedulers: int = 0
+
+    @classmethod
+    def of(cls, size: int, num_workers: int | None = None) -> "NodeLayout":
+        """So many nodes, of which the first are workers; None: all."""
+        num_workers = size if num_workers is None else num_workers
+        assert 1 <= num_workers <= size, f"{num_workers} workers on {size} nodes"
+        return cls(num_workers, size - num_workers)
 
     @property
     def size(self) -> int:

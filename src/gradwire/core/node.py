@@ -89,7 +89,7 @@ class RecvAny(Effect[T]):
 
 
 class Watch(Effect[None]):
-    """From now on, tell this node by a message with this tag who leaves or comes (`Membership`)."""
+    """From now on, send this node each change of the membership, with this tag (`Membership`)."""
 
     __slots__ = ("tag",)
 
@@ -97,7 +97,7 @@ class Watch(Effect[None]):
         self.tag = tag
 
 
-class Members(Effect[frozenset[int]]):
+class CurrentMembers(Effect[frozenset[int]]):
     """The ranks of the workers that are believed to be there."""
 
     __slots__ = ()
@@ -230,8 +230,8 @@ class Node:
     def watch(self, tag: Tag) -> Watch:
         return Watch(tag)
 
-    def members(self) -> Members:
-        return Members()
+    def members(self) -> CurrentMembers:
+        return CurrentMembers()
 
     def compute(self, request: Any) -> Compute[Any]:
         return Compute(request)

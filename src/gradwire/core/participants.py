@@ -110,12 +110,13 @@ class Worker(Protocol):
     ) -> tuple[Tensor, Tensor, Replica]:
         """The sum of the vectors of those that speak, divided by the number of all workers.
 
-        Also what the others heard of this one's. Those that do not speak send one byte per bucket.
+        Also what the others decoded of this worker's vector. Workers that do not speak send one
+        byte per bucket.
         """
         ...
 
-    async def heard(self, x: Tensor, replica: Replica, step: int) -> Tensor:
-        """What the others would hear of x if this one spoke, for those who must know before."""
+    async def decoded(self, x: Tensor, replica: Replica, step: int) -> Tensor:
+        """What the others would decode if this worker sent x, for decisions before sending."""
         ...
 
     async def exact_mean(self, x: Tensor, name: str) -> Tensor:
@@ -162,7 +163,7 @@ class Mixing(Protocol):
     """One worker among its neighbours: how it averages with them."""
 
     async def attend(self, replica: Replica, step: int) -> None:
-        """In a step without `before`: from here on newcomers can be told where training stands."""
+        """In a step without `before`: from now on late joiners can ask for the current step."""
         ...
 
     async def before(self, replica: Replica, step: int, period: int = 1) -> Replica:
@@ -188,7 +189,7 @@ class Mixing(Protocol):
 
 
 class Push(NamedTuple):
-    """A worker's vector for one shard, as the server heard it."""
+    """A worker's vector for one shard, as the server decoded it."""
 
     rank: int
     step: int

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gradwire.core.group import Group
 from gradwire.core.key import Key
+from gradwire.core.layout import NodeLayout
 from gradwire.core.limits import Limits
 from gradwire.core.node import Node
 from gradwire.core.notation import Expression
@@ -52,7 +53,7 @@ class Synchronization(Expression, ABC):
 
     # What is averaged: with gradients the optimizer comes after, with walks it came before.
     exchanges: Literal["gradients", "walks"] = "gradients"
-    # Whether it is changes of what was heard before that travel (`mean_of_some`).
+    # Whether messages are changes relative to what was decoded before (`mean_of_some`).
     sends_changes: bool = False
 
     @property
@@ -112,13 +113,17 @@ class Architecture(Expression, ABC):
 
     @property
     def num_others(self) -> int:
-        """How many nodes there are besides the workers, servers among them: they come first."""
+        """How many nodes are not workers: the servers, and a scheduler."""
         return 0
 
     @property
-    def squeezes_answers(self) -> bool:
+    def compresses_answers(self) -> bool:
         """Whether servers answer with compressed changes of the model."""
         return False
+
+    def layout(self, num_workers: int) -> NodeLayout:
+        """The roles of all nodes of a job with so many workers."""
+        return NodeLayout(num_workers, self.num_servers, self.num_others - self.num_servers)
 
     def check(self, num_workers: int) -> None:
         """Refuses a number of workers that it cannot connect."""
@@ -135,7 +140,7 @@ class Architecture(Expression, ABC):
         return {}
 
     def owed(self, replica: Replica) -> Tensor | None:
-        """What of its model a worker has not told anyone yet, [d]; None if nothing is kept back."""
+        """What of its model a worker has not sent yet, [d]; None if nothing is kept back."""
         return None
 
     def mixing(self, node: Node, compression: Reducer, key: Key) -> Mixing:
@@ -156,7 +161,7 @@ class Architecture(Expression, ABC):
         raise NotImplementedError(f"{self!r} has workers only")
 
     def forget_members(self, keep: dict[Any, Any]) -> None:
-        """Drops from `keep` who was lost: it goes on in another job, whose members are new."""
+        """Drops lost workers from `keep`, which goes on in another job with new members."""
 
 
 class Backward(Protocol):

@@ -53,7 +53,7 @@ class LAQ(Lazy):
     async def news(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        decoded = await worker.heard(change, replica, step)
+        decoded = await worker.decoded(change, replica, step)
         size, missed = await worker.node.call(_sizes, change, decoded)
         update = {
             "missed": torch.tensor(missed, dtype=torch.float64),

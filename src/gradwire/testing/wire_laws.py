@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.codec import Codec, Kind, payload_context, unpack
+from gradwire.core.composite import Composite
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload

@@ -1,4 +1,4 @@
-"""What a worker says to servers that hold the model, and hears from them."""
+"""What a worker sends to servers that hold the model, and receives from them."""
 
 from typing import Protocol
 
@@ -115,7 +115,7 @@ class ServerClient:
         whole = pieces[0] if len(pieces) == 1 else await work(concatenate, tuple(pieces))
         self.exchange = tuple(states)
         replica = replica.having(params=whole, exchange=self.exchange)
-        if plan.squeezes_answers:
+        if plan.compresses_answers:
             replica = replica.remembering(pulled=whole)
         return Pulled(replica, min(clocks), accepted, max(clocks))
 
@@ -131,7 +131,7 @@ class ServerClient:
                     f"{list(own.shape)} x {own.dtype}"
                 )
             return message
-        if not plan.squeezes_answers:
+        if not plan.compresses_answers:
             raise WireError(f"server {server} answered with a change, expected the model itself")
         known = replica.memory["pulled"][shard.start : shard.stop]
         key = answer_key(plan.key, header.number, self.node.rank, server)
@@ -143,7 +143,7 @@ class ServerClient:
             raise WireError(f"server {server} answered what is no change: {error}") from error
 
     async def _answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
-        """The next answer of a server that is not for who this worker was before it came back."""
+        """The next answer of a server to this incarnation of the worker."""
         while True:
             message = await self.node.recv(server, ANSWER)
             header = message.header if isinstance(message, Framed) else None

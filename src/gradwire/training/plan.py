@@ -11,6 +11,7 @@ import torch
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
+from gradwire.core.layout import NodeLayout
 from gradwire.core.limits import Limits
 from gradwire.core.protocols import (
     Ability,
@@ -86,18 +87,18 @@ class Plan:
             (unit,) = self.units()
             spec = self.spec(unit.bucket, self.task.initial_params().dtype)
             self.architecture.check_compression(self.reducer, spec)
-        if self.squeezes_answers:
+        if self.compresses_answers:
             check_answers(
                 self.reducer, [self.spec(shard, torch.float32) for shard in self.shards()]
             )
 
     @property
-    def squeezes_answers(self) -> bool:
+    def compresses_answers(self) -> bool:
         """Whether pulled models come as compressed changes."""
-        return self.ability == "push_pull" and self.architecture.squeezes_answers
+        return self.ability == "push_pull" and self.architecture.compresses_answers
 
     def _check_changes(self) -> None:
-        """Refuses compression that cannot send changes of what was heard before."""
+        """Refuses compression that cannot send changes relative to what was decoded before."""
         codec = codec_of_changes(self.reducer, self.synchronization, 0)
         why = None
         if codec.traits.needs_feedback:
@@ -135,6 +136,11 @@ class Plan:
         rule = self.synchronization
         return rule.pauses and (self.ability != "mix" or rule.rounds_are_steps)
 
+    @property
+    def layout(self) -> NodeLayout:
+        """The roles of all nodes."""
+        return self.architecture.layout(self.num_workers)
+
     def buckets(self) -> list[Bucket]:
         return self.scheduling.buckets(self._tensors())
 
@@ -167,7 +173,7 @@ class Plan:
         return [Bucket(t.name, t.start, t.stop) for t in self.task.layout.tensors]
 
     def spec(self, bucket: Bucket, dtype: torch.dtype) -> Spec:
-        """What a reducer is told about a bucket: its size, and the tensors that lie in it."""
+        """What a reducer knows of a bucket: its size, and the tensors that lie in it."""
         tensors = []
         for name, start, stop, shape in self.task.layout.tensors:
             first, last = max(start, bucket.start), min(stop, bucket.stop)
@@ -183,7 +189,7 @@ class Plan:
         buffers = self.task.initial_buffers()
         optimizer = self.optimizer.init(params)
         memory = {**self.synchronization.memory(params), **self.architecture.memory(params)}
-        if self.squeezes_answers:
+        if self.compresses_answers:
             memory["pulled"] = params  # what the servers know that the worker has
         specs = [self.spec(unit.bucket, params.dtype) for unit in self.units()]
         return [
@@ -208,11 +214,11 @@ class Plan:
 
 
 def codec_of_changes(reducer: Reducer, synchronization: Synchronization, step: int) -> Codec:
-    """The codec with which differences to what was heard before are sent."""
+    """The codec of differences to what was decoded before."""
     codec = reducer.codec_at(step)
     if codec is not None:
         return codec
     raise ValueError(
-        f"{synchronization!r} sends differences to what was heard before, which is a feedback of "
+        f"{synchronization!r} sends differences to what was decoded before, which is a feedback of "
         f"its own: write a codec as compression, not {reducer!r}."
     )

@@ -13,7 +13,7 @@ from gradwire.training.worker import TrainingWorker
 
 
 class Observer(Protocol):
-    """Who looks on while workers train. It costs them nothing."""
+    """Observes workers while they train. It takes no virtual time."""
 
     def begins(self, worker: TrainingWorker) -> None:
         """A worker starts, or has come (back)."""
@@ -60,7 +60,7 @@ async def rejoin(
 ) -> Replica:
     """The program of a rank that comes (back): it gets the current model, then trains.
 
-    `life` is when it came, on the clock of who keeps the membership; None: that is now.
+    `life` is its incarnation: when it joined, on the scheduler's clock; None: that is now.
     """
     replica = plan.initial_replicas()[node.rank]
     worker = TrainingWorker(plan, node, await node.now() if life is None else life)

@@ -5,8 +5,8 @@ with the shard. Compressed answers are changes relative to what the worker knows
 follows each worker's knowledge by decoding its own answers, so that what one answer loses is in
 the next.
 
-Members are not trusted: what none of them may say is counted, warned of once and dropped, whoever
-said it is told that it was wrong, and the server goes on for the others.
+Workers are not trusted: a message that no worker may send is counted, warned of once and dropped.
+Its sender gets an error as answer, and the server goes on for the others.
 """
 
 import warnings
@@ -53,27 +53,28 @@ class TrainingServer:
         self.params = plan.task.initial_params()[shard.start : shard.stop]
         self.optimizer: dict[str, Tensor] = plan.optimizer.init(self.params)
         self.memory: dict[str, Any] = {}
-        self.members: frozenset[int] = frozenset(range(plan.num_workers))
+        self.members: frozenset[int] = frozenset(plan.layout.workers)
         self.notes: dict[str, Noted] = {}
-        self.pushes: Counter[int] = Counter()  # by worker, with those of its lives before
-        self.on_push: Callable[[int, int], None] | None = None  # told whose, and of which step
+        self.pushes: Counter[int] = Counter()  # by worker, with those of its earlier incarnations
+        self.on_push: Callable[[int, int], None] | None = None  # called with rank and step
         self._node: Node | None = None
+        self._layout = plan.layout
         self._pushes = PushAssembly(plan, number, self.params.dtype)
-        self._events: deque[Event] = deque()  # that nobody has asked for
-        self._expected: set[int] = set()  # workers that came, and will pull
-        self._lives: dict[int, float] = {}  # of those that came (back)
-        self._owed: set[int] = set()  # workers that wait for an answer
-        self._void: set[int] = set()  # that waited for one, and are not there any more
-        self._news: dict[int, float] = {}  # when the scheduler saw a worker come or leave
-        self._answers: dict[int, int] = {}  # how many each worker got
-        # What each knows of the shard, with compressed answers. All begin with the same model.
+        self._events: deque[Event] = deque()  # not yet handed to the algorithm
+        self._expected: set[int] = set()  # workers that joined, and will pull
+        self._incarnations: dict[int, float] = {}  # of workers that joined later: when
+        self._awaiting: set[int] = set()  # workers that wait for an answer
+        self._orphaned: set[int] = set()  # workers that waited for one and are gone
+        self._changed_s: dict[int, float] = {}  # when the scheduler saw a worker join or leave
+        self._answers: dict[int, int] = {}  # how many each worker got so far
+        # The shard as each worker knows it, with compressed answers. All begin with the same model.
         self._shard_spec = plan.spec(shard, self.params.dtype)
-        self._known = dict.fromkeys(range(plan.num_workers), self.params)
+        self._known = dict.fromkeys(plan.layout.workers, self.params)
         self._codec_states: dict[int, State] = {}
         self.refused: Counter[int] = Counter()  # messages that made no sense, by sender
-        self._speaker = -1  # whose event is dealt with
+        self._current_rank = -1  # the sender of the event that the algorithm handles
         self._is_new = True  # it has not run yet, nor been restored
-        self._misses_news = False  # nobody will tell it who came or left since the snapshot
+        self._missed_changes = False  # of the membership, since the snapshot
 
     @property
     def num_workers(self) -> int:
@@ -105,18 +106,18 @@ class TrainingServer:
         there = await node.members()
         if self._is_new:
             self.members = there
-        elif self._misses_news:
+        elif self._missed_changes:
             # Those that came say so themselves.
             self._events.extend(Left(rank) for rank in sorted(self.members - there))
-        self._is_new = self._misses_news = False
+        self._is_new = self._missed_changes = False
         while True:
             try:
                 await self.plan.synchronization.serve(self)
             except WireError as error:  # before anything has changed
-                if self._speaker < 0:
+                if self._current_rank < 0:
                     raise
-                self._owed.discard(self._speaker)
-                await self._refuse(self._speaker, error)
+                self._awaiting.discard(self._current_rank)
+                await self._refuse(self._current_rank, error)
 
     async def now(self) -> float:
         return await self.node.now()
@@ -136,11 +137,11 @@ class TrainingServer:
                     return TimedOut()
                 rank, message = got
             try:
-                await self._take(rank, message)
+                await self._add_events(rank, message)
             except WireError as error:
                 await self._refuse(rank, error)
         event = self._events.popleft()
-        self._speaker = -1 if isinstance(event, TimedOut) else event.rank
+        self._current_rank = -1 if isinstance(event, TimedOut) else event.rank
         if isinstance(event, Joined):
             self.members |= {event.rank}
             self._forget(event.rank)
@@ -148,24 +149,24 @@ class TrainingServer:
             self.members -= {event.rank}
             self._forget(event.rank)
         elif isinstance(event, Pull) or (isinstance(event, Push) and event.wants_answer):
-            self._owed.add(event.rank)
+            self._awaiting.add(event.rank)
         return event
 
-    async def _take(self, rank: int, message: Any) -> None:
-        """Makes events of a message."""
+    async def _add_events(self, rank: int, message: Any) -> None:
+        """Adds the events of a message."""
         header = message.header if isinstance(message, Framed) else None
-        is_worker = 0 <= rank < self.num_workers
+        is_worker = self._layout.is_worker(rank)
         match header:
-            case Membership() if not is_worker and 0 <= header.rank < self.num_workers:
-                self._changed(header)
+            case Membership() if not is_worker and self._layout.is_worker(header.rank):
+                self._change_membership(header)
             case PullHeader(step=step, life=life) if is_worker and step == JOINING:
-                if self._came(rank, life):
+                if self._join(rank, life):
                     self._events.append(Pull(rank, step))
             case PullHeader(step=step, life=life) if is_worker and step > JOINING:
-                if self._is_there(rank, life):
+                if self._accepts(rank, life):
                     self._events.append(Pull(rank, step))
             case PushHeader(life=life) if is_worker:
-                if self._is_there(rank, life):
+                if self._accepts(rank, life):
                     push = await self._pushes.add(self.node, rank, header, message.data)
                     if push is not None:
                         self._events.append(push)
@@ -180,32 +181,32 @@ class TrainingServer:
                 )
 
     async def _refuse(self, rank: int, error: Exception) -> None:
-        """What it said is void, and it is told so. Others are none the worse."""
+        """Drops what a rank has begun to send, and answers it with the error."""
         self.refused[rank] += 1
         if self.refused[rank] == 1:
             text = f"{error}; it was dropped, and so is what else of that kind comes from this rank"
             warnings.warn(text, GradwireWarning, stacklevel=2)
-        if 0 <= rank < self.num_workers:
+        if self._layout.is_worker(rank):
             self._pushes.forget(rank)
             failed = Framed(Failed.of(error))
             await self.node.send_framed(rank, ANSWER, failed, HEADER_NBYTES, "answer")
 
-    def _changed(self, news: Membership) -> None:
-        """The scheduler says that a worker came or left."""
-        rank = news.rank
-        self._news[rank] = news.time_s
-        if news.time_s <= self._lives.get(rank, -inf):
-            return  # the worker was faster
+    def _change_membership(self, change: Membership) -> None:
+        """The scheduler reports that a worker joined or left."""
+        rank = change.rank
+        self._changed_s[rank] = change.time_s
+        if change.time_s <= self._incarnations.get(rank, -inf):
+            return  # the worker's own message was faster
         self._expected.discard(rank)
-        if news.there:
+        if change.there:
             self._expected.add(rank)
             self._events.append(Joined(rank))
         else:
             self._events.append(Left(rank))
 
-    def _is_there(self, rank: int, life: float) -> bool:
-        """Whether what a worker says counts: not if it is lost, or says so before it came back."""
-        now = self._lives.get(rank, 0.0)
+    def _accepts(self, rank: int, life: float) -> bool:
+        """Whether a message counts: it does not if that incarnation of the worker is lost."""
+        now = self._incarnations.get(rank, 0.0)
         if not 0.0 <= life <= now:
             raise WireError(
                 f"rank {rank} speaks to server {self.number} as of {life} s, but did not say that "
@@ -213,28 +214,28 @@ class TrainingServer:
             )
         if life < now or rank not in self.members or rank in self._expected:
             return False
-        if rank in self._owed:
+        if rank in self._awaiting:
             raise WireError(
                 f"rank {rank} asks server {self.number} for something while it waits for an answer"
             )
         return True
 
-    def _came(self, rank: int, life: float) -> bool:
-        """A worker says that it came (back), perhaps before the scheduler does.
+    def _join(self, rank: int, life: float) -> bool:
+        """A worker reports that it joined, perhaps before the scheduler does.
 
-        False if more was heard of it since: that it was lost again.
+        False if it was lost again since then.
         """
-        before = self._lives.get(rank, -inf)
+        before = self._incarnations.get(rank, -inf)
         if not 0.0 <= life < inf or life <= before:
             raise WireError(
                 f"rank {rank} says to server {self.number} that it came at {life} s; before it had "
                 f"come at {before} s"
             )
-        news = self._news.get(rank, -inf)
-        if life < news:
+        changed_s = self._changed_s.get(rank, -inf)
+        if life < changed_s:
             return False
-        self._lives[rank] = life
-        if rank in self._expected and life == news:
+        self._incarnations[rank] = life
+        if rank in self._expected and life == changed_s:
             self._expected.remove(rank)
             return True
         self._expected.discard(rank)
@@ -244,10 +245,10 @@ class TrainingServer:
         return True
 
     def _forget(self, rank: int) -> None:
-        """A worker that comes back knows nothing, and what it began to say is void."""
+        """Drops the state of a worker: a new incarnation knows nothing of it."""
         self._pushes.forget(rank)
-        self._owed.discard(rank)
-        self._void.discard(rank)
+        self._awaiting.discard(rank)
+        self._orphaned.discard(rank)
         self._known.pop(rank, None)
         self._codec_states.pop(rank, None)
 
@@ -268,17 +269,17 @@ class TrainingServer:
     async def answer(
         self, rank: int, clock: int, *, accepted: bool = True, params: Tensor | None = None
     ) -> None:
-        if rank in self._void:
-            self._void.remove(rank)
+        if rank in self._orphaned:
+            self._orphaned.remove(rank)
             return
-        if rank not in self._owed:  # it said that it does not wait for one
+        if rank not in self._awaiting:  # its push asked for no answer
             return
-        self._owed.remove(rank)
+        self._awaiting.remove(rank)
         params = self.params if params is None else params
         number = self._answers.get(rank, 0)
         self._answers[rank] = number + 1
         data, is_whole = params, True
-        if self.plan.architecture.squeezes_answers:
+        if self.plan.architecture.compresses_answers:
             known = self._known.get(rank)
             codec = answer_codec(self.plan.reducer, clock)
             is_exact = codec.guarantee(self._shard_spec).delta == 1.0
@@ -288,11 +289,11 @@ class TrainingServer:
                     self._codec_states[rank] = codec.init(self._shard_spec)
                 state = self._codec_states[rank]
                 data, known, self._codec_states[rank] = await self.node.call(
-                    _told, codec, params, known, self._shard_spec, state, key
+                    _encode_change, codec, params, known, self._shard_spec, state, key
                 )
                 is_whole = False
             self._known[rank] = params if is_whole or known is None else known
-        header = AnswerHeader(clock, accepted, number, is_whole, self._lives.get(rank, 0.0))
+        header = AnswerHeader(clock, accepted, number, is_whole, self._incarnations.get(rank, 0.0))
         message = Framed(header, data)
         await self.node.send_framed(rank, ANSWER, message, HEADER_NBYTES, "answer")
 
@@ -301,7 +302,7 @@ class TrainingServer:
         self.notes[name] = total + value, count + 1, max(most, value)
 
     def snapshot(self) -> dict[str, Any]:
-        """All there is while the server waits for what happens next, as plain values."""
+        """The whole state while the server waits for an event, as plain values."""
         assert not self._events, "a snapshot is taken while the server waits"
         return {
             "params": self.params,
@@ -312,20 +313,20 @@ class TrainingServer:
             "answers": self._answers,
             "known": self._known,
             "codec_states": self._codec_states,
-            "lives": self._lives,
+            "lives": self._incarnations,
             "members": tuple(sorted(self.members)),
             "expected": tuple(sorted(self._expected)),
-            "owed": tuple(sorted(self._owed)),
-            "void": tuple(sorted(self._void)),
-            "news": self._news,
+            "owed": tuple(sorted(self._awaiting)),
+            "void": tuple(sorted(self._orphaned)),
+            "news": self._changed_s,
             "begun": self._pushes.begun,
         }
 
-    def restore(self, saved: dict[str, Any], *, is_told: bool = False) -> None:
+    def restore(self, saved: dict[str, Any], *, is_replayed: bool = False) -> None:
         """Goes on from a snapshot.
 
-        `is_told`: all that happened since will be told in order, as a journal does. Otherwise it
-        looks who is there when it runs, and does without those that are not.
+        `is_replayed`: a journal replays all that happened since. Otherwise the server asks for the
+        members when it runs, and drops the workers that are not there.
         """
         self.params = saved["params"]
         self.optimizer = saved["optimizer"]
@@ -335,38 +336,38 @@ class TrainingServer:
         self._answers = saved["answers"]
         self._known = saved["known"]
         self._codec_states = saved["codec_states"]
-        self._lives = saved["lives"]
+        self._incarnations = saved["lives"]
         self.members = frozenset(saved["members"])
         self._expected = set(saved["expected"])
-        self._owed = set(saved["owed"])
-        self._void = set(saved["void"])
-        self._news = saved["news"]
+        self._awaiting = set(saved["owed"])
+        self._orphaned = set(saved["void"])
+        self._changed_s = saved["news"]
         self._pushes.begun = saved["begun"]
-        self._is_new, self._misses_news = False, not is_told
+        self._is_new, self._missed_changes = False, not is_replayed
 
     def forget_workers(self) -> None:
-        """All its workers are new ones, that will pull.
+        """All workers are new ones, which will pull.
 
-        What the old ones had begun to say is void. Synchronization may still answer what they
-        waited for, until it hears that they have left.
+        Pushes that the old ones had begun are dropped. Synchronization may still answer the old
+        ones until it gets their `Left`.
         """
-        self.members = frozenset(range(self.num_workers))
+        self.members = frozenset(self._layout.workers)
         self._events.clear()
-        waited = self._owed | self._void
-        for rank in range(self.num_workers):
+        waited = self._awaiting | self._orphaned
+        for rank in self._layout.workers:
             self._forget(rank)
-        self._void = waited
-        self._lives.clear()
-        self._news.clear()
+        self._orphaned = waited
+        self._incarnations.clear()
+        self._changed_s.clear()
         self._expected.clear()
 
     def forget_figures(self) -> None:
-        """What was counted is counted anew."""
+        """Resets the counts and figures."""
         self.notes.clear()
         self.pushes.clear()
 
 
-def _told(
+def _encode_change(
     codec: Codec, params: Tensor, known: Tensor, spec: Spec, state: State, key: Key
 ) -> tuple[Tensor, Tensor, State]:
     """The message about a change, what the worker knows after it, and the codec's state."""

@@ -135,7 +135,7 @@ class TrainingWorker:
     ) -> tuple[Tensor | None, Replica]:
         if members is not None and len(members) < self.size and not self.plan.reducer.can_push:
             raise ValueError(
-                f"{self.plan.reducer!r} keeps what all workers must hear in every exchange, but "
+                f"{self.plan.reducer!r} keeps what all workers must receive in every exchange, but "
                 f"{self.plan.synchronization!r} has exchanges among some. Write a codec, or "
                 "ef(...) around one."
             )
@@ -169,14 +169,14 @@ class TrainingWorker:
         own = owns[0] if len(owns) == 1 else await self.node.call(concatenate, owns)
         return mean, own, replica.having(exchange=tuple(states))
 
-    async def heard(self, x: Tensor, replica: Replica, step: int) -> Tensor:
+    async def decoded(self, x: Tensor, replica: Replica, step: int) -> Tensor:
         plan = self.plan
         codec = codec_of_changes(plan.reducer, plan.synchronization, step)
         key = plan.key.at(step).private(self.rank)
         pieces = []
         for bucket, state in zip(self._buckets, replica.exchange):
             piece, own_key = x[bucket.start : bucket.stop], key.child(bucket.name)
-            pieces.append(await self.node.call(_heard, codec, piece, state, own_key))
+            pieces.append(await self.node.call(_decoded, codec, piece, state, own_key))
         return pieces[0] if len(pieces) == 1 else await self.node.call(concatenate, pieces)
 
     async def exact_mean(self, x: Tensor, name: str) -> Tensor:
@@ -365,7 +365,7 @@ def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
     return replica.having(buffers=result.buffers, loss=result.loss)
 
 
-def _heard(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
+def _decoded(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
     return Lifted(codec).decoded(x, state, key)
 
 

@@ -101,7 +101,7 @@ def _server(plan: Any, folder: Path, is_durable: bool) -> None:
     store = Store(folder / "server", "a test")
     server = TrainingServer(plan, 0)
     if store.state is not None:
-        server.restore(store.state["state"], is_told=True)
+        server.restore(store.state["state"], is_replayed=True)
     inner = _transport("server", folder, rank=WORKERS, acknowledges="asked", links=links_of(store))
     transport = DurableTransport(
         inner,

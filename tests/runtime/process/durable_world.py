@@ -13,7 +13,17 @@ from typing import Any
 
 import torch
 
-from gradwire.core.node import Call, Compute, Framed, Members, Membership, Node, Now, Recv, Send
+from gradwire.core.node import (
+    Call,
+    Compute,
+    CurrentMembers,
+    Framed,
+    Membership,
+    Node,
+    Now,
+    Recv,
+    Send,
+)
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.durable import checkpoint, journal
@@ -202,7 +212,7 @@ class World:
                     (value,) = self.plan.task.gradients([effect.request])
                 case Now():
                     value = self.clock
-                case Members():
+                case CurrentMembers():
                     value = frozenset(self.workers)
                 case _:
                     raise AssertionError(effect)
@@ -384,7 +394,7 @@ class _Server:
         self.store = Store(self.folder, "job")
         if self.store.state is not None:
             if self.holds_model:
-                self.server.restore(self.store.state["state"], is_told=True)
+                self.server.restore(self.store.state["state"], is_replayed=True)
             else:
                 self.keep = self.store.state["state"]
         inner = Inner(self.world, links_of(self.store), self.fuse)

@@ -15,7 +15,14 @@ from gradwire.core.node import Framed, Node
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.transport import DONE, LOST, Arrival
 from gradwire.runtime.replay.engine import ReplayEngine
-from gradwire.runtime.replay.order import Entry, Order, OrderError, Recorder, RunOrder, load
+from gradwire.runtime.replay.order import (
+    EventOrder,
+    OrderEntry,
+    OrderError,
+    Recorder,
+    RunOrder,
+    load,
+)
 from runtime.process.test_engine import transports
 
 Program = Callable[[Node], Any]
@@ -55,7 +62,7 @@ class Recorded:
         return results[: self.num_workers]
 
     @property
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[EventOrder]:
         for log in self.logs:
             log.close()
         return [load(path) for path in self.paths]
@@ -187,7 +194,7 @@ def test_peers_that_are_lost(tmp_path: Path) -> None:
     assert ReplayEngine([order, started]).run([program, gone])[0] == seen
 
 
-def _one_entry(order: Order) -> Any:
+def _one_entry(order: EventOrder) -> Any:
     run = order.runs[0]
     return run._replace(entries=run.entries[:1])
 
@@ -220,13 +227,13 @@ async def _ping(node: Node) -> float:
 
 
 @pytest.fixture
-def pinged(tmp_path: Path) -> list[Order]:
+def pinged(tmp_path: Path) -> list[EventOrder]:
     recorded = Recorded(tmp_path, 2)
     recorded.run([_ping, _ping])
     return recorded.orders
 
 
-def test_a_program_that_does_something_else(pinged: list[Order]) -> None:
+def test_a_program_that_does_something_else(pinged: list[EventOrder]) -> None:
     async def computes(node: Node) -> Any:
         return await node.compute(1)
 
@@ -253,7 +260,7 @@ def test_a_program_that_does_something_else(pinged: list[Order]) -> None:
         ReplayEngine(pinged).run([long, _ping])
 
 
-def test_a_message_that_never_comes(pinged: list[Order]) -> None:
+def test_a_message_that_never_comes(pinged: list[EventOrder]) -> None:
     async def silent(node: Node) -> Any:
         await node.recv(1 - node.rank, "ping")
         return await node.now()
@@ -267,13 +274,13 @@ def test_a_message_that_never_comes(pinged: list[Order]) -> None:
     assert "rank 1 stands at entry 3, 'the end of the run'" in text
 
 
-def test_a_node_that_is_cut_short(pinged: list[Order]) -> None:
+def test_a_node_that_is_cut_short(pinged: list[EventOrder]) -> None:
     cut = replace(pinged[1], runs=(_one_entry(pinged[1]),))
     with pytest.raises(OrderError, match=r"rank 1, entry 1 .*'the end of the run', but"):
         ReplayEngine([pinged[0], cut]).run([_ping, _ping])
 
 
-def test_orders_of_different_runs(pinged: list[Order]) -> None:
+def test_orders_of_different_runs(pinged: list[EventOrder]) -> None:
     first, second = pinged
     with pytest.raises(OrderError, match="no orders"):
         ReplayEngine([])
@@ -287,7 +294,7 @@ def test_orders_of_different_runs(pinged: list[Order]) -> None:
         ReplayEngine([first, replace(second, runs=())])
 
 
-def test_errors_of_programs_are_those_of_the_engines(pinged: list[Order]) -> None:
+def test_errors_of_programs_are_those_of_the_engines(pinged: list[EventOrder]) -> None:
     async def wrong(node: Node) -> list[str]:
         texts = []
         for effect in (
@@ -326,9 +333,9 @@ def test_who_is_behind_goes_first() -> None:
             now = await node.now()
             seen.append(now)
 
-    def order(rank: int, *times: float) -> Order:
-        entries = (Entry(0, "start"), *(Entry(0, "now", (one,)) for one in times))
-        return Order(rank, 2, 2, "", (RunOrder(entries, times[-1]),))
+    def order(rank: int, *times: float) -> EventOrder:
+        entries = (OrderEntry(0, "start"), *(OrderEntry(0, "now", (one,)) for one in times))
+        return EventOrder(rank, 2, 2, "", (RunOrder(entries, times[-1]),))
 
     engine = ReplayEngine([order(0, 1.0, 2.0, 3.0, 4.0), order(1, 1.5, 2.5, 2.6, 3.5)])
     engine.run([program] * 2)

@@ -83,11 +83,11 @@ class ParameterServer(Architecture):
         return self.servers + 1  # the scheduler is the last
 
     @property
-    def squeezes_answers(self) -> bool:
+    def compresses_answers(self) -> bool:
         return self.answers == "compressed"
 
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
-        route = "scatter" if self.squeezes_answers else ONE_WAY
+        route = "scatter" if self.compresses_answers else ONE_WAY
         return ServerGroup(node, label, route, members, self.servers)
 
     def daemon(

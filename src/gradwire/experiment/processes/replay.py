@@ -35,7 +35,7 @@ from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay.engine import ReplayEngine
-from gradwire.runtime.replay.order import Order, OrderError, Recorder, RunOrder, load
+from gradwire.runtime.replay.order import EventOrder, OrderError, Recorder, RunOrder, load
 from gradwire.runtime.storage.files import write_atomically
 from gradwire.runtime.storage.text import LineSeal
 from gradwire.training.worker import TrainingWorker
@@ -134,7 +134,9 @@ def replay(folder: str | Path) -> Replayed:
         return _replayed(experiment, orders, summary, began)
 
 
-def _replayed(experiment: Experiment, orders: list[Order], summary: Row, began: float) -> Replayed:
+def _replayed(
+    experiment: Experiment, orders: list[EventOrder], summary: Row, began: float
+) -> Replayed:
     plan, lost = experiment.plan, _lost(summary)
     _check(experiment, orders)
     parts = [part_of(plan, rank) for rank in range(len(orders))]
@@ -221,7 +223,7 @@ def _lost(summary: Row) -> frozenset[int]:
     return frozenset(row["rank"] for row in summary["lost"])
 
 
-def _orders(record: Record) -> list[Order]:
+def _orders(record: Record) -> list[EventOrder]:
     first = order_path(record.folder, 0)
     if not first.exists():
         raise ValueError(
@@ -238,20 +240,20 @@ def _orders(record: Record) -> list[Order]:
     return [_padded(order, runs) if order.rank in lost else order for order in orders]
 
 
-def _loaded(path: Path, *, was_killed: bool) -> Order:
+def _loaded(path: Path, *, was_killed: bool) -> EventOrder:
     why = _why_none(path)
     if why:
         raise ValueError(f"{path}: this run cannot be replayed. Its order is not complete: {why}")
     return load(path, was_killed=was_killed)
 
 
-def _padded(order: Order, runs: Sequence[RunOrder]) -> Order:
+def _padded(order: EventOrder, runs: Sequence[RunOrder]) -> EventOrder:
     """Of a rank that was killed before it came to the last runs: there it does nothing."""
     missing = (RunOrder((), None, run.steps) for run in runs[len(order.runs) :])
     return replace(order, runs=(*order.runs, *missing))
 
 
-def _check(experiment: Experiment, orders: list[Order]) -> None:
+def _check(experiment: Experiment, orders: list[EventOrder]) -> None:
     expected = experiment.plan.num_workers + experiment.plan.architecture.num_others
     if len(orders) != expected:
         raise OrderError(f"orders of {len(orders)} nodes, but this run has {expected}")

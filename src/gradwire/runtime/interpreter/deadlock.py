@@ -1,4 +1,4 @@
-"""What is said when every program waits for something that will not come."""
+"""The report of a deadlock: every program waits for something that will not come."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from gradwire.core.node import (
     Collective,
     Compute,
+    CurrentMembers,
     Join,
-    Members,
     Now,
     Recv,
     RecvAny,
@@ -22,7 +22,7 @@ def report(
     inboxes: Sequence[Mapping[tuple[int, Tag], Any]],
     gone: Mapping[int, float | None],
 ) -> str:
-    """Who waits for what, what nobody has read, and who is not there to send."""
+    """What each program waits for, the messages that are unread, and the nodes that are gone."""
     lines = ["every program waits and no message is under way:"]
     lines += [
         f"  rank {task.rank} waits for {described(task.waiting_for)}"
@@ -58,5 +58,5 @@ _NAMES: dict[type, str] = {
     Collective: "a native collective",
     Sleep: "the end of a pause",
     Now: "the time",
-    Members: "the members",
+    CurrentMembers: "the members",
 }

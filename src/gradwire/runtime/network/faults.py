@@ -1,8 +1,8 @@
 """What goes wrong, and when: workers that crash, come back or come late, messages that get lost.
 
 Times are absolute virtual times, so a fault happens once, in whichever segment of a run its time
-comes. `runtime/network/outages.py` keeps track of who is there, `runtime/network/links.py` of lost
-messages.
+comes. `runtime/network/outages.py` keeps track of the workers that are there,
+`runtime/network/links.py` of lost messages.
 """
 
 import math
@@ -119,7 +119,7 @@ def parse_faults(faults: Iterable[str | Fault], num_workers: int) -> tuple[Fault
 
 
 def _check_history(faults: Sequence[Crash | Arrive]) -> None:
-    """Refuses what cannot happen to one worker: a crash of who is not there, a second arrival."""
+    """Refuses a crash of a worker that is not there, and an arrival of one that is."""
     # Of two at the same time the arrival is first: it is the crash that then comes too early.
     ordered = sorted(faults, key=lambda fault: (fault.at, isinstance(fault, Crash)))
     for earlier, later in pairwise(ordered):

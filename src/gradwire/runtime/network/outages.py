@@ -1,4 +1,4 @@
-"""Who is there, who is believed to be there, and what will happen to whom.
+"""Which workers are there, which are believed to be there, and which faults are to come.
 
 A crash is noticed `heartbeat_s` after it, or when the worker comes back, if that is earlier. So a
 worker may be gone and still be a member. One that arrives later is no member until it does.

@@ -2,7 +2,7 @@
 
 It answers the effects of the simulator, to the same bits, and hangs nowhere: a peer that is gone is
 `PeerLost`, silence is `StuckError`. `gloo.py` is the transport of torch.distributed; `zeromq/` is
-the one with servers. Begin with `engine.py`, then `transport.py` and `frames.py`.
+the one with servers. Begin with `engine.py`, then `rank.py` and `transport.py`.
 
 Native collectives. `allreduce` promises a mean, not an algorithm, so it asks for one by name
 (`Collective`); `ring` and the trees name what they do and stay messages. With `native=True` float32

@@ -2,7 +2,7 @@
 
 On gloo a send waits until the receiver has said that it is ready, and what it says queues up behind
 what it sends itself. A receive that is posted when the payload's length is known is too late: two
-ranks that exchange large payloads would do so one after the other, and a slow road is travelled
+ranks that exchange large payloads would do so one after the other, and a slow link is used
 three times instead of once. So a receiver always has a receive posted for a payload as long as the
 longest so far. Both ends see the same payloads in the same order, so that the sender knows what the
 receiver expects: nothing has to be said about it.
@@ -20,7 +20,7 @@ MAX_NBYTES = 1 << 26  # longer ones take so much time that waiting to be let in 
 
 
 class Expected:
-    """How long a payload from one rank to another may be. Both keep one, and tell it of each."""
+    """How long a payload from one rank to another may be. Both ranks keep one, and update it."""
 
     def __init__(self) -> None:
         self.nbytes = 0

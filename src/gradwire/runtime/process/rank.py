@@ -15,9 +15,9 @@ from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
     Collective,
     Compute,
+    CurrentMembers,
     Framed,
     Join,
-    Members,
     Membership,
     Now,
     Recv,
@@ -28,8 +28,7 @@ from gradwire.core.node import (
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.runtime.interpreter import checks
 from gradwire.runtime.interpreter.calls import Calls
-from gradwire.runtime.interpreter.interpreter import WAITING, Task
-from gradwire.runtime.interpreter.receiving import ReceivingInterpreter
+from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Task
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.native_means import NativeMeans
@@ -49,7 +48,7 @@ from gradwire.runtime.process.transport import (
 from gradwire.runtime.process.unread import UnreadMessages
 
 
-class RankInterpreter(ReceivingInterpreter):
+class RankInterpreter(Interpreter):
     """Answers the effects of one rank's programs, over a transport."""
 
     def __init__(
@@ -61,9 +60,7 @@ class RankInterpreter(ReceivingInterpreter):
         max_unread_nbytes: int,
     ) -> None:
         self.rank, size = transport.rank, transport.size
-        num_workers = size if num_workers is None else num_workers
-        assert 1 <= num_workers <= size, f"{num_workers} workers on {size} nodes"
-        layout = NodeLayout(num_workers, size - num_workers)
+        layout = NodeLayout.of(size, num_workers)
         self.job = job
         self.ledger = Ledger(size)  # of what this rank sent
         # What a server or scheduler received from workers, as they count it: the record of workers
@@ -86,17 +83,17 @@ class RankInterpreter(ReceivingInterpreter):
         super().__init__(
             layout,
             Calls(1),
-            {self.rank: self.unread},
-            self._peers.gone,
-            tag_key=tag_hash,
-            handlers={
+            {
                 Send: self._send,
                 Compute: self._compute_later,
                 Now: lambda task, effect: self.now,
-                Members: lambda task, effect: frozenset(layout.workers) - self.lost,
+                CurrentMembers: lambda task, effect: frozenset(layout.workers) - self.lost,
                 Spawn: self._spawn,
                 Collective: self._collective,
             },
+            {self.rank: self.unread},
+            self._peers.gone,
+            tag_hash,
         )
 
     @property

@@ -1,14 +1,15 @@
-"""The simulator without a clock: a real run done again, in the order that it recorded.
+"""The simulator without a clock: it repeats a real run in the event order that was recorded.
 
-Every node's order (`runtime/replay/order.py`) says which of its programs went on, by what, and what
-it was told. Here the programs of all nodes run in one process; each goes on only when its node's
-order says so, messages go from one to the other directly, and gradients are computed one by one, as
-the real ranks did. So the parameters are the same to the last bit where one gradient is.
+The order of a node (`runtime/replay/order.py`) says which of its programs continued, by what event,
+and with what answer. Here the programs of all nodes run in one process. Each continues only when
+the order of its node says so, messages go directly from one to the other, and gradients are
+computed one by one, as the real ranks did. So the parameters are the same to the last bit if a
+gradient is.
 
-A node whose order names a message that has not been sent yet waits for its sender, which is the
-only thing that nodes wait for; of those that need not wait the one whose last known time is
-earliest is next, so that who looks on sees about what was to be seen then. Whatever does not fit
-is an `OrderError`, which says at which entry of which node.
+A node waits only for a message that its order names and that has not been sent. Among the nodes
+that can continue, the one with the earliest known time is next, so that an observer sees about the
+same as in the real run. An entry that does not fit is an `OrderError`, which names the entry and
+the node.
 """
 
 from collections.abc import Coroutine, Sequence
@@ -20,9 +21,9 @@ from gradwire.core.errors import PeerLost
 from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
     Compute,
+    CurrentMembers,
     Framed,
     Join,
-    Members,
     Membership,
     Node,
     Now,
@@ -41,20 +42,20 @@ from gradwire.runtime.interpreter.mailboxes import Mailbox
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.replay import order
-from gradwire.runtime.replay.order import Entry, Order, OrderError, RunOrder, short_hash
+from gradwire.runtime.replay.order import EventOrder, OrderEntry, OrderError, RunOrder, short_hash
 
-# What a program must have asked for to be answered so.
+# Which effects a program can have awaited that gets an answer of this kind.
 _ASKED: dict[str, tuple[type, ...]] = {
     order.RECEIVED: (Recv,),
     order.RECEIVED_ANY: (RecvAny,),
     order.NOTHING: (RecvAny,),
-    order.TOLD: (Recv, RecvAny),
+    order.CHANGE: (Recv, RecvAny),
     order.LOST: (Recv,),
     order.COMPUTED: (Compute,),
     order.SLEPT: (Sleep,),
     order.JOINED: (Join,),
     order.NOW: (Now,),
-    order.MEMBERS: (Members,),
+    order.MEMBERS: (CurrentMembers,),
 }
 _DECIDED = frozenset(kind for kinds in _ASKED.values() for kind in kinds)
 _END_OF_RUN, _KILLED = "the end of the run", "where it was killed"
@@ -63,7 +64,7 @@ _END_OF_RUN, _KILLED = "the end of the run", "where it was killed"
 class _ReplayedNode:
     """One node: where it stands in its order, and its programs."""
 
-    def __init__(self, one: Order) -> None:
+    def __init__(self, one: EventOrder) -> None:
         self.order = one
         self.rank = one.rank
         self.run: RunOrder | None = None
@@ -73,7 +74,7 @@ class _ReplayedNode:
         self.now = 0.0  # the time it knew last
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> OrderEntry | None:
         """What is next; None: nothing in this run."""
         assert self.run is not None
         entries = self.run.entries
@@ -112,13 +113,13 @@ class _ReplayedNode:
 class ReplayEngine(Interpreter):
     """Runs the programs of all nodes as they ran. `orders` are those of the ranks 0, 1, ..."""
 
-    def __init__(self, orders: Sequence[Order], *, evaluate: Evaluator = no_evaluator) -> None:
+    def __init__(self, orders: Sequence[EventOrder], *, evaluate: Evaluator = no_evaluator) -> None:
         if not orders:
             raise OrderError("no orders to replay")
         first = orders[0]
         for rank, one in enumerate(orders):
-            told = (one.rank, one.num_nodes, one.num_workers, one.about)
-            if told != (rank, len(orders), first.num_workers, first.about):
+            found = (one.rank, one.num_nodes, one.num_workers, one.about)
+            if found != (rank, len(orders), first.num_workers, first.about):
                 name = one.source or f"order number {rank}"
                 raise OrderError(
                     f"{name} is that of rank {one.rank} of {one.num_nodes}, with {one.num_workers} "
@@ -133,19 +134,19 @@ class ReplayEngine(Interpreter):
                 )
         size, num_workers = len(orders), first.num_workers
         super().__init__(
-            NodeLayout(num_workers, size - num_workers),
+            NodeLayout.of(size, num_workers),
             Calls(num_workers),
-            handlers={
+            {
                 Send: self._send,
                 Watch: lambda task, effect: None,  # the order has the changes of the membership
                 **dict.fromkeys(_DECIDED, self._wait_for_order),
             },
+            {rank: Mailbox() for rank in range(size)},  # by sender and hash of the tag
         )
         self.steps = [run.steps for run in first.runs]  # of the runs
         self.ledger = Ledger(size)
         self._evaluate = evaluate
         self._nodes = [_ReplayedNode(one) for one in orders]
-        self._mailboxes = [Mailbox() for _ in orders]  # by sender and hash of the tag
         self._blocked: dict[int, tuple[int, int]] = {}  # rank -> the sender and tag it waits for
         self._able: list[tuple[float, int]] = []  # a heap of (time, rank): those that can go on
         self._run_number = 0
@@ -198,7 +199,7 @@ class ReplayEngine(Interpreter):
             self._calls.forget()
 
     def _advance(self, node: _ReplayedNode) -> None:
-        """As far as it comes, unless another one is behind."""
+        """Continues a node until it waits, or until another node's time is earlier."""
         while (entry := node.entry) is not None:
             task = self._asking(node, entry)
             message = None
@@ -220,8 +221,8 @@ class ReplayEngine(Interpreter):
         if node.run.end_s is not None:
             node.now = node.run.end_s
 
-    def _asking(self, node: _ReplayedNode, entry: Entry) -> Task:
-        """The task that goes on, if it waits for what the order says that it gets."""
+    def _asking(self, node: _ReplayedNode, entry: OrderEntry) -> Task:
+        """The program that continues; refuses one that awaits something else than the answer."""
         task = node.tasks.get(entry.task)
         if task is None:
             self._refuse(node, f"there is no such task; there are {list(node.tasks)}")
@@ -248,7 +249,7 @@ class ReplayEngine(Interpreter):
         self,
         node: _ReplayedNode,
         task: Task,
-        entry: Entry,
+        entry: OrderEntry,
         message: tuple[int, Any] | None,
     ) -> tuple[Any, Exception | None]:
         kind, effect, values = entry.kind, task.waiting_for, entry.values
@@ -270,7 +271,7 @@ class ReplayEngine(Interpreter):
             return frozenset(values), None
         if kind == order.JOINED:
             return effect.task.result, None
-        if kind == order.TOLD:
+        if kind == order.CHANGE:
             _, rank, there, time_s = values
             news = Framed(Membership(rank, bool(there), time_s))
             return (news if isinstance(effect, Recv) else (node.rank, news)), None
@@ -307,7 +308,7 @@ class ReplayEngine(Interpreter):
             del self._blocked[dst]
             heappush(self._able, (self._nodes[dst].now, dst))
 
-    # What does not fit.
+    # Errors.
 
     def _refuse(self, node: _ReplayedNode, why: str) -> NoReturn:
         raise OrderError(
@@ -327,9 +328,9 @@ class ReplayEngine(Interpreter):
         return "\n".join(lines)
 
 
-def _named(entry: Entry) -> tuple[int | None, int]:
+def _named(entry: OrderEntry) -> tuple[int | None, int]:
     """The sender and the hash in an entry about a message."""
-    if entry.kind in (order.NOTHING, order.TOLD):
+    if entry.kind in (order.NOTHING, order.CHANGE):
         return None, entry.values[0]
     src, tag, *_ = entry.values
     return src, tag

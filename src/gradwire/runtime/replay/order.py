@@ -1,10 +1,10 @@
-"""The order of a real run: what was decided outside the programs of one node.
+"""The event order of a real run: what was decided outside the programs of one node.
 
-What a node does follows from its programs and from what they were answered. Answers to `send`,
-`call`, `spawn` and `watch` are a matter of the node itself. All others depend on how fast the
-others are, on clocks and on who is there: for each of them there is an entry, in the order in which
-the programs of the node went on. Messages are not kept: the next one of that sender and tag is what
-the sender's programs make again (`runtime/replay/engine.py`).
+What a node does follows from its programs and from the answers to their effects. Answers to `send`,
+`call`, `spawn` and `watch` depend on the node alone. All others depend on the speed of other nodes,
+on clocks and on the membership: each of them has an entry, in the order in which the programs of
+the node continued. Messages are not kept: the sender's programs make the next one of that sender
+and tag again (`runtime/replay/engine.py`).
 
 A file is text, with one JSON value in a line, and behind a tab the checksum of all lines so far
 (`storage/text.py`). It is written line by line, so that a process that is killed leaves what it did
@@ -17,7 +17,7 @@ is [task, what, ...], with tasks numbered from 0 as they were spawned:
     [0, "received", 2, 3735928559]              from rank 2; 32 bits of the hash of the tag
     [0, "received any", 2, 3735928559]          the same, but it would have taken any rank's
     [0, "nothing", 3735928559]                  no message with this tag came in time
-    [0, "told", 3735928559, 2, 0, 1.25]         by `watch`: rank 2 was lost (1: came), and when
+    [0, "change", 3735928559, 2, 0, 1.25]       from `watch`: rank 2 was lost (1: came), and when
     [0, "lost", 2, 3735928559, 2, 1.25, 1.5]    it waited for rank 2 in vain, since rank 2 is lost,
                                                 and when; when that was noticed
     [0, "computed"]                             a gradient
@@ -38,9 +38,9 @@ from typing import Any, NamedTuple, TextIO
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import (
     Compute,
+    CurrentMembers,
     Framed,
     Join,
-    Members,
     Membership,
     Now,
     Recv,
@@ -48,17 +48,17 @@ from gradwire.core.node import (
     Sleep,
     Tag,
 )
-from gradwire.runtime.interpreter.interpreter import WAITING, Handlers, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Task
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.storage.files import FileError, naming
 from gradwire.runtime.storage.text import LineSeal
 
 START, RECEIVED, RECEIVED_ANY, NOTHING = "start", "received", "received any", "nothing"
-TOLD, LOST = "told", "lost"
+CHANGE, LOST = "change", "lost"
 COMPUTED, SLEPT, JOINED, NOW, MEMBERS = "computed", "slept", "joined", "now", "members"
 RUN, END, RESULT = "run", "end", "result"
 
-_FORMAT, _VERSION = "gradwire order", 2
+_FORMAT, _VERSION = "gradwire order", 3
 _PLAIN = {Compute: COMPUTED, Sleep: SLEPT, Join: JOINED}
 
 # What follows the name of an entry: a rank, a hash, a bit, a time. "ranks": as many as there are.
@@ -67,7 +67,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     RECEIVED: ("rank", "hash"),
     RECEIVED_ANY: ("rank", "hash"),
     NOTHING: ("hash",),
-    TOLD: ("hash", "rank", "bit", "time"),
+    CHANGE: ("hash", "rank", "bit", "time"),
     LOST: ("rank", "hash", "rank", "time", "time"),
     COMPUTED: (),
     SLEPT: (),
@@ -81,8 +81,8 @@ class OrderError(ValueError):
     """An order that is damaged, or not that of these programs."""
 
 
-class Entry(NamedTuple):
-    """A program goes on: which, by what, and what it is told."""
+class OrderEntry(NamedTuple):
+    """A program continues: its number, the kind of the answer, and the answer's values."""
 
     task: int
     kind: str
@@ -92,15 +92,15 @@ class Entry(NamedTuple):
 class RunOrder(NamedTuple):
     """The entries of one run of an engine."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[OrderEntry, ...]
     end_s: float | None  # None: the process was killed
     steps: tuple[int, int] = (0, 0)  # the first, and the one after the last
     first_line: int = 0  # where the entries begin in the file
 
 
 @dataclass(frozen=True)
-class Order:
-    """What one node recorded. `about` says of what, in the words of who had it recorded."""
+class EventOrder:
+    """What one node recorded. `about` identifies the run (its configuration)."""
 
     rank: int
     num_nodes: int
@@ -117,9 +117,9 @@ def short_hash(tag: Tag) -> int:
 
 
 class Recorder:
-    """Writes the order of one node into a file, as its engine goes on.
+    """Writes the event order of one node into a file, while its engine runs.
 
-    With a `step` the file is there already: what it has of later steps is dropped.
+    With a `step` the file exists already: its entries of later steps are dropped.
     """
 
     def __init__(
@@ -170,7 +170,9 @@ class Recorder:
     def close(self) -> None:
         self._file.close()
 
-    def record(self, handlers: Handlers, tasks: Mapping[Task, int]) -> Handlers:
+    def record(
+        self, handlers: dict[type, Handler], tasks: Mapping[Task, int]
+    ) -> dict[type, Handler]:
         """Handlers that answer as these do, and write down the answers. `tasks` has the numbers."""
 
         def answer(task: Task, effect: Any) -> Any:
@@ -185,7 +187,7 @@ class Recorder:
                 self.resume(number, value, None)
             return value
 
-        return Handlers(dict.fromkeys(handlers, answer))
+        return dict.fromkeys(handlers, answer)
 
     def ask(self, task: int, effect: Any) -> None:
         """A program awaits an effect."""
@@ -212,14 +214,14 @@ class Recorder:
                 self._write([task, NOTHING, short_hash(effect.tag)])
         elif kind is Now:
             self._write([task, NOW, value])
-        elif kind is Members:
+        elif kind is CurrentMembers:
             self._write([task, MEMBERS, *sorted(value)])
 
     def _received(self, task: int, kind: str, src: int, tag: Tag, message: Any) -> None:
         news = message.header if isinstance(message, Framed) else None
         if src == self.rank and isinstance(news, Membership):  # made by the engine, sent by nobody
-            told = [news.rank, int(news.there), news.time_s]
-            self._write([task, TOLD, short_hash(tag), *told])
+            change = [news.rank, int(news.there), news.time_s]
+            self._write([task, CHANGE, short_hash(tag), *change])
         else:
             self._write([task, kind, src, short_hash(tag)])
 
@@ -231,7 +233,7 @@ class Recorder:
             raise FileError("write", self._path, error) from error
 
 
-def load(path: Path, *, was_killed: bool = False) -> Order:
+def load(path: Path, *, was_killed: bool = False) -> EventOrder:
     """Reads a file and checks every line of it.
 
     `was_killed`: the process was, so the last run need not have an end, nor the last line.
@@ -257,7 +259,7 @@ def load(path: Path, *, was_killed: bool = False) -> Order:
             f"{path}: rank {rank} of {num_nodes} nodes, of which {num_workers} are workers"
         )
     runs: list[RunOrder] = []
-    entries: list[Entry] | None = None
+    entries: list[OrderEntry] | None = None
     started: set[int] = set()
     steps, first, result = (0, 0), 0, ""
     for number, line in enumerate(lines[1:], 2):
@@ -288,7 +290,7 @@ def load(path: Path, *, was_killed: bool = False) -> Order:
                 "the process was killed"
             )
         runs.append(RunOrder(tuple(entries), None, steps, first))
-    return Order(rank, num_nodes, num_workers, head["about"], tuple(runs), result, str(path))
+    return EventOrder(rank, num_nodes, num_workers, head["about"], tuple(runs), result, str(path))
 
 
 def _opened(path: Path, text: str, was_killed: bool) -> list[str]:
@@ -343,7 +345,7 @@ def _is_line(value: Any, name: str, *kinds: type) -> bool:
     )
 
 
-def _entry(value: Any, num_nodes: int) -> Entry | None:
+def _entry(value: Any, num_nodes: int) -> OrderEntry | None:
     """None if it is none."""
     if not isinstance(value, list) or len(value) < 2:
         return None
@@ -357,7 +359,7 @@ def _entry(value: Any, num_nodes: int) -> Entry | None:
         _is(what, one, num_nodes) for what, one in zip(expected, rest)
     ):
         return None
-    return Entry(task, kind, tuple(rest))
+    return OrderEntry(task, kind, tuple(rest))
 
 
 def _is(what: str, value: Any, num_nodes: int) -> bool:

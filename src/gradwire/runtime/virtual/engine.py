@@ -20,8 +20,8 @@ from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
     Call,
     Compute,
+    CurrentMembers,
     Framed,
-    Members,
     Membership,
     Node,
     Now,
@@ -32,9 +32,8 @@ from gradwire.core.node import (
 )
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Calls, Evaluator, no_evaluator
-from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Program, R, Task
 from gradwire.runtime.interpreter.mailboxes import Mailbox
-from gradwire.runtime.interpreter.receiving import ReceivingInterpreter
 from gradwire.runtime.network.faults import Fault, Loss, parse_faults
 from gradwire.runtime.network.links import Links
 from gradwire.runtime.network.network import Network
@@ -63,10 +62,10 @@ _NO_KEY = Key(0)
 _MAX_FUTILE = 100_000
 
 
-class VirtualEngine(ReceivingInterpreter):
+class VirtualEngine(Interpreter):
     """Runs programs on virtual nodes. Clocks, NICs and ledger go on from one run to the next.
 
-    Nodes 0 .. num_workers - 1 are workers (all nodes, unless told). `heartbeat_s` is how long it
+    Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it
     takes until a crash is noticed. `coding` says how long calls take; None: no time. `on_crash`
     and `on_return` are called with rank and time when a worker's programs have been closed, and
     before a new one is made for it.
@@ -89,8 +88,8 @@ class VirtualEngine(ReceivingInterpreter):
     ) -> None:
         # Python finds attributes faster as long as an object has no more than 30.
         size = network.size
-        num_workers = size if num_workers is None else num_workers
-        assert 1 <= num_workers <= size, f"{num_workers} workers on {size} nodes"
+        layout = NodeLayout.of(size, num_workers)
+        num_workers = layout.num_workers
         self.clocks = [0.0] * size  # when each node's program last ended
         self.on_crash = on_crash
         self.on_return = on_return
@@ -111,17 +110,17 @@ class VirtualEngine(ReceivingInterpreter):
         self._called_last: set[Task] = set()
         self._num_futile = 0  # timeouts in a row while nothing else was to happen
         super().__init__(
-            NodeLayout(num_workers, size - num_workers),
+            layout,
             Calls(num_workers, coding),
-            {rank: Mailbox() for rank in range(size)},
-            self._outages.lost,  # always the same dictionary
-            handlers={
+            {
                 Send: self._transport.send,
                 Call: self._call,
                 Compute: self._compute,
                 Now: lambda task, effect: self._events.now,
-                Members: lambda task, effect: self._outages.members,
+                CurrentMembers: lambda task, effect: self._outages.members,
             },
+            {rank: Mailbox() for rank in range(size)},
+            self._outages.lost,  # always the same dictionary
         )
 
     @property
@@ -249,7 +248,7 @@ class VirtualEngine(ReceivingInterpreter):
 
     # The clock.
 
-    _resume = ReceivingInterpreter._step
+    _resume = Interpreter._step
 
     def _resume_any(self, task: Task, found: tuple[int, Any]) -> None:
         # Only now: waiting for a message that never comes does not depend on time.

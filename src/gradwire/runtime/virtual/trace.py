@@ -1,7 +1,7 @@
 """Traces: what a run did, to ask how long it would have taken on another network.
 
-A program whose messages do not depend on time sends the same ones whatever the network. So one
-run tells its virtual time for any bandwidth: its sends, receives and pauses are recorded and
+A program whose messages do not depend on time sends the same ones on every network. So one run is
+enough to find its virtual time for any bandwidth: its sends, receives and pauses are recorded and
 played again by the same engine, without data.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from gradwire.core.node import Join, Node, Now, Recv, RecvAny, RunningProgram, Send, Sleep, Spawn
-from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Handlers, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Task
 
 _SPAWN, _JOIN = "spawn", "join"
 Step = Send | Recv | RecvAny[Any] | Sleep | tuple[str, int]
@@ -32,7 +32,7 @@ class Trace:
         self._programs.append(self._steps[task])
         return self._numbers[task]
 
-    def record(self, handlers: Handlers) -> Handlers:
+    def record(self, handlers: dict[type, Handler]) -> dict[type, Handler]:
         """Handlers that answer as these do, and write down what was asked."""
 
         def send(task: Task, effect: Send) -> None:
@@ -65,7 +65,8 @@ class Trace:
             self._steps[task].append((_JOIN, self._numbers[effect.task]))
             return handlers[Join](task, effect)
 
-        recording: dict[type, Handler] = {
+        return {
+            **handlers,
             Send: send,
             Recv: recv,
             RecvAny: recv_any,
@@ -73,7 +74,6 @@ class Trace:
             Spawn: spawn,
             Join: join,
         }
-        return Handlers({**handlers, **recording})
 
     def pause(self, task: Task, seconds: float) -> None:
         self._steps[task].append(Sleep(seconds))

@@ -151,7 +151,7 @@ class ServerPart:
         return self.server.snapshot()
 
     def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
-        self.server.restore(saved, is_told=is_told)
+        self.server.restore(saved, is_replayed=is_told)
 
 
 class OtherPart:

@@ -221,7 +221,7 @@ def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) 
     engine = ProcessEngine(transport, plan.num_workers)
     server = TrainingServer(plan, rank - plan.num_workers)
     if state is not None:
-        server.restore(state["state"]["part"], is_told=True)
+        server.restore(state["state"]["part"], is_replayed=True)
         engine.num_runs = state["state"]["num_runs"] - 1  # it enters that run again
     else:
         has_began = (store.folder / BEGAN).exists()
