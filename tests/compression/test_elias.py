@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.coding._stream import Reader
+from gradwire.coding._stream import StreamReader
 from gradwire.coding.elias import (
     decode_elias,
     decode_integers,
@@ -40,11 +40,11 @@ def test_integers_of_every_size_come_back(code) -> None:
     values = torch.tensor([1, 2, 3, 4, 7, 8, 255, 256, 2**24, 2**25 + 1, 2**31, 2**40 + 12345])
     packed = encode_integers(values, code)
     assert packed.numel() == integers_bytes(values, code)
-    reader = Reader(torch.cat([packed, torch.tensor([99], dtype=torch.uint8)]))
+    reader = StreamReader(torch.cat([packed, torch.tensor([99], dtype=torch.uint8)]))
     assert torch.equal(decode_integers(reader, len(values), 2**41, code), values)
     assert reader.rest.tolist() == [99]  # it takes its own bytes only
     with pytest.raises(WireError):
-        decode_integers(Reader(packed), len(values), 2**40, code)
+        decode_integers(StreamReader(packed), len(values), 2**40, code)
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -24,7 +24,7 @@ _MAX_TABLE_BITS = 12
 Coded = tuple[bytes, list[Tensor]] | None
 
 
-class Reader:
+class StreamReader:
     """Takes a received stream apart from its front; what is missing is a WireError."""
 
     def __init__(self, packed: Tensor) -> None:
@@ -53,7 +53,7 @@ def number_bytes(largest: int) -> int:
 
 
 def number(value: int, largest: int) -> bytes:
-    """A number in 0 .. largest as `Reader.number` reads it."""
+    """A number in 0 .. largest as `StreamReader.number` reads it."""
     assert 0 <= value <= largest
     return value.to_bytes(number_bytes(largest), "little")
 
@@ -76,14 +76,16 @@ def write(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Coded]) -> Te
     return joined(bytes([_STORED]), [pack_symbols(symbols, alphabet)], symbols.device)
 
 
-def read(packed: Tensor, count: int, alphabet: int, decode: Callable[[Reader], Tensor]) -> Tensor:
+def read(
+    packed: Tensor, count: int, alphabet: int, decode: Callable[[StreamReader], Tensor]
+) -> Tensor:
     """The inverse of `write`, as int32 [count]; `decode` reads the coder's own stream.
 
     What a kernel refuses with a ValueError is a WireError here.
     """
     if packed.dtype != torch.uint8 or packed.dim() != 1:
         raise WireError(f"coded symbols are uint8 [size], got {packed.dtype} {list(packed.shape)}")
-    reader = Reader(packed)
+    reader = StreamReader(packed)
     if count == 0 or alphabet == 1:
         reader.end()
         return torch.zeros(count, dtype=torch.int32, device=packed.device)
@@ -136,7 +138,7 @@ def split_low(symbols: Tensor, alphabet: int) -> tuple[Tensor, list[Tensor]]:
     return symbols >> width, [kernels.pack_uints(low, width)]
 
 
-def take_low(reader: Reader, count: int, alphabet: int) -> Tensor | None:
+def take_low(reader: StreamReader, count: int, alphabet: int) -> Tensor | None:
     """The low bits that `split_low` took from `count` symbols, None if there are none."""
     width = low_width(alphabet)
     if not width:

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding._stream import Coded, Reader, checked, most_frequent, number, read, write
+from gradwire.coding._stream import Coded, StreamReader, checked, most_frequent, number, read, write
 from gradwire.core.symbols import packed_bytes
 
 Code = Literal["gamma", "delta"]
@@ -36,7 +36,7 @@ def encode_elias(symbols: Tensor, alphabet: int, code: Code) -> Tensor:
 def decode_elias(packed: Tensor, count: int, alphabet: int, code: Code) -> Tensor:
     """The inverse of `encode_elias`, as int32 [count]; other bytes are a WireError."""
 
-    def decode(reader: Reader) -> Tensor:
+    def decode(reader: StreamReader) -> Tensor:
         modal = reader.number(alphabet - 1, "the frequent symbol")
         symbols, used = kernels.elias_decode_symbols(
             reader.rest, count, alphabet, modal, code == "delta"
@@ -57,7 +57,7 @@ def encode_integers(values: Tensor, code: Code) -> Tensor:
     return kernels.elias_encode(values, kernels.elias_lengths(values), code == "delta")
 
 
-def decode_integers(reader: Reader, count: int, largest: int, code: Code) -> Tensor:
+def decode_integers(reader: StreamReader, count: int, largest: int, code: Code) -> Tensor:
     """Takes `count` integers in 1 .. largest (int64) off a received stream."""
     values, used = checked(kernels.elias_decode, reader.rest, count, largest, code == "delta")
     reader.take(used, "an Elias code")

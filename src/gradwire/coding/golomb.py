@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding._stream import Coded, Reader, most_frequent, number, read, write
+from gradwire.coding._stream import Coded, StreamReader, most_frequent, number, read, write
 from gradwire.coding.indices import decode_indices, encode_indices
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
@@ -42,7 +42,7 @@ def _encode(symbols: Tensor, alphabet: int) -> Coded:
     return number(modal, alphabet - 1) + number(num_others, count - 1), parts
 
 
-def _decode(reader: Reader, count: int, alphabet: int) -> Tensor:
+def _decode(reader: StreamReader, count: int, alphabet: int) -> Tensor:
     modal = reader.number(alphabet - 1, "the frequent symbol")
     num_others = reader.number(count - 1, "the number of other symbols")
     if alphabet > 2:

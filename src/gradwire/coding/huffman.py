@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding._stream import (
     Coded,
-    Reader,
+    StreamReader,
     join_low,
     read,
     split_low,
@@ -53,7 +53,7 @@ def _encode(symbols: Tensor, alphabet: int) -> Coded:
     return b"", parts
 
 
-def _decode(reader: Reader, count: int, alphabet: int) -> Tensor:
+def _decode(reader: StreamReader, count: int, alphabet: int) -> Tensor:
     lengths = decode_integers(reader, table_size(alphabet), _LIMIT + 1, "gamma") - 1
     low = take_low(reader, count, alphabet)
     present = torch.nonzero(lengths).reshape(-1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding._stream import Reader
+from gradwire.coding._stream import StreamReader
 from gradwire.coding.elias import Code, decode_integers
 from gradwire.core.errors import WireError
 
@@ -95,7 +95,7 @@ def _decode_bitmap(body: Tensor, universe: int, count: int) -> Tensor:
 
 
 def _decode_elias(body: Tensor, code: Code, universe: int, count: int) -> Tensor:
-    reader = Reader(body)
+    reader = StreamReader(body)
     steps = decode_integers(reader, count, universe, code)
     reader.end()
     # In floating point, since the sum of steps that nobody sends could overflow.

@@ -19,7 +19,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.coding._stream import (
     Coded,
-    Reader,
+    StreamReader,
     join_low,
     number,
     read,
@@ -57,7 +57,7 @@ def _encode(symbols: Tensor, alphabet: int) -> Coded:
     return number(precision + 16 * log_lanes, 255), [table, *low, code]
 
 
-def _decode(reader: Reader, count: int, alphabet: int) -> Tensor:
+def _decode(reader: StreamReader, count: int, alphabet: int) -> Tensor:
     log_lanes, precision = divmod(reader.number(255, "precision and lanes"), 16)
     if precision > _FINE or log_lanes > _MAX_LOG_LANES or 1 << log_lanes > max(1, count):
         raise WireError(f"rANS of {precision} bits and {1 << log_lanes} lanes for {count} symbols")

@@ -41,7 +41,11 @@ class ByteReader:
         return self.data[self.position - nbytes : self.position]
 
     def byte(self) -> int:
-        return self.take(1)[0]
+        position = self.position
+        if position == len(self.data):
+            self.take(1)  # raises
+        self.position = position + 1
+        return self.data[position]
 
     def choice(self, count: int, what: object) -> int:
         """The number of one of `count` alternatives."""

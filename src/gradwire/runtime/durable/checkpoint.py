@@ -67,7 +67,7 @@ class Store:
         return True
 
     def save(self, state: Any) -> None:
-        """Begins a new generation. Once it returns nothing before is needed any more."""
+        """Starts a new generation. Afterwards nothing older is needed."""
         self.journal.write()  # this state may be damaged later, and made again from the one before
         generation = self.generation + 1
         path = self._state_path(generation)
@@ -88,7 +88,7 @@ class Store:
                 remove(self._journal_path(old))
 
     def forget(self) -> None:
-        """Drops what was loaded, once it is used."""
+        """Drops what was loaded, after it was used."""
         self.state, self.bodies = None, []
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Store:
             return state, before + bodies, newest, found
 
     def _one_before(self, newest: int, error: DamagedError) -> tuple[Any, list[memoryview]]:
-        """The state before a damaged one, and what led from it to that one."""
+        """The state before a damaged one, and the records between the two."""
         has_state = newest > 1 and self._state_path(newest - 1).exists()
         if not self._journal_path(newest - 1).exists() or (newest > 1 and not has_state):
             raise error

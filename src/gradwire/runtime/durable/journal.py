@@ -85,7 +85,7 @@ def write(handle: int, pieces: list[Buffer]) -> None:
 
 
 def encode(arrival: Arrival, headers: Headers, is_whole: bool = True) -> list[Buffer]:
-    """An arrival as bytes; if not `is_whole`, only that it happened, as its sender still has it."""
+    """An arrival as bytes; if not `is_whole`, without the message, which its sender keeps."""
     kind, src, job, tag, message, time_s, number = arrival
     flags = (_IS_WHOLE if is_whole else 0) | (0 if time_s is None else _HAS_TIME)
     rest: list[Buffer] = []
@@ -122,7 +122,7 @@ def glance(body: memoryview) -> Arrival:
 
 
 def decode(body: memoryview, headers: Headers, device: torch.device | None = None) -> Arrival:
-    """What `encode` was given; the memory is its own."""
+    """The arrival that `encode` was given, in memory of its own."""
     arrival = glance(body)
     rest = body[_BODY.size :]
     if arrival.kind == LOST:
@@ -145,7 +145,7 @@ def decode(body: memoryview, headers: Headers, device: torch.device | None = Non
 
 
 class Journal:
-    """A journal that is written. `end`: it exists, and what lies behind is cut off."""
+    """A journal to write. `end`: the file exists, and is cut off there."""
 
     def __init__(
         self, path: Path, fingerprint: bytes, generation: int, end: int | None = None
@@ -171,7 +171,7 @@ class Journal:
 
     @property
     def nbytes(self) -> int:
-        """Of all records."""
+        """The size of all records."""
         return self._end - _HEAD_NBYTES
 
     def append(self, pieces: list[Buffer]) -> None:
@@ -185,7 +185,7 @@ class Journal:
         self._end += _RECORD.size + length
 
     def write(self) -> None:
-        """Hands all to the operating system: it survives the process, if not the machine."""
+        """Hands all to the operating system: it survives the process, but not the machine."""
         if self._pieces:
             with naming(self._path):
                 write(self._file.fileno(), self._pieces)
@@ -211,7 +211,7 @@ class JournalContents(NamedTuple):
 
 
 def read(path: Path, fingerprint: bytes, generation: int) -> JournalContents | None:
-    """The records of a journal; None if it had just been made, and its header is not there."""
+    """The records of a journal; None if its header was not written yet."""
     with naming(path, "read"), path.open("rb") as file:
         size = path.stat().st_size
         if size == 0:
@@ -248,7 +248,7 @@ def _is_head(view: memoryview, path: Path, fingerprint: bytes, generation: int) 
 
 
 def _body_at(view: memoryview, start: int, seed: int) -> memoryview | None:
-    """What lies in the record that begins here, if there is one."""
+    """The body of the record that begins here, if there is one."""
     if start + _RECORD.size > len(view):
         return None
     magic, crc, length, _ = _RECORD.unpack_from(view, start)

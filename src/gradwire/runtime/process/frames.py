@@ -134,14 +134,12 @@ def pack(
     `copied`: a copy of the tensor on the host. `is_direct`: the payload goes from accelerator to
     accelerator.
     """
+    kind, data, header = TENSOR, message, b""
     if isinstance(message, Framed):
-        header = headers.encode(message.header)
-        return _pack(
-            FRAMED, job, tag, message.data, header, block_nbytes, inline_nbytes, copied, is_direct
-        )
-    if not isinstance(message, Tensor):
+        kind, data, header = FRAMED, message.data, headers.encode(message.header)
+    elif not isinstance(message, Tensor):
         raise ValueError(f"a message is a tensor or a Framed, got {type(message).__name__}")
-    return _pack(TENSOR, job, tag, message, b"", block_nbytes, inline_nbytes, copied, is_direct)
+    return _pack(kind, job, tag, data, header, block_nbytes, inline_nbytes, copied, is_direct)
 
 
 def pack_control(kind: int, job: int = 0, number: int = 0) -> Packed:

@@ -112,13 +112,13 @@ class GlooTransport:
         self._last: tuple[Any, tuple[int, int], Packed] | None = None
         self._arrivals: SimpleQueue[Arrival | _Landed | FinishedMean] = SimpleQueue()
         self._max_bytes_unread = max_bytes_unread
-        self._bytes_unread = [0] * self.size  # by peer; of what no one has taken
+        self._bytes_unread = [0] * self.size  # by peer
         # Taken as a lock, not as a condition: then a signal's handler cannot raise in between.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        self._is_sending = False  # it waits until something has left
+        self._is_sending = False  # this rank waits in a send
         self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
-        self._ended: list[Arrival] = []  # of peers that left or were lost
+        self._ended: list[Arrival] = []  # peers that left or were lost
         send_timeout = timedelta(seconds=send_s)
         self._sends = PostedSends(self.size, max_bytes_posted, send_timeout, self._set_sending)
         reducing = dist.new_group(backend="gloo", timeout=send_timeout) if group is None else None
@@ -203,7 +203,7 @@ class GlooTransport:
         return Leaving(data, self._leaving_on)
 
     def _flush(self) -> None:
-        """Posts what has waited for its copy from the accelerator."""
+        """Posts messages that wait for their copies from the accelerator."""
         while self._outgoing:
             dst, job, tag, message, leaving = self._outgoing.popleft()
             copied = None if leaving is None else leaving.arrived()
@@ -260,8 +260,8 @@ class GlooTransport:
         return self._kept.pop(job, []) + self._ended
 
     def close(self, lost: int | None = None) -> None:
-        """Says goodbye, and waits (not for long) until what was sent has left and all others have
-        said goodbye too. Nothing can be sent or received afterwards.
+        """Says goodbye, and waits up to `close_s` until what was sent has left and all others have
+        said goodbye, too. Nothing can be sent or received afterwards.
 
         `lost` is the rank without which this one cannot continue, if that is why it leaves. Others
         that wait for this one then name the rank that was lost, not this one.
@@ -341,14 +341,14 @@ class GlooTransport:
                 self._arrivals.put(arrival if landing is None else _Landed(arrival, landing))
                 self._await_room(peer)
         except WireError as error:
-            # Where the next block would begin is not known any more.
+            # The start of the next block is not known any more.
             self._arrivals.put(Arrival(LOST, peer, message=f"it sent what is no message: {error}"))
-        except Exception as error:  # or nobody would hear of it
+        except Exception as error:  # or the error would be lost with the thread
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._arrivals.put(Arrival(LOST, peer, message=first))
 
     def _message(self, peer: int, frame: frames.Frame, block: Tensor) -> tuple[Any, Landing | None]:
-        """What came, and its way to the accelerator if it lay on one."""
+        """The message, and its copy to the accelerator if the tensor lay on one."""
         stream = self._landing_on
         if not frame.on_device or stream is None:
             return frame.message(self._payload(peer, frame, block)), None
@@ -372,7 +372,7 @@ class GlooTransport:
         return self._awaited[peer].payload(frame.nbytes)
 
     def _empty(self, nbytes: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """Room on the host, pinned where what comes may have to go to an accelerator."""
+        """Memory on the host, pinned if tensors may go to an accelerator."""
         if self._landing_on is not None:
             return torch.empty(nbytes, dtype=dtype, pin_memory=True)
         return kernels.empty(nbytes, dtype)

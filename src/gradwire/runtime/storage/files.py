@@ -39,7 +39,7 @@ class DamagedError(ValueError):
 
 @contextlib.contextmanager
 def naming(path: Path, doing: str = "write") -> Iterator[None]:
-    """What the operating system refuses meanwhile is an error that names this file."""
+    """Turns errors of the operating system into a `FileError` that names this file."""
     try:
         yield
     except FileError:
@@ -49,7 +49,7 @@ def naming(path: Path, doing: str = "write") -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """An error in words; one of the operating system with the file and with what to do."""
+    """The text of an error; an error of the operating system names the file and what to do."""
     if isinstance(error, OSError) and not isinstance(error, FileError) and error.filename:
         return _explained("use", error)
     return str(error)
@@ -62,7 +62,7 @@ def _explained(doing: str, error: OSError) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when it is on disk which files there are."""
+    """Returns when the list of files of this folder is on disk."""
     with naming(folder):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -72,7 +72,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Once it returns the folder and those above it are there, also after a loss of power."""
+    """Makes the folder and those above it; they survive a loss of power."""
     if not folder.is_dir():
         make_folder(folder.parent)
         with naming(folder, "make the folder"):
@@ -81,14 +81,14 @@ def make_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Whoever reads the file sees all of it or what was there before, even after a crash."""
+    """Replaces a file: a reader sees all of it or the old one, even after a crash."""
     with replacing(path) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, that takes the place of this one if all goes well."""
+    """A file to write to, which replaces this one unless there is an error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
@@ -101,12 +101,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name, too, must survive
+    if os.name == "posix":  # the new name must survive, too
         sync_folder(path.parent)
 
 
 def remove_leftovers(path: Path) -> None:
-    """What processes left that ended while they wrote this file."""
+    """Removes temporary files of processes that ended while they wrote this file."""
     for temporary in path.parent.glob(f"{path.name}.*.tmp"):
         match = re.fullmatch(r"\.(\d+)\.tmp", temporary.name.removeprefix(path.name))
         if match and not _is_another(int(match[1])):
@@ -114,7 +114,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _is_another(pid: int) -> bool:
-    """Whether this is a process that runs, but not this one. In doubt it is."""
+    """Whether another process with this number runs; True if that is not known."""
     if pid == os.getpid():
         return False
     try:

@@ -35,7 +35,7 @@ _UNREADABLE = (
 
 
 class Seal(NamedTuple):
-    """Which file it is: a kind, a number, and a text that only what it belongs to has."""
+    """Identifies a file: a kind, a number, and a text that identifies its owner."""
 
     kind: str  # 8 ASCII characters at most
     number: int = 0
@@ -47,13 +47,13 @@ class Seal(NamedTuple):
 
 
 def save(path: Path, seal: Seal, state: Any) -> None:
-    """Replaces the file atomically; no copy of it all is made on the way."""
+    """Replaces the file atomically, without a copy of the whole in memory."""
     with replacing(path) as file:
         write(file, seal, state)
 
 
 def write(file: BinaryIO, seal: Seal, state: Any) -> None:
-    """Writes a sealed file to one that is empty."""
+    """Writes a sealed file into an empty one."""
     file.write(bytes(_HEAD_NBYTES))
     hashing = _Hashing(file)
     save_plain(cast(BinaryIO, hashing), state)
@@ -66,7 +66,7 @@ def write(file: BinaryIO, seal: Seal, state: Any) -> None:
 
 
 def save_plain(file: BinaryIO, state: Mapping[str, Any]) -> None:
-    """`torch.save`, which says of a full disk that a position is wrong."""
+    """`torch.save`, but a full disk is an `OSError`, not a wrong position."""
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -76,7 +76,7 @@ def save_plain(file: BinaryIO, state: Mapping[str, Any]) -> None:
 
 
 def load(path: Path, seal: Seal) -> Any:
-    """What was saved; a `DamagedError` that names the file if it is not that."""
+    """What was saved; a damaged file is a `DamagedError` that names it."""
     with naming(path, "read"), path.open("rb") as file:
         raw, body = file.read(_HEAD_NBYTES), file.read()
     if raw[:4] in _OLDER:
@@ -108,7 +108,7 @@ def load(path: Path, seal: Seal) -> Any:
 
 
 class _Hashing(io.RawIOBase):
-    """Hashes what it hands on."""
+    """Writes to a file, and hashes what it writes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

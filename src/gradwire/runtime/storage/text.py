@@ -39,7 +39,7 @@ def seal_toml(text: str) -> str:
 
 
 def open_toml(path: Path) -> str:
-    """The text without its checksum, which was right."""
+    """The text without its checksum, which is checked."""
     whole = read(path)
     text, found, digest = whole.rpartition(_COMMENT)
     if not found:
@@ -52,7 +52,7 @@ def open_toml(path: Path) -> str:
 
 
 def has_wrong_checksum(whole: str) -> bool:
-    """Whether the text of a TOML file has a checksum, and not that of its content."""
+    """Whether the text of a TOML file has a checksum that does not fit."""
     text, found, digest = whole.rpartition(_COMMENT)
     return bool(found) and digest.strip() != digest_of(text)
 
@@ -65,7 +65,7 @@ def seal_json(values: dict[str, Any]) -> str:
 
 
 def open_json(path: Path) -> dict[str, Any]:
-    """The values without their checksum, which was right."""
+    """The values without their checksum, which is checked."""
     text = read(path)
     try:
         values = json.loads(text)
@@ -91,11 +91,11 @@ class LineSeal:
         self._hash = blake2b(digest_size=_LINE_DIGITS // 2)
 
     def seal(self, line: str) -> str:
-        """The next line as it is written, with its end."""
+        """The next line with its checksum and line end."""
         return f"{line}\t{self._next(line)}\n"
 
     def open(self, sealed: str) -> str | None:
-        """The next line as it was, of one without its end; None if it is not what was written."""
+        """The next line without its checksum; None if that does not fit."""
         line, tab, digest = sealed.rpartition("\t")
         return line if tab and digest == self._next(line) else None
 

@@ -91,7 +91,7 @@ class ConnectionLimits:
         return self._bounds_memory and bool(self._others)
 
     def read_events(self) -> None:
-        """Who has connected, and whose connection is closed."""
+        """Reads which connections were made and closed."""
         with suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
@@ -106,7 +106,7 @@ class ConnectionLimits:
                 self._is_no_member(number, one)
 
     def delivered(self, identity: bytes, frames: list[Any]) -> None:
-        """A message came, with these frames after its identity."""
+        """A message was delivered, with these frames after its identity."""
         number = _connection(frames[0]) if frames else _UNKNOWN
         if number not in self._open:
             self.read_events()
@@ -164,9 +164,9 @@ class ConnectionLimits:
             self._forget(one.identity)
 
     def _identify(self, number: int, one: _Connection, identity: bytes) -> None:
-        """A connection has one identity. If there was another one, that was of a message of an
-        earlier connection with the same number, which was read too late. And an identity has one
-        connection: if there was another one, that is closed, or its number is a stranger's now."""
+        """A connection has one identity. An earlier one was that of an old connection with the same
+        number, whose last message was read late. An identity has one connection: an earlier one is
+        closed, or its number is a stranger's now."""
         before, one.identity = one.identity, identity
         if before is not None:
             self._is_no_member(number, one)
@@ -178,7 +178,7 @@ class ConnectionLimits:
         self._on_change(identities.node_of(identity), True)
 
     def _is_no_member(self, number: int, one: _Connection) -> None:
-        """After all, or any more. What has come over it meanwhile does not count."""
+        """Counts a connection as a stranger's. Bytes that it has received so far do not count."""
         if one.is_member:
             one.is_member = False
             one.delivered_nbytes = self._received_nbytes(number, one)
@@ -225,8 +225,8 @@ class ConnectionLimits:
 
 
 def _connection(frame: Any) -> int:
-    """Over which a frame came. libzmq does not know it of peers that speak an old version of ZMTP,
-    which no node of a job does."""
+    """The connection over which a frame came. libzmq does not know it of peers with an old version
+    of ZMTP, which no node of a job has."""
     try:
         number: int = frame.get(zmq.SRCFD)
     except zmq.ZMQError:

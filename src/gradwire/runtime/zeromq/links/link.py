@@ -121,7 +121,7 @@ class Link:
         return True
 
     def _release(self) -> None:
-        """What is acknowledged has room too, so its bytes are not counted any more."""
+        """Drops acknowledged messages. Their bytes have been subtracted already (`room`)."""
         while self.kept and self.num_released < self._num_acknowledged:
             self.kept.popleft()
             self.num_released += 1
@@ -140,12 +140,11 @@ class Link:
     ) -> str | None:
         """A connection was made. The peer has taken this many and can send from `first` on.
 
-        What it acknowledges, and for what it has room, it may have said before, on the connection
-        that broke; it does not say so again.
+        `acknowledged` and `room` may be new, as the last report on the old connection may be lost.
 
-        A text if the two do not fit together any more. A peer that is another process than before
-        and knows nothing of it begins with 1; so do we, with what it has not acknowledged. If it is
-        this process that the peer does not know (not `knows_us`), the peer does the same.
+        Returns a text if the two sides do not fit together any more. A peer that is another process
+        than before and is fresh starts with number 1; so does this side, with what the peer has not
+        acknowledged. If the peer does not know this process (not `knows_us`), it does the same.
         """
         if not knows_us:
             first = min(first, self.num_taken + 1)

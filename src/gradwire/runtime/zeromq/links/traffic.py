@@ -138,14 +138,10 @@ class Traffic:
             if out.nbytes > EAGER_NBYTES and link.granted != number and self._is_paced(link):
                 if self._local.is_server:
                     self._outgoing.ask(link.peer, number, out.nbytes, out.priority)
-                elif link.announced != number and self._send_control(
-                    link,
-                    msg.ANNOUNCE,
-                    msg.pack_body(msg.Announcement(out.priority)),
-                    number,
-                    out.nbytes,
-                ):
-                    link.announced = number
+                elif link.announced != number:
+                    body = msg.pack_body(msg.Announcement(out.priority))
+                    if self._send_control(link, msg.ANNOUNCE, body, number, out.nbytes):
+                        link.announced = number
                 return
             nbytes = 0 if out.payload is None else len(out.payload)
             ends = out.src, out.dst
@@ -196,11 +192,8 @@ class Traffic:
 
     def report_counts(self, link: Link) -> None:
         self._to_report.pop(link, None)
-        if (
-            link.is_up
-            and link.reported_counts != link.counts(self.is_stuck)
-            and not self._send_control(link, msg.ACK)
-        ):
+        is_news = link.is_up and link.reported_counts != link.counts(self.is_stuck)
+        if is_news and not self._send_control(link, msg.ACK):
             self.schedule_report(link)
 
     def hand_over(self) -> Arrival | None:
@@ -208,10 +201,8 @@ class Traffic:
         while (delivery := self._inbox.take()) is not None:
             arrival, link, number, nbytes, era, is_direct, _ = delivery
             if link is not None:
-                is_message = arrival is not None and arrival.kind in (ARRIVED, DONE)
-                link.hand(
-                    number, nbytes, era, self._caller_acknowledges and is_message and is_direct
-                )
+                is_message = arrival is not None and arrival.kind in (ARRIVED, DONE) and is_direct
+                link.hand(number, nbytes, era, self._caller_acknowledges and is_message)
                 if self.links.get(link.peer) is link:
                     if nbytes > EAGER_NBYTES:
                         self.report_counts(link)
@@ -283,7 +274,8 @@ class Traffic:
             self._outgoing.forget(peer)
             self.pump(link)
         elif kind == msg.ANNOUNCE and self._local.is_server and self._is_paced(link):
-            self._take_announcement(link, header, msg.unpack_body(parts[1].bytes, msg.Announcement))
+            announcement = msg.unpack_body(parts[1].bytes, msg.Announcement)
+            self._take_announcement(link, header, announcement.priority)
         elif kind == msg.GRANT and link.identity is None:
             if header.number == link.announced:
                 link.granted = header.number
@@ -291,8 +283,8 @@ class Traffic:
         elif kind != msg.ACK:
             raise Refusal("state", f"kind {kind} is not for a {self._local.role_name}")
 
-    def _take_announcement(self, link: Link, header: Header, body: msg.Announcement) -> None:
-        number, priority = header.number, body.priority
+    def _take_announcement(self, link: Link, header: Header, priority: float) -> None:
+        number = header.number
         if priority != priority:  # NaN cannot be ordered
             raise Refusal("malformed", "a priority is not a number")
         if header.nbytes > self._max_nbytes:
