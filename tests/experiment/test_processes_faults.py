@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 def test_a_rank_that_is_killed_starts_again_and_all_end_in_the_same_bits(tmp_path):
     folder = tmp_path / "run"
-    steps = 1500  # so many that it does not come to its end before it is killed
+    steps = 400  # so many that it does not come to its end before it is killed
     new = ("--engine", "process", "--workers", "2", *FLAGS, "--steps", str(steps))
     with gradwire_run(*new, "--out", str(folder), "--restarts", "1") as command:
         command.wait_for_step(folder, 100)
