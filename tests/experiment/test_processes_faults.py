@@ -102,6 +102,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     assert is_saved(folder, simulated(workers=2, steps=steps))
 
 
+@pytest.mark.slow
 def test_under_torchrun_every_rank_names_the_setting_that_differs(tmp_path):
     """With torchrun's variables but not by torchrun: it ends a rank that may not have spoken yet
     as soon as the other one has failed."""
