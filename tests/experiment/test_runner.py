@@ -15,7 +15,7 @@ from gradwire.data.sampler import Sampler
 from gradwire.experiment.run.record import write_config
 from gradwire.experiment.run.setup import MODELS
 from gradwire.models.base import build_seeded
-from sampling import cover
+from sampling import cover, slow
 
 QUICK = {"steps": 6, "batch_size": 8, "model": "mlp((16,))", "compute": "fixed(0.001)"}
 METHODS = [
@@ -96,7 +96,11 @@ def test_between_agreements_localsgd_is_judged_by_the_last_one():
     assert tested[8] == tested[12] == first.metrics[-1]["test_loss"] != tested[16]
 
 
-UNBIASED = ['qsgd(1, norm="l2")', 'qsgd(7, norm="l2")', "randomk(0.3, unbiased=True) >> qsgd(7)"]
+UNBIASED = [
+    slow('qsgd(1, norm="l2")'),
+    slow('qsgd(7, norm="l2")'),
+    "randomk(0.3, unbiased=True) >> qsgd(7)",
+]
 
 
 @pytest.mark.parametrize("compression", UNBIASED)
@@ -160,7 +164,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
     assert metrics[0] == metrics[1]
 
 
-@pytest.mark.parametrize("synchronization", ["bsp", "asp"])
+@pytest.mark.parametrize("synchronization", ["bsp", slow("asp")])
 def test_a_finished_run_is_left_as_it_is(tmp_path, synchronization):
     method = {"architecture": "parameter_server", "synchronization": synchronization}
     whole = gradwire.simulate(**{**QUICK, **method}, out=tmp_path)
