@@ -66,17 +66,19 @@ def _values(case: Any) -> list[tuple[int, str]]:
 def _sample(cases: dict[str, list[tuple[int, str]]]) -> set[str]:
     """Names of cases that hold every value, and of pairs of values as many as there is room for."""
     names = sorted(cases, key=lambda name: crc32(name.encode()))
+    held = {name: {*cases[name], *combinations(cases[name], 2)} for name in names}
     chosen: set[str] = set()
     seen: set[Hashable] = set()
 
     def take(name: str) -> None:
         chosen.add(name)
-        seen.update(cases[name], combinations(cases[name], 2))
+        seen.update(held[name])
 
+    for _ in range(NUM_CASES):
+        best = max(names, key=lambda name: len(held[name] - seen))
+        if not held[best] <= seen:
+            take(best)
     for name in names:
         if not seen.issuperset(cases[name]):
-            take(name)
-    for name in names:
-        if len(chosen) < NUM_CASES and not seen.issuperset(combinations(cases[name], 2)):
             take(name)
     return chosen

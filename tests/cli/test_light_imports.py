@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gradwire
+from sampling import slow
 
 HEAVY = ("torch", "matplotlib", "zmq", "numpy")
 LOADED = "import sys; print([name for name in {heavy} if name in sys.modules])"
@@ -38,18 +39,18 @@ def test_importing_what_runs_does():  # or the other tests would show nothing
         ["--help"],
         ["--version"],
         ["run", "--help"],
-        ["compare", "--help"],
-        ["ps", "--help"],
-        ["probe", "--help"],
-        ["matrix", "--help"],
-        ["rd", "--help"],
-        ["list", "--help"],
+        slow(["compare", "--help"]),
+        slow(["ps", "--help"]),
+        slow(["probe", "--help"]),
+        slow(["matrix", "--help"]),
+        slow(["rd", "--help"]),
+        slow(["list", "--help"]),
         ["run", "--workers", "0"],
-        ["run", "--workers", "x"],
-        ["run", "--lr", "0.1"],
+        slow(["run", "--workers", "x"]),
+        slow(["run", "--lr", "0.1"]),
         ["rnu"],
         [],
-        ["--tyro-print-completion", "bash"],
+        slow(["--tyro-print-completion", "bash"]),
     ],
 )
 def test_help_and_wrong_arguments_import_nothing_heavy(arguments):

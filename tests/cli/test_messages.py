@@ -317,6 +317,7 @@ def without_library(arguments: list[str], folder: Path, wish: str = "") -> tuple
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_comparison_without_the_c_library_says_so_once(tmp_path):
     code, printed = without_library(["compare", *QUICK, "--threads", "1"], tmp_path)
     assert code == 0
@@ -324,6 +325,7 @@ def test_a_comparison_without_the_c_library_says_so_once(tmp_path):
     assert ".py" not in printed  # no line of code
 
 
+@pytest.mark.slow
 def test_the_wish_for_native_kernels_without_the_library_is_an_error_in_one_line(tmp_path):
     code, printed = without_library(["run", *QUICK], tmp_path, "native")
     assert code == 2

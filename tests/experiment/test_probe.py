@@ -70,6 +70,7 @@ def test_it_tells_gradients_latency_and_overhead_apart():
     Config.from_dict(settings)
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_the_simulator_reads(tmp_path):
     """Two real ranks; how good the prediction is on a busy machine nobody can promise."""
     file = tmp_path / "network.toml"

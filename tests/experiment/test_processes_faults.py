@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 def test_a_rank_that_is_killed_starts_again_and_all_end_in_the_same_bits(tmp_path):
     folder = tmp_path / "run"
-    steps = 1500  # so many that it does not come to its end before it is killed
+    steps = 400  # so many that it does not come to its end before it is killed
     new = ("--engine", "process", "--workers", "2", *FLAGS, "--steps", str(steps))
     with gradwire_run(*new, "--out", str(folder), "--restarts", "1") as command:
         command.wait_for_step(folder, 100)
@@ -102,6 +102,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     assert is_saved(folder, simulated(workers=2, steps=steps))
 
 
+@pytest.mark.slow
 def test_under_torchrun_every_rank_names_the_setting_that_differs(tmp_path):
     """With torchrun's variables but not by torchrun: it ends a rank that may not have spoken yet
     as soon as the other one has failed."""

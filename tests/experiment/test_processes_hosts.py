@@ -47,6 +47,7 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
 
 
+@pytest.mark.slow
 def test_two_hosts_end_in_the_simulators_bits(hosts, tmp_path, monkeypatch):
     commands: list[Command] = []
     nodes = ("--nnodes", "2", "--nproc-per-node", "1")

@@ -15,6 +15,7 @@ from gradwire.data.sampler import Sampler
 from gradwire.experiment.run.record import write_config
 from gradwire.experiment.run.setup import MODELS
 from gradwire.models.base import build_seeded
+from sampling import cover, slow
 
 QUICK = {"steps": 6, "batch_size": 8, "model": "mlp((16,))", "compute": "fixed(0.001)"}
 METHODS = [
@@ -30,6 +31,7 @@ METHODS = [
     {"architecture": 'allreduce("scatter")', "compression": "ef(sign)"},
     {"scheduling": 'sequential("layer")', "compression": "ef(topk(0.1))"},
 ]
+COVERED = cover((method, *method) for method in METHODS)  # in the quick run one of each setting
 
 
 def state_bits(run: gradwire.Run) -> list[bytes]:
@@ -94,7 +96,11 @@ def test_between_agreements_localsgd_is_judged_by_the_last_one():
     assert tested[8] == tested[12] == first.metrics[-1]["test_loss"] != tested[16]
 
 
-UNBIASED = ['qsgd(1, norm="l2")', 'qsgd(7, norm="l2")', "randomk(0.3, unbiased=True) >> qsgd(7)"]
+UNBIASED = [
+    slow('qsgd(1, norm="l2")'),
+    slow('qsgd(7, norm="l2")'),
+    "randomk(0.3, unbiased=True) >> qsgd(7)",
+]
 
 
 @pytest.mark.parametrize("compression", UNBIASED)
@@ -122,7 +128,7 @@ def test_localsgd_sends_an_eighth_of_what_bsp_sends():
     assert bsp.bytes_sent == 8 * local.bytes_sent
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: " ".join(m.values()))
+@pytest.mark.parametrize("method", COVERED, ids=lambda m: " ".join(m.values()))
 def test_the_same_config_gives_the_same_bits(method):
     first, second = (gradwire.simulate(**QUICK, **method) for _ in range(2))
     assert state_bits(first) == state_bits(second)
@@ -130,7 +136,7 @@ def test_the_same_config_gives_the_same_bits(method):
     assert first.bytes_sent == second.bytes_sent > 0
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: " ".join(m.values()))
+@pytest.mark.parametrize("method", COVERED, ids=lambda m: " ".join(m.values()))
 def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
     settings = {
         **QUICK,
@@ -158,7 +164,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
     assert metrics[0] == metrics[1]
 
 
-@pytest.mark.parametrize("synchronization", ["bsp", "asp"])
+@pytest.mark.parametrize("synchronization", ["bsp", slow("asp")])
 def test_a_finished_run_is_left_as_it_is(tmp_path, synchronization):
     method = {"architecture": "parameter_server", "synchronization": synchronization}
     whole = gradwire.simulate(**{**QUICK, **method}, out=tmp_path)
@@ -237,12 +243,12 @@ def test_bytes_are_those_of_the_vectors_exchanged():
     assert run.bytes_sent == 6 * 2 * 3 * 4 * d
 
 
-def test_what_if_equals_a_run_on_that_network():
-    for method in METHODS:
-        there = gradwire.simulate(**QUICK, **method, bandwidth="100Mbit")
-        here = gradwire.simulate(**QUICK, **method, bandwidth="10Gbit", what_if=("100Mbit",))
-        assert here.summary["virtual_times_s"]["100Mbit"] == there.virtual_time_s
-        assert there.virtual_time_s > here.virtual_time_s
+@pytest.mark.parametrize("method", COVERED, ids=lambda m: " ".join(m.values()))
+def test_what_if_equals_a_run_on_that_network(method):
+    there = gradwire.simulate(**QUICK, **method, bandwidth="100Mbit")
+    here = gradwire.simulate(**QUICK, **method, bandwidth="10Gbit", what_if=("100Mbit",))
+    assert here.summary["virtual_times_s"]["100Mbit"] == there.virtual_time_s
+    assert there.virtual_time_s > here.virtual_time_s
 
 
 def test_layerwise_exchange_names_each_tensor_in_the_ledger():

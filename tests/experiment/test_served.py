@@ -373,6 +373,7 @@ def test_nobody_takes_work_of_others_for_silence(stage, tmp_path):
     assert "lost" not in summary(folder) or not summary(folder)["lost"], said
 
 
+@pytest.mark.slow
 def test_without_its_scheduler_a_job_ends(stage, tmp_path):
     folder = tmp_path / "run"
     with stage.run(*arguments(folder, steps=100_000, eval_every=50)) as play:

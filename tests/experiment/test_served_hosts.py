@@ -21,6 +21,7 @@ def stage() -> Iterator[Stage]:
     stage.close()
 
 
+@pytest.mark.slow
 def test_only_members_get_in(hosts, stage, tmp_path):
     keys = tmp_path / "keys"
     for name in ("keys", "others"):
@@ -63,6 +64,7 @@ def test_only_members_get_in(hosts, stage, tmp_path):
     assert torch.equal(params, gradwire.simulate(**chosen).params)
 
 
+@pytest.mark.slow
 def test_insecure_must_be_asked_for(hosts, stage, tmp_path):
     settings = {"steps": 20, "workers": 1, "architecture": "parameter_server"}
 

@@ -16,7 +16,7 @@ from gradwire.training.optimizer import SGD
 from gradwire.training.task import GradientRequest, GradientResult, Task
 from sampling import slow
 
-BATCHABLE = ["mlp", slow("mnist_cnn"), "resnet20", "nanogpt", slow("nanogpt_tied")]
+BATCHABLE = ["mlp", slow("mnist_cnn"), slow("resnet20"), "nanogpt", slow("nanogpt_tied")]
 NUM_WORKERS = 3
 
 
@@ -90,7 +90,7 @@ def test_batch_norm_buffers_are_values(mode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["vmap", "sequential"])
-@pytest.mark.parametrize("case", ["mnist_cnn", "nanogpt"], indirect=True)
+@pytest.mark.parametrize("case", ["mnist_cnn", slow("nanogpt")], indirect=True)
 def test_dropout_masks_follow_the_key(case, mode) -> None:
     task = Task(case.model, case.module(), mode=mode)
     inputs, targets = case.batch(Key(0))
@@ -211,6 +211,7 @@ def test_compiled_groups_are_powers_of_two() -> None:
     assert sizes(24, False) == [24]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["mlp"], indirect=True)
 def test_compiled_programs_agree(case, monkeypatch: pytest.MonkeyPatch) -> None:
     # A backend without code generation stands in for the compiler, which CI may not have.

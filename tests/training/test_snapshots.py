@@ -21,6 +21,7 @@ from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Trained
 from gradwire.training.plan import Plan
 from gradwire.training.server import TrainingServer
+from sampling import slow
 
 FAULTS = ("crash(1, at=0.05)", "crash(2, at=0.1, rejoin=0.2)", "arrive(0, at=0.03)")
 HOLDING = 'parameter_server(2, optimizer="server")'
@@ -112,17 +113,17 @@ def same(one: Trained, other: Trained) -> None:
     ("synchronization", "architecture", "compression"),
     [
         ("bsp", HOLDING, "ef(topk(0.3))"),
-        ("bsp", SQUEEZING, "ef(sign)"),
+        slow("bsp", SQUEEZING, "ef(sign)"),
         ("bsp(backup=1)", HOLDING, "identity"),
-        ("bsp(backup=2)", SQUEEZING, "topk(0.3)"),
-        ("ssp(2)", HOLDING, "ef(sign)"),
+        slow("bsp(backup=2)", SQUEEZING, "topk(0.3)"),
+        slow("ssp(2)", HOLDING, "ef(sign)"),
         ("ssp(2)", SQUEEZING, "topk(0.3)"),
-        ("asp", HOLDING, "sign"),
+        slow("asp", HOLDING, "sign"),
         ("asp(scale_by_staleness=True)", SQUEEZING, "ef(topk(0.3))"),
         ("r2sp", HOLDING, "ef(qsgd(4))"),
-        ("r2sp", SQUEEZING, "sign"),
+        slow("r2sp", SQUEEZING, "sign"),
         ("fedavg(0.5)", HOLDING, "topk(0.3)"),
-        ("fedavg(1.0)", SQUEEZING, "topk(0.3)"),
+        slow("fedavg(1.0)", SQUEEZING, "topk(0.3)"),
     ],
 )
 def test_a_server_goes_on_from_its_snapshot(

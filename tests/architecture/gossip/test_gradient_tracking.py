@@ -3,6 +3,7 @@ import torch
 
 from gradwire.architecture.gossip.gossip import Gossip
 from gradwire.architecture.gossip.gradient_tracking import GradientTracking
+from sampling import slow
 
 
 def column(*values):
@@ -30,7 +31,9 @@ def test_tracks_the_mean_walk(train, vectors):
     assert torch.allclose(tracked.mean(0), walks.mean(0), atol=1e-14)
 
 
-@pytest.mark.parametrize("graph", ["ring", "exponential", "one_peer_exponential", "matching"])
+@pytest.mark.parametrize(
+    "graph", ["ring", slow("exponential"), slow("one_peer_exponential"), slow("matching")]
+)
 def test_reaches_the_optimum_of_all_where_dpsgd_stays_biased(graph, train, vectors):
     a = torch.tensor([0.5, 1.0, 1.5, 2.0, 1.0, 0.7], dtype=torch.float64)
     b = vectors(6)

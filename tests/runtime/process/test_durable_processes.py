@@ -13,6 +13,7 @@ import torch
 
 from runtime.process import durable_cases
 from runtime.process.durable_cases import STEPS, WORKERS, trained
+from sampling import slow
 
 HOLDING = 'parameter_server(optimizer="server")'
 SQUEEZING = 'parameter_server(optimizer="server", answers="compressed")'
@@ -45,9 +46,9 @@ BSP, ASP = ["bsp", HOLDING, "identity"], ["asp", SQUEEZING, "ef(topk(0.1))"]
     ("case", "is_durable"),
     [
         (BSP, True),
-        (ASP, False),
-        pytest.param(BSP, False, marks=pytest.mark.slow),
-        pytest.param(ASP, True, marks=pytest.mark.slow),
+        slow(ASP, False),
+        slow(BSP, False),
+        slow(ASP, True),
     ],
 )
 def test_a_server_that_is_killed(tmp_path: Path, case: list[str], is_durable: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from runtime.process.launching import launch
 from runtime.process.traffic_cases import CASES, SERVED_NUMEL
+from sampling import slow
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def namespace() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("function", "size", "cases"),
-    [("run", 3, CASES), ("run_served", 4, [("parameter_server", "identity", SERVED_NUMEL)])],
+    [("run", 3, CASES), slow("run_served", 4, [("parameter_server", "identity", SERVED_NUMEL)])],
 )
 def test_bytes_on_the_interface(
     namespace: str, tmp_path: Path, function: str, size: int, cases: Sequence[tuple[str, str, int]]
