@@ -20,7 +20,7 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec, Kind, unpack
 from gradwire.core.errors import GradwireWarning, NotationError, UnfedWarning
 from gradwire.core.key import Key
-from gradwire.core.reducer import Reducer
+from gradwire.core.reducer import Reducer, unfed
 from gradwire.core.spec import Spec
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.registries import DIMENSIONS, OPTIMIZERS, SCHEDULES
@@ -223,7 +223,7 @@ def test_a_reducer_that_is_used_as_a_codec_says_what_it_is(reducer):
 def test_arrays_of_numpy_are_answered_with_how_to_convert_them():
     spec = Spec((64,), torch.float32)
     codecs = [COMPRESSION.parse(text) for cls in COMPRESSION for text in cls.examples]
-    real = [c for c in codecs if isinstance(c, Codec) and c.takes is Kind.REAL]
+    real = [c for c in codecs if isinstance(c, Codec) and c.traits.takes is Kind.REAL]
     assert len(real) > 50
     for codec in real:
         with pytest.raises(ValueError, match=r"got numpy\.ndarray\. .*torch\.from_numpy\(x\)"):
@@ -241,14 +241,14 @@ NOT += ("dgc(0.1)", "topk(1.0)", "randomk(0.1, unbiased=True)", "ef(powersgd(2))
 @pytest.mark.parametrize("text", BIASED)
 def test_biased_compression_without_feedback_is_warned_of(text):
     spec = Spec((1000,), torch.float32)
-    found = COMPRESSION.parse(text).unfed(spec)
+    found = unfed(COMPRESSION.parse(text), spec)
     assert found is not None
-    assert COMPRESSION.parse(f"ef({found!r})").unfed(spec) is None
+    assert unfed(COMPRESSION.parse(f"ef({found!r})"), spec) is None
 
 
 @pytest.mark.parametrize("text", NOT)
 def test_other_compression_is_not(text):
-    assert COMPRESSION.parse(text).unfed(Spec((1000,), torch.float32)) is None
+    assert unfed(COMPRESSION.parse(text), Spec((1000,), torch.float32)) is None
 
 
 def test_the_warning_comes_once_and_names_the_remedy(capsys, tmp_path, monkeypatch):
@@ -280,7 +280,7 @@ def test_the_warning_comes_once_and_names_the_remedy(capsys, tmp_path, monkeypat
 def test_the_warning_names_the_whole_expression(text, remedy):
     with pytest.warns(UnfedWarning, match=re.escape(f"Write {remedy}.")):
         prepare(Config(steps=1, compute="fixed(0.001)", model="mlp((8,))", compression=text))
-    assert COMPRESSION.parse(remedy).unfed(Spec((1000,), torch.float32)) is None
+    assert unfed(COMPRESSION.parse(remedy), Spec((1000,), torch.float32)) is None
 
 
 @pytest.mark.parametrize(
