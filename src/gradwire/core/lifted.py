@@ -246,6 +246,11 @@ class Varying(Reducer):
         return lift(settled(self.compression)).momentum_lives
 
     @property
+    def heavy_ball(self) -> tuple[float, bool] | None:
+        own = self.compression
+        return own.heavy_ball if isinstance(own, Reducer) else None
+
+    @property
     def one_way(self) -> bool:
         return lift(settled(self.compression)).one_way
 

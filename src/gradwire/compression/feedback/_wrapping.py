@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gradwire.compression.lowrank.powersgd import PowerSGD
 from gradwire.compression.partition import Partition
 from gradwire.core.codec import (
     Algebra,
@@ -102,7 +101,7 @@ def check_heard(wrapper: Reducer, inner: Codec | Reducer) -> None:
     name = notation_name(type(wrapper))
     for part in leaves(inner):
         merges = isinstance(part, Codec) and part.algebra is Algebra.MERGE
-        if merges or not isinstance(part, Codec | PowerSGD):
+        if merges or (isinstance(part, Reducer) and not part.averages_own):
             raise ValueError(
                 f"{name}({inner!r}): {part!r} agrees on something else than the mean of what each "
                 f"worker sent, from which {name} would drift away. Write ef({part!r})."

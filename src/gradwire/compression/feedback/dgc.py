@@ -46,7 +46,6 @@ from gradwire.compression.feedback._wrapping import (
     warn_unless_settles,
 )
 from gradwire.compression.sparsification._selection import Selector, check_density, in_range
-from gradwire.compression.sparsification.gtopk import GTopK
 from gradwire.compression.sparsification.sampledk import SampledK
 from gradwire.core.chain import Chain
 from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
@@ -141,6 +140,10 @@ class DGC(Feedback):
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         return "inside"
 
+    @property
+    def heavy_ball(self) -> tuple[float, bool]:
+        return self.momentum, self.nesterov
+
     def init(self, spec: Spec, size: int) -> State:
         warn_unless_settles(self, self.compression, spec, "more levels behind the selection")
         return {
@@ -175,8 +178,9 @@ def _first(codec: Codec) -> Codec:
 def _selects(inner: Compression) -> bool:
     """Whether some elements are sent, and others are not."""
     return all(
-        _selects_first(part) if isinstance(part, Codec) else isinstance(part, GTopK)
+        _selects_first(part) if isinstance(part, Codec) else part.selects
         for part in leaves(inner)
+        if isinstance(part, Codec | Reducer)
     )
 
 

@@ -55,6 +55,7 @@ class PowerSGD(Reducer):
 
     paper = "Vogels et al. 2019, PowerSGD: Practical low-rank gradient compression"
     examples = ("powersgd(2)", "powersgd(4, min_rate=1.0)", "powersgd(1, warm_start=False)")
+    averages_own = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:
