@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-all lint bench fuzz soak sanitize codecs rd clean
+.PHONY: demo test test-all lint bench fuzz soak sanitize docs docs-check codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -65,6 +65,18 @@ sanitize: $(VENV)/.installed-dev
 	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -p no:cacheprovider -m "not slow" \
 	    --numprocesses auto --capture=sys \
 	    tests/kernels tests/coding tests/fuzz
+
+# Generated pages and tables: what has no figures yet is measured, the rest is kept.
+docs: $(VENV)/.installed
+	$(BIN)/python experiments/make_codecs_page.py --missing
+	$(BIN)/python experiments/make_algorithms_table.py
+	$(BIN)/python experiments/make_demo.py
+
+# Fails if a page differs from what `make docs` would write.
+docs-check: $(VENV)/.installed
+	$(BIN)/python experiments/make_codecs_page.py --check
+	$(BIN)/python experiments/make_algorithms_table.py --check
+	$(BIN)/python experiments/make_demo.py --check
 
 codecs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py
