@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from gradwire.core.errors import NotationError
 from gradwire.core.key import Key
-from gradwire.core.notation import NotationError
 from gradwire.runtime.virtual.compute_time import (
     COMPUTE_TIME,
     STRAGGLERS,

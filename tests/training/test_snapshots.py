@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import quadratics
 import torch
 
 from gradwire.architecture.parameter_server import parameter_server
@@ -18,6 +17,7 @@ from gradwire.core.limits import Limits
 from gradwire.core.node import Node, RecvAny
 from gradwire.core.wire import REQUEST
 from gradwire.experiment.report.figures import noted
+from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Trained
 from gradwire.training.plan import Plan
 from gradwire.training.server import TrainingServer

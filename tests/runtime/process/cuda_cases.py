@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import quadratics
 from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Replica
 from gradwire.runtime.process.accelerator import device_of_rank, nccl_groups
@@ -19,6 +18,7 @@ from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.transport import FINISHED
+from gradwire.testing import quadratics
 from gradwire.training import program
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.plan import Plan
@@ -85,7 +85,7 @@ def _trained(transport: GlooTransport) -> dict[str, Any]:
     found = {}
     for number, case in enumerate(COMPRESSIONS):
         with patch.object(quadratics, "Quadratics", OnDevice):
-            expected = quadratics._train(
+            expected = quadratics.train(
                 "bsp", "allreduce", case, workers=transport.size, steps=STEPS, layers=LAYERS
             )
         for job, native in enumerate((False, True), 2 * number):

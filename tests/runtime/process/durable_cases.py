@@ -13,7 +13,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import quadratics
 import torch
 
 from gradwire.experiment.processes.headers import HEADERS
@@ -21,6 +20,7 @@ from gradwire.runtime.durable.checkpoint import Store
 from gradwire.runtime.durable.transport import DurableTransport, links_of
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.zeromq import ZmqTransport
+from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Quadratics
 from gradwire.training import program
 from gradwire.training.server import TrainingServer
@@ -36,7 +36,7 @@ class Slow(Quadratics):
 
 def trained(synchronization: str, architecture: str, compression: str) -> Any:
     settings: dict[str, Any] = {"workers": WORKERS, "steps": STEPS, "momentum": 0.9, "lr": 0.02}
-    return quadratics._train(
+    return quadratics.train(
         synchronization, architecture, compression, layers=(300, 30), **settings
     )
 

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import quadratics
 from gradwire.architecture.parameter_server._orders import Order
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.coded import MeanOfCoded
@@ -33,6 +32,7 @@ from gradwire.experiment.processes.node.parts import OtherPart, Segment, ServerP
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.zeromq.transport import ZmqTransport
+from gradwire.testing import quadratics
 from gradwire.training import program
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import AnswerHeader, PullHeader, PushHeader, answer_codec
@@ -63,7 +63,7 @@ class Alien:
 def trained(
     synchronization: str, compression: str, answers: str, optimizer: str = "server"
 ) -> quadratics.Trained:
-    return quadratics._train(
+    return quadratics.train(
         synchronization,
         f'parameter_server({NUM_SERVERS}, optimizer="{optimizer}", answers="{answers}")',
         compression,

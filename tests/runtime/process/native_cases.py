@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import quadratics
 import torch
 import torch.distributed as dist
 
@@ -18,6 +17,7 @@ from gradwire.runtime.process.accelerator import PayloadGroups
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Trained
 from gradwire.training import program
 
@@ -29,7 +29,7 @@ _EXPECTED: dict[str, Trained] = {}
 def prepare(size: int) -> None:
     """What the simulator says."""
     for case in ("identity", "fp16", "powersgd(1)"):
-        _EXPECTED[case] = quadratics._train("bsp", "allreduce", case, workers=size, steps=STEPS)
+        _EXPECTED[case] = quadratics.train("bsp", "allreduce", case, workers=size, steps=STEPS)
 
 
 def natively(rank: int, folder: Path) -> dict[str, Any]:

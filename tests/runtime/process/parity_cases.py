@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
-import quadratics
 import torch
 
 from gradwire.architecture import ARCHITECTURE
@@ -33,6 +32,7 @@ from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.zeromq.transport import ZmqTransport
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Quadratics, Trained
 from gradwire.training import program
 from gradwire.training.flat import FlatLayout
@@ -153,7 +153,7 @@ def simulated(case: Case, num_workers: int, **settings: Any) -> Trained | str:
     with patch.object(quadratics, "Quadratics", Matrices), warnings.catch_warnings():
         warnings.simplefilter("ignore", GradwireWarning)  # of compression whose errors may grow
         try:
-            return quadratics._train(
+            return quadratics.train(
                 *case,
                 workers=num_workers,
                 steps=STEPS,

@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import quadratics
 from gradwire.architecture import ARCHITECTURE
 from gradwire.core.node import Node
 from gradwire.core.protocols import Replica
@@ -25,6 +24,7 @@ from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.replay.engine import ReplayEngine
 from gradwire.runtime.replay.order import Recorder, load
+from gradwire.testing import quadratics
 from gradwire.training.plan import Plan
 from gradwire.training.program import train
 from gradwire.training.server import TrainingServer
@@ -73,7 +73,7 @@ def jobs() -> list[tuple[Case, int]]:
 def plan_of(case: Case) -> Plan:
     workers = SIZE - ARCHITECTURE.parse(case[1]).num_others
     settings: dict[str, Any] = {"momentum": 0.9, "lr": 0.02, "layers": (24, 9, 1), "noise": 0.1}
-    return quadratics._train(*case, workers=workers, steps=STEPS, **settings).plan
+    return quadratics.train(*case, workers=workers, steps=STEPS, **settings).plan
 
 
 def prepare(size: int) -> None:
