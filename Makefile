@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-all quick lint bench fuzz soak sanitize codecs rd clean
+.PHONY: demo test test-all quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -73,6 +73,18 @@ sanitize: $(VENV)/.installed-dev
 	    LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 $(PYTEST) -p no:cacheprovider --capture=sys \
 	    tests/kernels tests/coding tests/fuzz
+
+# Generated pages and tables: what has no figures yet is measured, the rest is kept.
+docs: $(VENV)/.installed
+	$(BIN)/python experiments/make_codecs_page.py --missing
+	$(BIN)/python experiments/make_algorithms_table.py
+	$(BIN)/python experiments/make_demo.py
+
+# Fails if a page differs from what `make docs` would write.
+docs-check: $(VENV)/.installed
+	$(BIN)/python experiments/make_codecs_page.py --check
+	$(BIN)/python experiments/make_algorithms_table.py --check
+	$(BIN)/python experiments/make_demo.py --check
 
 codecs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py

@@ -32,7 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import data
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.setup import MODELS, prepare
+from gradwire.experiment.run.registries import MODELS
+from gradwire.experiment.run.setup import prepare
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.training import program

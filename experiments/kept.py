@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 
     lines = [columns, *rows]
     texts = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([texts[0], f"|{sides}", *texts[1:]])
+
+
+def checks() -> bool:
+    """Whether pages are compared with what would be written, not written (`--check`)."""
+    return "--check" in sys.argv[1:]
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes a page; with `--check` ends the process with an error if it is out of date."""
+    if not checks():
+        path.write_text(text)
+    elif path.read_text() != text:
+        sys.exit(f"{path.relative_to(ROOT)} is out of date: run make docs")
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
 """What do the pairs of the survey's Table 5 do? Writes the table of docs/algorithms.md.
 
-    python experiments/make_algorithms_table.py
+    python experiments/make_algorithms_table.py    # --check: tells whether the page is up to date
 
 The figures are those of
 
@@ -64,7 +64,7 @@ def row(measured: Mapping[str, Any]) -> list[str] | None:
 def main() -> None:
     rows = map(row, measure(pairs(SYNCHRONIZATION, ARCHITECTURE)))
     table = kept.markdown(COLUMNS, [r for r in rows if r is not None], left=3)
-    PAGE.write_text(kept.with_tables(PAGE.read_text(), {"matrix": table}))
+    kept.write_page(PAGE, kept.with_tables(PAGE.read_text(), {"matrix": table}))
 
 
 if __name__ == "__main__":

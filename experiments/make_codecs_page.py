@@ -1,7 +1,9 @@
 """How do all codecs compare? Measures them and writes docs/codecs.md.
 
     python experiments/make_codecs_page.py            # measures, keeps the figures, writes the page
+    python experiments/make_codecs_page.py --missing  # measures what has no figures yet, the same
     python experiments/make_codecs_page.py --write    # writes the page again from kept figures
+    python experiments/make_codecs_page.py --check    # tells whether the page is up to date
 
 Figures are those of `gradwire codecs --json`, kept in experiments/codecs.json. What each method
 does and when to use it is said in its own file: the page shows the documentation of its module.
@@ -22,7 +24,14 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Algebra, Codec, Compression
 from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
-from gradwire.experiment.studies.codecs import REAL, formatted, formatted_reducer, measure
+from gradwire.experiment.studies.codecs import (
+    CHAINS,
+    REAL,
+    formatted,
+    formatted_reducer,
+    measure,
+    methods,
+)
 from gradwire.experiment.studies.gradients import saved_facts
 
 KEPT = kept.ROOT / "experiments" / "codecs.json"
@@ -30,6 +39,7 @@ PAGE = kept.ROOT / "docs" / "codecs.md"
 FAMILIES = {  # the folders of compression/, as headings; others follow under their own name
     "": "Plain and general",
     "quantization": "Quantisers",
+    "source_coding": "Source coding",
     "sparsification": "Sparsifiers",
     "lowrank": "Low rank",
     "coders": "Coders of symbols",
@@ -77,11 +87,38 @@ Methods with a momentum of their own give a step, not a mean: no error is shown 
 
 def main() -> None:
     torch.set_num_threads(1)
-    if sys.argv[1:] != ["--write"]:
-        measured = measure(progress=_progress)
+    if sys.argv[1:] == ["--missing"]:
+        _measure_missing()
+    elif not sys.argv[1:]:
+        measured = measure(_methods(), progress=_progress)
         measured["commit"] = kept.commit()
         KEPT.write_text(kept.compact(measured))
-    PAGE.write_text(page(json.loads(KEPT.read_text())))
+    kept.write_page(PAGE, page(json.loads(KEPT.read_text())))
+
+
+def _classes() -> list[type[Compression]]:
+    """Those of this package: plugins have pages of their own."""
+    return [COMPRESSION[name] for name in COMPRESSION.builtin_names()]
+
+
+def _methods() -> list[str]:
+    """As written where all are measured, without those of plugins."""
+    own = {(cls.examples or (notation_name(cls),))[0] for cls in _classes()}
+    return [text for text in methods() if text in own or text in CHAINS]
+
+
+def _measure_missing() -> None:
+    """Adds figures of methods that have none, and drops those of methods that are gone."""
+    before = json.loads(KEPT.read_text())
+    written = [repr(COMPRESSION.parse(text)) for text in _methods()]
+    parts = ("codecs", "reducers")
+    known = {row["method"] for part in parts for row in before[part]}
+    missing = [text for text in written if text not in known]
+    new = measure(missing, before["numel"], _progress) if missing else {}
+    for part in parts:
+        rows = [row for row in [*before[part], *new.get(part, [])] if row["method"] in written]
+        before[part] = sorted(rows, key=lambda row: written.index(row["method"]))
+    KEPT.write_text(kept.compact(before))
 
 
 def _progress(method: str, done: int, total: int) -> None:
@@ -142,7 +179,7 @@ def _cell(text: str) -> str:
 
 def _families() -> Iterator[str]:
     families: dict[str, list[type[Compression]]] = {family: [] for family in FAMILIES}
-    for cls in COMPRESSION:
+    for cls in _classes():
         below = cls.__module__.removeprefix("gradwire.compression.").split(".")
         families.setdefault(below[0] if len(below) > 1 else "", []).append(cls)
     for family, classes in families.items():

@@ -53,7 +53,7 @@ def neighbours(matrix: torch.Tensor) -> list[int]:
 
 
 def test_every_graph_of_the_survey_has_a_name() -> None:
-    assert GRAPHS.names() == [
+    assert GRAPHS.builtin_names() == [
         "complete",
         "exponential",
         "from_file",

@@ -9,7 +9,7 @@ from gradwire.core.key import Key
 from gradwire.data.dataset import Dataset
 from gradwire.data.partition import Iid
 from gradwire.data.sampler import Sampler
-from gradwire.experiment.run.setup import MODELS
+from gradwire.experiment.run.registries import MODELS
 from gradwire.models.base import build_seeded
 from sampling import slow
 

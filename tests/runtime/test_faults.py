@@ -9,7 +9,7 @@ from gradwire.runtime.virtual.engine import VirtualEngine
 
 
 def test_every_example_reads_back_from_what_it_writes() -> None:
-    assert FAULTS.names() == ["arrive", "crash", "loss"]
+    assert FAULTS.builtin_names() == ["arrive", "crash", "loss"]
     for cls in FAULTS:
         assert cls.examples
         for text in cls.examples:

@@ -289,14 +289,9 @@ _WHAT = {
 def _observed(config: Config, summary: Row) -> dict[str, str]:
     """What only some methods have: a graph, models that differ, staleness, workers that crashed."""
     from gradwire.architecture import ARCHITECTURE
-    from gradwire.architecture.gossip.gossip import Gossip
-    from gradwire.architecture.graphs import describe
     from gradwire.experiment.simulate.losses import describe_loss
 
-    lines = {}
-    architecture = ARCHITECTURE.parse(config.architecture)
-    if isinstance(architecture, Gossip):
-        lines["graph"] = describe(architecture.graph, config.workers)
+    lines = ARCHITECTURE.parse(config.architecture).describe(config.workers)
     if summary["distance"]:
         lines["distance of models"] = f"{summary['distance']:.3g} (root mean square, to their mean)"
     for name, figures in summary["noted"].items():

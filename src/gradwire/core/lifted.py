@@ -336,6 +336,11 @@ class Varying(Reducer):
         return lift(begun(self.compression)), lift(at_end(self.compression))
 
     @property
+    def heavy_ball(self) -> tuple[float, bool] | None:
+        own = self.compression
+        return own.heavy_ball if isinstance(own, Reducer) else None
+
+    @property
     def can_push(self) -> bool:
         return lift(at_end(self.compression)).can_push
 

@@ -13,8 +13,8 @@ What an architecture can do has a name, its ability:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -48,6 +48,14 @@ _EXAMPLES: dict[Ability, str] = {  # of architectures that offer an ability, for
 }
 
 
+class Counts(NamedTuple):
+    """Of all values of a figure."""
+
+    total: float
+    number: int
+    most: float
+
+
 class Synchronization(Expression, ABC):
     """When workers agree."""
 
@@ -55,6 +63,8 @@ class Synchronization(Expression, ABC):
     exchanges: Literal["gradients", "walks"] = "gradients"
     # Whether messages are changes relative to what was decoded before (`mean_of_some`).
     sends_changes: bool = False
+    # How it is written where a run has few steps (`gradwire matrix`); empty: the first example.
+    short_examples: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs(self) -> tuple[Ability, ...]:
@@ -76,6 +86,10 @@ class Synchronization(Expression, ABC):
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         """What the algorithm keeps with each replica."""
+        return {}
+
+    def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
+        """Figures for the report that workers keep in their memories, by name."""
         return {}
 
     def agreed(self, replica: Replica) -> Tensor:
@@ -101,6 +115,9 @@ class Synchronization(Expression, ABC):
 
 class Architecture(Expression, ABC):
     """Who talks to whom."""
+
+    # How it is written where every one of them runs (`gradwire matrix`); empty: the first example.
+    short_examples: ClassVar[tuple[str, ...]] = ()
 
     @property
     def offers(self) -> tuple[Ability, ...]:
@@ -137,6 +154,14 @@ class Architecture(Expression, ABC):
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         """What it keeps with each replica."""
+        return {}
+
+    def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
+        """Figures for the report that workers keep in their memories, by name."""
+        return {}
+
+    def describe(self, num_workers: int) -> dict[str, str]:
+        """Lines for the table of a run: what it is called, what it is."""
         return {}
 
     def owed(self, replica: Replica) -> Tensor | None:

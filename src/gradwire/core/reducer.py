@@ -69,6 +69,8 @@ class Reducer(Compression):
 
     # The entries of its state that are vectors [numel] (or None for zero), see core/memory.py.
     memory: ClassVar[Roles] = {}
+    # Whether some elements are sent, and others are not.
+    selects: ClassVar[bool] = False
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
@@ -78,6 +80,11 @@ class Reducer(Compression):
         what is compressed is the velocity; "inside": the method has one of its own.
         """
         return "after"
+
+    @property
+    def heavy_ball(self) -> tuple[float, bool] | None:
+        """Its own momentum, and whether that is Nesterov's, if it is what SGD has otherwise."""
+        return None
 
     @abstractmethod
     def init(self, spec: Spec, size: int) -> State:

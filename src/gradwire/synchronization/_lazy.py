@@ -12,13 +12,14 @@ in the next.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradwire.core.notation import notation_name
-from gradwire.core.protocols import Replica, Synchronization, Worker
+from gradwire.core.protocols import Counts, Replica, Synchronization, Worker
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,6 +48,10 @@ class Lazy(Synchronization):
             "moves": torch.zeros(self.window, dtype=torch.float64),  # their squares, the last first
             "num_uploads": torch.zeros((), dtype=torch.int64),
         }
+
+    def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
+        uploads = [float(memory["num_uploads"]) for memory in memories]
+        return {"uploads": Counts(sum(uploads), len(uploads), max(uploads))}
 
     @abstractmethod
     async def news(

@@ -47,6 +47,7 @@ class BSP(Synchronization):
     timeout: float | None = None  # seconds
 
     examples = ("bsp", "bsp(backup=1)", "bsp(timeout=0.5)")
+    short_examples = ("bsp", "bsp(backup=1)")
     paper = "Valiant 1990, A bridging model for parallel computation"
 
     def __post_init__(self) -> None:

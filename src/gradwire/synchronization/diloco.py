@@ -68,6 +68,7 @@ class DiLoCo(Synchronization):
         "diloco(30, outer_lr=1.0, outer_momentum=0.0)",
         "diloco(100, outer_lr=0.4, delay=5, mixing=0.5)",
     )
+    short_examples = ("diloco(4)",)
     exchanges = "walks"
     known_as = ("streaming_diloco", "sparseloco", "opendiloco", "fedopt")
     paper = (

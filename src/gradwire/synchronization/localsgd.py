@@ -32,6 +32,7 @@ class LocalSGD(Synchronization):
     momentum: Literal["local", "average", "reset"] = "local"  # at the end of a round
 
     examples = ("localsgd(8)", 'localsgd(8, momentum="average")')
+    short_examples = ("localsgd(4)",)
     exchanges = "walks"
     paper = "Stich 2019, Local SGD converges fast and communicates little"
 

@@ -28,6 +28,7 @@ class PostLocalSGD(Synchronization):
     momentum: Literal["local", "average", "reset"] = "local"  # as in localsgd
 
     examples = ("postlocalsgd(1000, period=8)",)
+    short_examples = ("postlocalsgd(8, period=4)",)
     exchanges = "walks"
     paper = "Lin et al. 2020, Don't use large mini-batches, use local SGD"
 

@@ -51,6 +51,7 @@ class SSP(Pushing):
     staleness: int
 
     examples = ("ssp(3)", "ssp(0)")
+    short_examples = ("ssp(2)",)
     paper = (
         "Ho et al. 2013, More effective distributed ML via a stale synchronous parallel parameter "
         "server"

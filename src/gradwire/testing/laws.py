@@ -82,11 +82,12 @@ def expressions_of(chosen: type[Expression] | Expression, kind: type) -> list[An
     registry = registry_of(cls)
     if registry is None or not issubclass(cls, kind):
         raise ValueError(f"expected a {kind.__name__} or a class of them, got {chosen!r}")
+    name = notation_name(cls)
+    is_named = isinstance(chosen, type) or repr(chosen).partition("(")[0] == name  # not a chain
+    if is_named and (name not in registry or registry[name] is not cls):
+        registry.register(cls)
     if not isinstance(chosen, type):
         return [chosen]
-    name = notation_name(chosen)
-    if name not in registry or registry[name] is not chosen:
-        registry.register(chosen)
     texts = chosen.examples or (name,)
     return [each for each in map(registry.parse, texts) if isinstance(each, kind)]
 

@@ -6,12 +6,13 @@ in the papers; momentum, Adam and several local steps work likewise.
 """
 
 from abc import ABC
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
 from gradwire.core.notation import Expression
-from gradwire.core.protocols import Replica, Worker
+from gradwire.core.protocols import Counts, Replica, Worker
 
 if TYPE_CHECKING:
     from gradwire.architecture.gossip._neighbours import Neighbours
@@ -43,6 +44,10 @@ class GossipAlgorithm(Expression, ABC):
     def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
         """What one keeps that comes (back) at the time `life` and has got this model."""
         return self.memory(params)
+
+    def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
+        """Figures for the report that workers keep in their memories, by name."""
+        return {}
 
     def owed(self, replica: Replica) -> Tensor | None:
         """What of the model has not been sent to neighbours yet, where changes travel."""

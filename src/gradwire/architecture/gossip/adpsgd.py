@@ -22,6 +22,7 @@ by averages that others asked for and the one that the worker asked for itself: 
 "staleness_max" and "staleness_count" (of gradients) in the memory of a replica.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ from gradwire.architecture.gossip._posts import (
 )
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed
-from gradwire.core.protocols import Replica, Worker
+from gradwire.core.protocols import Counts, Replica, Worker
 
 _NBYTES = HEADER_NBYTES + NUMBER_NBYTES
 _STALENESS = ("staleness_sum", "staleness_max", "staleness_count")
@@ -59,6 +60,12 @@ class ADPSGD(GossipAlgorithm):
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return dict.fromkeys(_STALENESS, torch.tensor(0))
+
+    def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
+        sums, maxima, counts = zip(
+            *((int(memory[name]) for name in _STALENESS) for memory in memories)
+        )
+        return {"staleness": Counts(sum(sums), max(1, sum(counts)), max(maxima))}
 
     async def step(
         self, neighbours: Neighbours, worker: Worker, replica: Replica, step: int

@@ -12,7 +12,7 @@ neighbours, whatever the number of workers, and a worker that is lost concerns i
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from gradwire.architecture.graphs import (
     Graph,
     check_column_stochastic,
     check_doubly_stochastic,
+    describe,
 )
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
@@ -36,7 +37,7 @@ from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.node import Node
 from gradwire.core.notation import Table
-from gradwire.core.protocols import Ability, Architecture, Replica
+from gradwire.core.protocols import Ability, Architecture, Counts, Replica
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
@@ -65,6 +66,7 @@ class Gossip(Architecture):
         "gossip(exponential, sgp)",
         "gossip(ring, adpsgd)",
     )
+    short_examples = examples  # every algorithm
     paper = "Lian et al. 2017, Can decentralized algorithms outperform centralized algorithms?"
 
     @property
@@ -110,6 +112,12 @@ class Gossip(Architecture):
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
         return self.algorithm.memory(params)
+
+    def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
+        return self.algorithm.counts(memories)
+
+    def describe(self, num_workers: int) -> dict[str, str]:
+        return {"graph": describe(self.graph, num_workers)}
 
     def owed(self, replica: Replica) -> Tensor | None:
         return self.algorithm.owed(replica)

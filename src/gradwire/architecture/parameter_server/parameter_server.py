@@ -55,6 +55,7 @@ class ParameterServer(Architecture):
         'parameter_server(2, optimizer="server")',
         'parameter_server(answers="compressed")',
     )
+    short_examples = ("parameter_server", "parameter_server(2)")
     known_as = ("ps", "server", "servers")
     paper = "Li et al. 2014, Scaling distributed machine learning with the parameter server"
 

@@ -139,6 +139,10 @@ class DGC(SenderFeedback):
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         return "inside"
 
+    @property
+    def heavy_ball(self) -> tuple[float, bool]:
+        return self.momentum, self.nesterov
+
     def init(self, spec: Spec, size: int) -> State:
         warn_unless_contracts(self, self.compression, spec, "more levels behind the selection")
         return {

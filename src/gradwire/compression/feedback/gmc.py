@@ -71,6 +71,10 @@ class GMC(SenderFeedback):
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         return "inside"
 
+    @property
+    def heavy_ball(self) -> tuple[float, bool]:
+        return self.momentum, False
+
     def init(self, spec: Spec, size: int) -> State:
         warn_unless_contracts(self, self.inner, spec, "more levels or less momentum")
         return {

@@ -60,6 +60,10 @@ class Velocity(SenderFeedback):
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
         return "inside"
 
+    @property
+    def heavy_ball(self) -> tuple[float, bool]:
+        return self.momentum, self.nesterov
+
     def init(self, spec: Spec, size: int) -> State:
         return {"velocity": None, "inner": lift(self.inner).init(spec, size)}
 

@@ -63,6 +63,7 @@ class GTopK(Reducer):
         "for low bandwidth networks"
     )
     examples = ("gtopk(0.01)", "ef(gtopk(0.001))")
+    selects = True
 
     def __post_init__(self) -> None:
         check_density("gtopk", self.density)

@@ -55,7 +55,7 @@ def summed_up(
         bytes_handed_over=int(sum(spent("handed_nbytes", there))) + lost_nbytes,
         native_means=int(max(spent("native_means", there))),
         threads=torch.get_num_threads(),
-        noted={**noted(there), **counted(slim(workers))},
+        noted={**noted(there), **counted(experiment.plan, slim(workers))},
     )
     return summary, ledger
 

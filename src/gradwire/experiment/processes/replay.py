@@ -175,7 +175,7 @@ def _replayed(
         engine.ledger,
         # Those of a worker that was lost only servers have counted, in the run.
         summary["gradients"] if lost else sum(replica.num_gradients for replica in replicas),
-        noted={**noted(servers), **counted(replicas)},
+        noted={**noted(servers), **counted(experiment.plan, replicas)},
         wall_time_s=time.perf_counter() - began,
         replay_differs=differs,
         replay_compared=compared,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.core.protocols import Replica
 from gradwire.experiment.run.record import Row
+from gradwire.training.plan import Plan
 from gradwire.training.server import Noted, TrainingServer
 
 
@@ -44,17 +45,8 @@ def taken_together(notes: Sequence[Mapping[str, Noted]]) -> Row:
     }
 
 
-def counted(replicas: Sequence[Replica]) -> Row:
-    """What algorithms count with each worker: how often it had something to say, staleness."""
-    memories, found = [replica.memory for replica in replicas], {}
-    if "num_uploads" in memories[0]:
-        uploads = [float(memory["num_uploads"]) for memory in memories]
-        found["uploads"] = {"mean": sum(uploads) / len(uploads), "max": max(uploads)}
-    if "staleness_sum" in memories[0]:
-        total, count = (
-            sum(int(memory[f"staleness_{name}"]) for memory in memories)
-            for name in ("sum", "count")
-        )
-        most = max(int(memory["staleness_max"]) for memory in memories)
-        found["staleness"] = {"mean": total / max(1, count), "max": most}
-    return found
+def counted(plan: Plan, replicas: Sequence[Replica]) -> Row:
+    """What algorithms count with each worker, such as uploads and staleness: mean and maximum."""
+    memories = [replica.memory for replica in replicas]
+    rules = (plan.synchronization, plan.architecture)
+    return taken_together([rule.counts(memories) for rule in rules])

@@ -3,8 +3,6 @@
 import warnings
 from dataclasses import dataclass, replace
 
-from gradwire.compression.feedback.dgc import DGC
-from gradwire.compression.feedback.gmc import GMC
 from gradwire.compression.feedback.velocity import Velocity
 from gradwire.core.codec import Codec, Compression
 from gradwire.core.errors import GradwireWarning
@@ -105,12 +103,8 @@ def _without_momentum(optimizer: Optimizer, compression: Compression) -> SGD:
             "average again. Write sgd(lr), with a rate for SGD, or for its own kind of step."
         )
     plain = replace(optimizer, momentum=0.0, nesterov=False)
-    same = (
-        isinstance(compression, Velocity | DGC | GMC)
-        and compression.momentum == optimizer.momentum
-        and getattr(compression, "nesterov", False) == optimizer.nesterov
-    )
-    if optimizer.momentum and not same:
+    own = lift(compression).heavy_ball
+    if optimizer.momentum and own != (optimizer.momentum, optimizer.nesterov):
         raise ValueError(
             f"{compression!r} has a momentum of its own, and {optimizer!r} would apply another "
             f"one to what feedback held back: {_TRIAL}. Write {plain!r}."

@@ -333,7 +333,7 @@ class _Simulation:
             compute_measured=None if measured is None else asdict(measured),
             threads=torch.get_num_threads(),
             lost=self.lost,
-            noted={**noted(self.servers), **counted(self.replicas)},
+            noted={**noted(self.servers), **counted(self.experiment.plan, self.replicas)},
             wall_time_s=self.wall_s,
             call_time_s=dict(self.engine.call_s),
         )

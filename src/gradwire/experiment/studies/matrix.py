@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.architecture.gossip.gossip import Gossip
-from gradwire.architecture.parameter_server.parameter_server import ParameterServer
 from gradwire.core.errors import StoppedError
 from gradwire.core.notation import notation_name
-from gradwire.core.protocols import ability_of
+from gradwire.core.protocols import Architecture, ability_of
 from gradwire.core.registry import Registry
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.outcome import Run, use_threads
@@ -31,20 +29,20 @@ from gradwire.synchronization import SYNCHRONIZATION
 # they are exchanged, how crowded the busiest node is, how training goes.
 _GRADES = ("consistency", "frequency", "congestion", "convergence")
 _SURVEY: dict[str, dict[str, tuple[str, ...]]] = {
-    "parameter_server": {
+    "parameter server": {
         "bsp": ("high", "high", "high", "stable"),
-        "ssp": ("normal", "high", "normal", "normal"),
+        "ssp(...)": ("normal", "high", "normal", "normal"),
         "asp": ("low", "high", "low", "unstable"),
-        "localsgd": ("normal", "low", "high", "unstable"),
+        "localsgd(...)": ("normal", "low", "high", "unstable"),
     },
-    "allreduce": {
+    "all-reduce": {
         "bsp": ("high", "high", "low", "easy"),
-        "localsgd": ("normal", "low", "low", "stable"),
+        "localsgd(...)": ("normal", "low", "low", "stable"),
     },
     "gossip": {
         "bsp": ("low", "high", "low", "stable"),
         "asp": ("low", "high", "low", "unstable"),
-        "localsgd": ("low", "low", "low", "stable"),
+        "localsgd(...)": ("low", "low", "low", "stable"),
     },
 }
 
@@ -54,17 +52,6 @@ class Pair:
     synchronization: str
     architecture: str
     refusal: str = ""  # why there is no such pair
-
-
-# How each is written where a run has few steps; the first example of the others.
-_SHORT = {
-    "bsp": ("bsp", "bsp(backup=1)"),
-    "ssp": ("ssp(2)",),
-    "localsgd": ("localsgd(4)",),
-    "postlocalsgd": ("postlocalsgd(8, period=4)",),
-    "diloco": ("diloco(4)",),
-    "parameter_server": ("parameter_server", "parameter_server(2)"),
-}
 
 
 def pairs(synchronizations: Sequence[str] = (), architectures: Sequence[str] = ()) -> list[Pair]:
@@ -81,11 +68,9 @@ def _chosen(registry: Registry[Any], texts: Sequence[str]) -> list[Any]:
 
 
 def _everything(registry: Registry[Any]) -> Iterator[str]:
-    """Each once, but of gossip every algorithm."""
+    """Each as it is written where runs are short."""
     for cls in registry:
-        name = notation_name(cls)
-        examples = cls.examples or (name,)
-        yield from _SHORT.get(name) or (examples if cls is Gossip else examples[:1])
+        yield from cls.short_examples or cls.examples[:1] or (notation_name(cls),)
 
 
 def _refusal(synchronization: Any, architecture: Any) -> str:
@@ -98,16 +83,18 @@ def _refusal(synchronization: Any, architecture: Any) -> str:
 
 def survey(pair: Pair) -> dict[str, str] | None:
     """The survey's grades of a pair; None if it is not in its table."""
-    architecture = ARCHITECTURE.parse(pair.architecture)
-    family = "allreduce"  # all that form means without a server
-    if isinstance(architecture, Gossip | ParameterServer):
-        family = notation_name(type(architecture))
     rule = SYNCHRONIZATION.parse(pair.synchronization)
     name = notation_name(type(rule))
-    if name == "bsp" and repr(rule) != "bsp":  # goes on without some workers
-        return None
-    grades = _SURVEY[family].get(name)
+    written = name if repr(rule) == name else f"{name}(...)"
+    grades = _SURVEY[_family(ARCHITECTURE.parse(pair.architecture))].get(written)
     return dict(zip(_GRADES, grades)) if grades else None
+
+
+def _family(architecture: Architecture) -> str:
+    """What the survey calls an architecture, by what it has."""
+    if architecture.num_servers:
+        return "parameter server"
+    return "gossip" if {"mix", "mix_async"} & set(architecture.offers) else "all-reduce"
 
 
 def measure(
