@@ -186,7 +186,7 @@ def begun(value: T) -> T:
     return _mapped(value, lambda ramp: ramp.first)
 
 
-def at_end(value: T) -> T:
+def settled(value: T) -> T:
     """The expression as it is when all its ramps are over."""
     return _mapped(value, lambda ramp: ramp.last)
 
