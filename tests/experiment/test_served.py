@@ -480,7 +480,8 @@ def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, t
 # Order.
 
 
-@pytest.mark.parametrize("synchronization", ["asp", slow("ssp(2)")])
+@pytest.mark.slow
+@pytest.mark.parametrize("synchronization", ["asp", "ssp(2)"])
 def test_a_recorded_order_is_replayed(stage, tmp_path, synchronization):
     folder = tmp_path / "run"
     settings = {"synchronization": synchronization, "steps": 120}
