@@ -7,7 +7,7 @@ def slow(rank, step):
     return 0.01 * (1 + 0.37 * rank + 0.11 * ((step * 7 + rank) % 5))
 
 
-def at_end(result):
+def settled(result):
     return torch.stack([result.mixings[rank].params for rank in sorted(result.mixings)])
 
 
@@ -17,7 +17,7 @@ def test_averaging_keeps_the_sum_on_any_graph(graph, train, vectors):
     result = train(
         f"gossip({graph}, adpsgd)", kicks=x, steps=60, synchronization="asp", seconds=slow
     )
-    final = at_end(result)
+    final = settled(result)
     assert torch.allclose(final.mean(0), x.mean(0), atol=1e-13)
     assert (final - x.mean(0)).abs().max() < 0.02 * (x - x.mean(0)).abs().max()
 
@@ -28,7 +28,7 @@ def test_two_workers_by_hand(train):
     # Both ask at once, rank 0's request counts: both have the average, then add their steps.
     # Gradients are those at 0 and 8, which were read before.
     result = train("gossip(ring, adpsgd)", x, b=b, steps=1, lr=0.5, synchronization="asp")
-    assert torch.allclose(at_end(result), torch.tensor([[4.0], [5.0]]).double())
+    assert torch.allclose(settled(result), torch.tensor([[4.0], [5.0]]).double())
 
 
 def test_a_stale_gradient_by_hand(train):
@@ -82,7 +82,7 @@ def test_trains_to_the_neighbourhood_of_the_optimum(train, vectors):
     b = vectors(6)
     settings = {"synchronization": "asp", "seconds": lambda rank, step: slow(0, step + rank)}
     result = train("gossip(complete, adpsgd)", b=b, steps=300, lr=0.02, **settings)
-    assert (at_end(result) - b.mean(0)).norm() < 0.1 * (b - b.mean(0)).norm()
+    assert (settled(result) - b.mean(0)).norm() < 0.1 * (b - b.mean(0)).norm()
 
 
 def test_one_worker_is_sgd(train, vectors):
