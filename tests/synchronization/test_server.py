@@ -335,7 +335,7 @@ def test_a_server_refuses_what_makes_no_sense(train, header, data) -> None:
             pass
         assert isinstance(answer.error(), WireError)
         assert "rank 0" in answer.text
-        life = servers[0]._lives.get(0, 0.0)  # it goes on, also for this one
+        life = servers[0]._incarnations.get(0, 0.0)  # it goes on, also for this one
         await node.send_framed(1, REQUEST, Framed(PullHeader(0, life=life)), HEADER_NBYTES)
         while not isinstance((await node.recv(1, ANSWER)).header, AnswerHeader):
             pass
