@@ -14,7 +14,8 @@ PAGE = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text()
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+    section = PAGE.partition("## Add an algorithm")[2].partition("\n## ")[0]
+    (found,) = re.findall(rf"```{language}\n(.*?)```", section, flags=re.DOTALL)
     return found
 
 

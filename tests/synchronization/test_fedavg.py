@@ -319,7 +319,7 @@ def test_errors(train) -> None:
         FedAvg(0.0)
     with pytest.raises(ValueError, match="epochs must be above 0"):
         FedAvg(0.5, epochs=0.0)
-    with pytest.raises(ValueError, match=r"powersgd\(1\) keeps what all workers must hear"):
+    with pytest.raises(ValueError, match=r"powersgd\(1\) keeps what all workers must receive"):
         train("fedavg(0.5)", "allreduce", "powersgd(1)")
     with pytest.raises(
         ValueError, match=r'servers they hold its model: leave out optimizer="worker"'
