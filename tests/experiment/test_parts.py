@@ -18,6 +18,6 @@ def test_a_server_forgets_who_was_lost_in_a_job_that_ended() -> None:
     begun = OtherPart(plan, 0)
     begun.restore({"keep": dict(part.keep)})
     assert set(begun.keep) == {"kept"}
-    told = OtherPart(plan, 0)  # the same job, and its journal says who comes back
-    told.restore({"keep": dict(part.keep)}, is_told=True)
-    assert told.keep == part.keep
+    replayed = OtherPart(plan, 0)  # the same job, and its journal says who comes back
+    replayed.restore({"keep": dict(part.keep)}, is_replayed=True)
+    assert replayed.keep == part.keep

@@ -69,8 +69,6 @@ class Reducer(Compression):
 
     # The entries of its state that are vectors [numel] (or None for zero), see core/memory.py.
     memory: ClassVar[Roles] = {}
-    # Whether some elements are sent, and others are not.
-    selects: ClassVar[bool] = False
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:

@@ -12,7 +12,7 @@ from gradwire.core.codec import Codec, Kind, payload_context, unpack
 from gradwire.core.composite import Composite
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
-from gradwire.core.payload import Payload
+from gradwire.core.payload import DTYPES, Payload
 from gradwire.core.spec import Spec
 from gradwire.testing.forging import sealed, spoilt
 from gradwire.testing.inputs import OTHER_CODECS
@@ -22,17 +22,6 @@ WIRE_LAWS = Laws()
 KEY = Key(seed=4).private(0)
 X = torch.tensor([0.5, -1.0, 0.0, 3.0, -0.25, 2.0, -2.5, 1.0, 0.125, -4.0, 0.75, 0.0, 1.5])
 SPEC = Spec.of(X)
-DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
 
 
 _DRAW = random.Random(0)

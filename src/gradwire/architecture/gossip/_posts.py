@@ -43,7 +43,7 @@ class JoinNotice:
     sent_s: float
     wants_answer: bool
     wants_model: bool
-    again: bool = False  # whoever was asked first had no model
+    again: bool = False  # the neighbour that was asked first had no model
 
 
 @dataclass(frozen=True, slots=True)

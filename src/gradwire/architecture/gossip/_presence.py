@@ -169,7 +169,7 @@ class NeighbourPresence:
         back = Framed(NewIncarnation(self.life))
         nbytes = HEADER_NBYTES + NUMBER_NBYTES
         await self.node.send_framed(rank, JOIN, notice, nbytes + NUMBER_NBYTES, LABEL)
-        # Whoever waits for a message of the life before shall not do so for ever.
+        # Neighbours that wait for a message of the former incarnation must not wait forever.
         for tag in (ROUNDS, JOIN_ANSWER, ANSWER):
             await self.node.send_framed(rank, tag, back, nbytes, LABEL)
 

@@ -209,7 +209,7 @@ class _Collector:
                 await self._obey(rank, order, message.data)
 
     async def _obey(self, rank: int, order: Order, data: Tensor | None) -> None:
-        """What is wrong with an order is the error of whoever waits for its answer."""
+        """An invalid order is answered with an error, which is raised at its sender."""
         try:
             order.check(rank, self.node.size)
             if data is None:
@@ -267,7 +267,7 @@ class _Collector:
             await self._tell_if_waiting(rank, exchange, gone)
 
     async def _tell_if_waiting(self, rank: int, exchange: Exchange, gone: int) -> None:
-        """A member that has sent more than the lost one had for it waits in vain."""
+        """Notifies a member that waits for a message of the lost one."""
         passed = self.passed.get(exchange, {})
         num_begun = max(passed.get((rank, peer), 0) for peer in exchange[2])
         if num_begun > passed.get((gone, rank), 0):
@@ -325,7 +325,7 @@ class _Collector:
         return members[first:] + members[:first]
 
     async def _changed(self, change: Membership) -> None:
-        """Those that wait for a worker that was lost wait in vain."""
+        """Notifies the members that wait for a worker that was lost."""
         rank = change.rank
         if change.there:
             self.lost.pop(rank, None)

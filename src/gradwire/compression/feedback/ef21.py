@@ -179,7 +179,7 @@ class EF21(Feedback):
 
 def _averaged(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
     x = difference(method, x, None).to(scale_dtype(x.dtype))
-    # A copy: whoever gave x may write the next gradient over it.
+    # A copy: the caller may write the next gradient over x.
     return x.clone() if past is None else past.to(x.device).lerp(x, 1 - method.momentum)
 
 

@@ -63,7 +63,6 @@ class GTopK(Reducer):
         "for low bandwidth networks"
     )
     examples = ("gtopk(0.01)", "ef(gtopk(0.001))")
-    selects = True
 
     def __post_init__(self) -> None:
         check_density("gtopk", self.density)

@@ -59,8 +59,8 @@ class Part(Protocol):
 
     def snapshot(self) -> dict[str, Any]: ...
 
-    def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
-        """Continues from a snapshot. `is_told`: a journal replays what happened since."""
+    def restore(self, saved: dict[str, Any], is_replayed: bool = False) -> None:
+        """Continues from a snapshot. `is_replayed`: a journal replays what happened since."""
         ...
 
 
@@ -122,7 +122,7 @@ class WorkerPart:
     def snapshot(self) -> dict[str, Any]:
         return to_dict(self.replica)
 
-    def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
+    def restore(self, saved: dict[str, Any], is_replayed: bool = False) -> None:
         self.replica = Replica(**saved)
 
 
@@ -150,8 +150,8 @@ class ServerPart:
     def snapshot(self) -> dict[str, Any]:
         return self.server.snapshot()
 
-    def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
-        self.server.restore(saved, is_replayed=is_told)
+    def restore(self, saved: dict[str, Any], is_replayed: bool = False) -> None:
+        self.server.restore(saved, is_replayed=is_replayed)
 
 
 class OtherPart:
@@ -183,9 +183,9 @@ class OtherPart:
     def snapshot(self) -> dict[str, Any]:
         return {"keep": self.keep}
 
-    def restore(self, saved: dict[str, Any], is_told: bool = False) -> None:
+    def restore(self, saved: dict[str, Any], is_replayed: bool = False) -> None:
         self.keep = saved["keep"]
-        if not is_told:  # a checkpoint may have been saved after a worker of that job was lost
+        if not is_replayed:  # a checkpoint may have been saved after a worker of that job was lost
             self.plan.architecture.forget_members(self.keep)
 
 

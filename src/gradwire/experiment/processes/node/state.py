@@ -289,7 +289,7 @@ class NodeState:
     def _reenter(self, state: dict[str, Any]) -> None:
         self._prepare(state["folder"])
         self.part = part_of(self.plan, self.rank)
-        self.part.restore(state["part"], is_told=True)
+        self.part.restore(state["part"], is_replayed=True)
         self.step, self.last, self.at = state["step"], state["last"], state["step"]
         self.saved_step = state["saved_step"]
         self.engine.num_runs = state["num_runs"] - 1  # it enters that run again
