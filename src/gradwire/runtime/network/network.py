@@ -3,13 +3,16 @@
 A message of s bytes leaves when its sender's NIC is free, occupies it for s / bandwidth, reaches
 the receiver `latency` later and occupies the receiver's NIC likewise. Uncontended it takes
 latency + s / bandwidth, the alpha-beta model of Hockney 1994; messages that meet at a NIC queue
-up in order of arrival. Sending and receiving do not disturb each other.
+up in order of arrival. Sending and receiving do not disturb each other. With a topology
+(`runtime/network/topology.py`) messages share links instead (`runtime/network/flows.py`).
 """
 
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from gradwire.runtime.network.fabric import Fabric
 
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -61,6 +64,7 @@ class Network:
 
     latency_s: tuple[float, ...]
     bandwidth: tuple[float, ...]  # bytes per second, in each direction
+    fabric: Fabric | None = None  # what lies between the NICs; None: a switch that never blocks
 
     @property
     def size(self) -> int:

@@ -42,6 +42,7 @@ from gradwire.runtime.virtual.coding_time import CodingTime
 from gradwire.runtime.virtual.events import (
     COMPUTED,
     FAULT,
+    FLOW,
     HEAD,
     PARCEL_HEAD,
     SEND,
@@ -50,6 +51,7 @@ from gradwire.runtime.virtual.events import (
     WAKE,
     Events,
 )
+from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
 from gradwire.runtime.virtual.trace import Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
@@ -99,7 +101,8 @@ class VirtualEngine(Interpreter):
         loss = next((fault for fault in parsed if isinstance(fault, Loss)), None)
         links = Links(size, loss, key) if parsed else None
         self._events = Events()
-        self._transport = SimulatedTransport(network, self._events, links, self._outages.gone)
+        kind = SimulatedTransport if network.fabric is None else FabricTransport
+        self._transport = kind(network, self._events, links, self._outages.gone)
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
         self._seconds = seconds
         self._record = record
@@ -240,6 +243,8 @@ class VirtualEngine(Interpreter):
                 self._transport.attempt(what)
             elif kind == PARCEL_HEAD:
                 self._transport.receive_head(what)
+            elif kind == FLOW:
+                self._transport.progress(what)
             else:
                 for src, dst, tag, message, _ in self._transport.receive_tail(what):
                     self._deliver(src, dst, tag, message)

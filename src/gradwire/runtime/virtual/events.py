@@ -6,8 +6,9 @@ from itertools import count
 from typing import Any
 
 # A message's first and last bit arrive; a program goes on; a gradient is due; a wait is over;
-# something happens to a worker; a parcel is sent again; its first and last bit arrive.
-HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
+# something happens to a worker; a parcel is sent again; its first and last bit arrive; the last bit
+# of a message leaves for a network with a topology.
+HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL, FLOW = range(10)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
@@ -39,6 +40,10 @@ class Events:
         """An idle event after all others of its time."""
         self.num_idle += 1
         heappush(self.heap, (at, next(self.numbers) + _LAST, kind, what))
+
+    def push_after(self, at: float, kind: int, what: Any) -> None:
+        """An event after those that are decided at its time, timeouts excepted."""
+        heappush(self.heap, (at, next(self.numbers) + (_LAST >> 1), kind, what))
 
     @property
     def only_idle(self) -> bool:
