@@ -33,10 +33,11 @@ class Effect(Generic[T]):
 class RunningProgram(Generic[T]):
     """A running program, as engines keep it."""
 
-    __slots__ = ("done", "joiners", "program", "rank", "result", "waiting_for")
+    __slots__ = ("done", "joiners", "priority", "program", "rank", "result", "waiting_for")
 
-    def __init__(self, rank: int, program: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, rank: int, program: Coroutine[Any, Any, T], priority: int = 0) -> None:
         self.rank = rank
+        self.priority = priority  # of its messages
         self.program = program
         self.done = False
         self.result: Any = None
@@ -129,6 +130,54 @@ class Compute(Effect[T]):
         self.request = request
 
 
+class Computation:
+    """A gradient under way, layer by layer: what `begin` returns. Engines add to it."""
+
+    __slots__ = ()
+
+
+class Begin(Effect[Computation]):
+    """Start to compute a gradient; the program does not wait.
+
+    Unless it `is_open`, each layer waits for its `Open`, since its parameters are under way: then
+    the request has none. `seconds`: how long it takes, where that is known (in a replay).
+    """
+
+    __slots__ = ("is_open", "request", "seconds")
+
+    def __init__(self, request: Any, is_open: bool = True, seconds: float | None = None) -> None:
+        self.request = request
+        self.is_open = is_open
+        self.seconds = seconds
+
+
+class Open(Effect[None]):
+    """The parameters of one layer are there, so its forward pass may start.
+
+    The last of them brings the request with all parameters.
+    """
+
+    __slots__ = ("computation", "layer", "request")
+
+    def __init__(self, computation: Computation, layer: int, request: Any = None) -> None:
+        self.computation = computation
+        self.layer = layer
+        self.request = request
+
+
+class Reach(Effect[T]):
+    """Wait until the backward pass has left a layer: the result, with the gradient of this layer.
+
+    Of layers that have not been reached the gradient is not there yet.
+    """
+
+    __slots__ = ("computation", "layer")
+
+    def __init__(self, computation: Computation, layer: int) -> None:
+        self.computation = computation
+        self.layer = layer
+
+
 class Call(Effect[T]):
     """Local work: a pure function. `shared`: other ranks call it on the same arguments."""
 
@@ -169,12 +218,16 @@ class Sleep(Effect[None]):
 
 
 class Spawn(Effect[RunningProgram[T]]):
-    """Start a second program on this node; it shares the node's NIC and clock."""
+    """Start a second program on this node; it shares the node's NIC and clock.
 
-    __slots__ = ("program",)
+    Where messages wait for the NIC, those of programs of a higher priority leave first.
+    """
 
-    def __init__(self, program: Coroutine[Any, Any, T]) -> None:
+    __slots__ = ("priority", "program")
+
+    def __init__(self, program: Coroutine[Any, Any, T], priority: int = 0) -> None:
         self.program = program
+        self.priority = priority
 
 
 class Join(Effect[T]):
@@ -236,6 +289,16 @@ class Node:
     def compute(self, request: Any) -> Compute[Any]:
         return Compute(request)
 
+    def begin(self, request: Any, *, is_open: bool = True) -> Begin:
+        """Starts a gradient, or lets its layers wait to be opened."""
+        return Begin(request, is_open)
+
+    def open(self, computation: Computation, layer: int, request: Any = None) -> Open:
+        return Open(computation, layer, request)
+
+    def reach(self, computation: Computation, layer: int) -> Reach[Any]:
+        return Reach(computation, layer)
+
     def call(self, function: Callable[..., T], *args: Any) -> Call[T]:
         """Work that only this rank does (encoding its own gradient)."""
         return Call(function, args, shared=False)
@@ -258,8 +321,8 @@ class Node:
     def sleep(self, seconds: float) -> Sleep:
         return Sleep(seconds)
 
-    def spawn(self, program: Coroutine[Any, Any, T]) -> Spawn[T]:
-        return Spawn(program)
+    def spawn(self, program: Coroutine[Any, Any, T], priority: int = 0) -> Spawn[T]:
+        return Spawn(program, priority)
 
     def join(self, task: RunningProgram[T]) -> Join[T]:
         return Join(task)

@@ -68,7 +68,7 @@ class Interpreter:
             RecvAny: self._recv_any,
             Sleep: self._sleep,
             Call: lambda task, effect: self._calls.run(effect)[0],
-            Spawn: lambda task, effect: self._start(task.rank, effect.program),
+            Spawn: lambda task, effect: self._start(task.rank, effect.program, effect.priority),
             Join: self._join,
             Watch: self._watch,
             Collective: lambda task, effect: None,
@@ -107,8 +107,8 @@ class Interpreter:
     def _add_note(self, task: Task, error: Exception) -> None:
         """Adds to an error of a program where and when that was."""
 
-    def _start(self, rank: int, program: Coroutine[Any, Any, Any]) -> Task:
-        task = RunningProgram(rank, program)
+    def _start(self, rank: int, program: Coroutine[Any, Any, Any], priority: int = 0) -> Task:
+        task = RunningProgram(rank, program, priority)
         self._tasks[task] = next(self._numbers)
         self._schedule(task)
         return task

@@ -279,7 +279,7 @@ class ReplayEngine(Interpreter):
             return None, PeerLost(*values[2:])
         return None, None
 
-    def _start(self, rank: int, program: Coroutine[Any, Any, Any]) -> Task:
+    def _start(self, rank: int, program: Coroutine[Any, Any, Any], priority: int = 0) -> Task:
         return self._nodes[rank].spawn(program)
 
     def _finish(self, task: Task) -> None:

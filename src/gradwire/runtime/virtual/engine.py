@@ -18,18 +18,23 @@ from gradwire.core.errors import DeadlockError
 from gradwire.core.key import Key
 from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
+    Begin,
     Call,
     Compute,
     CurrentMembers,
+    Effect,
     Framed,
     Membership,
     Node,
     Now,
+    Open,
+    Reach,
     Recv,
     RecvAny,
     RunningProgram,
     Send,
 )
+from gradwire.core.profile import Profile
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Calls, Evaluator, no_evaluator
 from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Program, R, Task
@@ -39,12 +44,14 @@ from gradwire.runtime.network.links import Links
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.network.outages import CRASH, NOTICE, Outage, Outages
 from gradwire.runtime.virtual.coding_time import CodingTime
+from gradwire.runtime.virtual.computation import LayerTimes, VirtualComputation
 from gradwire.runtime.virtual.events import (
     COMPUTED,
     FAULT,
     FLOW,
     HEAD,
     PARCEL_HEAD,
+    REACHED,
     SEND,
     TAIL,
     TIMEOUT,
@@ -53,7 +60,7 @@ from gradwire.runtime.virtual.events import (
 )
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
-from gradwire.runtime.virtual.trace import Trace
+from gradwire.runtime.virtual.trace import Occupy, Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
 
 Seconds = Callable[[int, Any], float]
@@ -80,6 +87,7 @@ class VirtualEngine(Interpreter):
         *,
         evaluate: Evaluator = no_evaluator,
         seconds: Seconds = lambda rank, request: 0.0,
+        profile: Profile | None = None,
         coding: CodingTime | None = None,
         record: bool = False,
         faults: Sequence[str | Fault] = (),
@@ -105,6 +113,8 @@ class VirtualEngine(Interpreter):
         self._transport = kind(network, self._events, links, self._outages.gone)
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
         self._seconds = seconds
+        self._layer_times = LayerTimes(profile)
+        self._coding_free = [0.0] * size  # when each node has finished its calls
         self._record = record
         self.trace: Trace | None = None  # of the last run, if it was recorded
         self._gradients = PendingGradients(evaluate)
@@ -119,6 +129,10 @@ class VirtualEngine(Interpreter):
                 Send: self._transport.send,
                 Call: self._call,
                 Compute: self._compute,
+                Begin: self._begin,
+                Open: self._open,
+                Reach: self._reach,
+                Occupy: lambda task, effect: self._occupy(task, effect, effect.seconds),
                 Now: lambda task, effect: self._events.now,
                 CurrentMembers: lambda task, effect: self._outages.members,
             },
@@ -233,6 +247,9 @@ class VirtualEngine(Interpreter):
                 self._step(what.task, self._gradients.result(what))
             elif kind == WAKE:
                 self._step(*what)
+            elif kind == REACHED:
+                task, gradient = what[0], what[1].gradient
+                self._step(task, None if gradient is None else self._gradients.result(gradient))
             elif kind == TIMEOUT:
                 events.num_idle -= 1
                 self._time_out(*what)
@@ -277,8 +294,50 @@ class VirtualEngine(Interpreter):
         value, cost = self._calls.run(effect)
         if cost <= 0.0:
             return value
+        if self.trace is not None:
+            self.trace.occupy(task, cost)
+        return self._occupy(task, effect, cost, value)
+
+    def _occupy(self, task: Task, effect: Effect[Any], seconds: float, value: Any = None) -> Any:
+        """A node has one lane for its calls, whichever of its programs makes them."""
+        now, rank = self._events.now, task.rank
+        free = self._coding_free[rank]
+        done = self._coding_free[rank] = (free if free > now else now) + seconds
         task.waiting_for = effect
-        self._resume_after(task, cost, value)
+        self._events.push(done, WAKE, (task, value))
+        return WAITING
+
+    def _begin(self, task: Task, effect: Begin) -> VirtualComputation:
+        seconds = effect.seconds
+        if seconds is None:
+            seconds = self._seconds(task.rank, effect.request)
+        begun = VirtualComputation(self._layer_times, seconds, self._events.now, effect.is_open)
+        if effect.is_open and effect.request is not None:
+            begun.gradient = self._gradients.add(task, effect.request)
+        if self.trace is not None:
+            self.trace.begin(task, begun, effect.is_open)
+        return begun
+
+    def _open(self, task: Task, effect: Open) -> None:
+        begun = effect.computation
+        assert isinstance(begun, VirtualComputation)
+        begun.open(effect.layer, self._events.now)
+        if effect.request is not None:
+            begun.gradient = self._gradients.add(task, effect.request)
+        if begun.is_forward_done:
+            for waiting, layer in begun.waiting:
+                self._events.push(begun.reached_s(layer), REACHED, (waiting, begun))
+            begun.waiting.clear()
+
+    def _reach(self, task: Task, effect: Reach[Any]) -> Any:
+        begun = effect.computation
+        assert isinstance(begun, VirtualComputation)
+        task.waiting_for = effect
+        if begun.is_forward_done:
+            due = max(begun.reached_s(effect.layer), self._events.now)
+            self._events.push(due, REACHED, (task, begun))
+        else:
+            begun.waiting.append((task, effect.layer))
         return WAITING
 
     def _compute(self, task: Task, effect: Compute[Any]) -> Any:

@@ -7,8 +7,10 @@ from typing import Any
 
 # A message's first and last bit arrive; a program goes on; a gradient is due; a wait is over;
 # something happens to a worker; a parcel is sent again; its first and last bit arrive; the last bit
-# of a message leaves for a network with a topology.
-HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL, FLOW = range(10)
+# of a message leaves for a network with a topology; the backward pass leaves a layer.
+HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL, FLOW, REACHED = range(
+    11
+)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
@@ -53,7 +55,7 @@ class Events:
         """A node crashed: nothing happens to its programs, nor to the parcels that were dropped."""
 
         def remains(kind: int, what: Any) -> bool:
-            if kind in (WAKE, TIMEOUT):
+            if kind in (WAKE, TIMEOUT, REACHED):
                 return bool(what[0].rank != rank)
             if kind == COMPUTED:
                 return bool(what.task.rank != rank)

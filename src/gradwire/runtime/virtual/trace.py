@@ -5,14 +5,62 @@ enough to find its virtual time for any bandwidth: its sends, receives and pause
 played again by the same engine, without data.
 """
 
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from gradwire.core.node import Join, Node, Now, Recv, RecvAny, RunningProgram, Send, Sleep, Spawn
+from gradwire.core.node import (
+    Begin,
+    Computation,
+    Effect,
+    Join,
+    Node,
+    Now,
+    Open,
+    Reach,
+    Recv,
+    RecvAny,
+    RunningProgram,
+    Send,
+    Sleep,
+    Spawn,
+)
 from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Task
 
-_SPAWN, _JOIN = "spawn", "join"
-Step = Send | Recv | RecvAny[Any] | Sleep | tuple[str, int]
+
+class Occupy(Effect[None]):
+    """Let a node be busy with calls for so long."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class _Child(NamedTuple):
+    """A program that was started or joined."""
+
+    number: int
+    is_start: bool
+    priority: int = 0
+
+
+class _Layer(NamedTuple):
+    """A layer of a gradient that was opened or reached."""
+
+    number: int  # of the gradient
+    layer: int
+    is_open: bool
+
+
+class _Begun(NamedTuple):
+    """A gradient that was started."""
+
+    number: int
+    seconds: float
+    is_open: bool
+
+
+Step = Send | Recv | RecvAny[Any] | Sleep | Occupy | _Child | _Layer | _Begun
 
 
 class Trace:
@@ -23,6 +71,8 @@ class Trace:
         self._steps: dict[Task, list[Step]] = {}
         self._numbers: dict[Task, int] = {}
         self._programs: list[list[Step]] = []
+        self._computations: dict[int, int] = {}  # numbers of gradients, by identity
+        self._kept: list[Any] = []
         self._mains = [None if main is None else self.add(main) for main in mains]
 
     def add(self, task: Task) -> int:
@@ -58,12 +108,22 @@ class Trace:
 
         def spawn(task: Task, effect: Spawn[Any]) -> Task:
             child: Task = handlers[Spawn](task, effect)
-            self._steps[task].append((_SPAWN, self.add(child)))
+            self._steps[task].append(_Child(self.add(child), True, effect.priority))
             return child
 
         def join(task: Task, effect: Join[Any]) -> Any:
-            self._steps[task].append((_JOIN, self._numbers[effect.task]))
+            self._steps[task].append(_Child(self._numbers[effect.task], False))
             return handlers[Join](task, effect)
+
+        def open_layer(task: Task, effect: Open) -> Any:
+            number = self._computations[id(effect.computation)]
+            self._steps[task].append(_Layer(number, effect.layer, True))
+            return handlers[Open](task, effect)
+
+        def reach(task: Task, effect: Reach[Any]) -> Any:
+            number = self._computations[id(effect.computation)]
+            self._steps[task].append(_Layer(number, effect.layer, False))
+            return handlers[Reach](task, effect)
 
         return {
             **handlers,
@@ -73,10 +133,21 @@ class Trace:
             Now: now,
             Spawn: spawn,
             Join: join,
+            Open: open_layer,
+            Reach: reach,
         }
 
     def pause(self, task: Task, seconds: float) -> None:
         self._steps[task].append(Sleep(seconds))
+
+    def occupy(self, task: Task, seconds: float) -> None:
+        self._steps[task].append(Occupy(seconds))
+
+    def begin(self, task: Task, computation: Any, is_open: bool) -> None:
+        number = len(self._computations)
+        self._computations[id(computation)] = number
+        self._kept.append(computation)  # so that its identity stays its own
+        self._steps[task].append(_Begun(number, computation.seconds, is_open))
 
     def depends_on_time(self) -> None:
         """What the program does may be different on another network."""
@@ -84,19 +155,28 @@ class Trace:
 
     async def replay(self, node: Node) -> None:
         """The program of one node, played again."""
-        children: dict[int, RunningProgram[None]] = {}
         main = self._mains[node.rank]
         assert main is not None, "a run that loses workers cannot be replayed"
-        await self._play(main, children)
+        await self._play(main, {}, {})
 
-    async def _play(self, number: int, children: dict[int, RunningProgram[None]]) -> None:
+    async def _play(
+        self,
+        number: int,
+        children: dict[int, RunningProgram[None]],
+        computations: dict[int, Computation],
+    ) -> None:
         for step in self._programs[number]:
-            if isinstance(step, tuple):
-                action, child = step
-                if action == _SPAWN:
-                    program: Coroutine[Any, Any, None] = self._play(child, children)
-                    children[child] = await Spawn(program)
-                else:
+            match step:
+                case _Child(child, is_start=True, priority=priority):
+                    program = self._play(child, children, computations)
+                    children[child] = await Spawn(program, priority)
+                case _Child(child):
                     await Join(children[child])
-            else:
-                await step
+                case _Begun(begun, seconds, is_open):
+                    computations[begun] = await Begin(None, is_open, seconds)
+                case _Layer(begun, layer, is_open=True):
+                    await Open(computations[begun], layer)
+                case _Layer(begun, layer):
+                    await Reach(computations[begun], layer)
+                case _:
+                    await step
