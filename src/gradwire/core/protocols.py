@@ -13,7 +13,7 @@ What an architecture can do has a name, its ability:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -35,6 +35,7 @@ from gradwire.core.participants import Push as Push
 from gradwire.core.participants import Server as Server
 from gradwire.core.participants import TimedOut as TimedOut
 from gradwire.core.participants import Worker as Worker
+from gradwire.core.profile import Profile
 from gradwire.core.reducer import Reducer
 from gradwire.core.replica import Bucket as Bucket
 from gradwire.core.replica import Replica as Replica
@@ -192,19 +193,47 @@ class Architecture(Expression, ABC):
 class Backward(Protocol):
     """A gradient in the making: what a schedule overlaps communication with."""
 
+    @property
+    def node(self) -> Node:
+        """To start programs on, one for each bucket under way."""
+        ...
+
+    @property
+    def profile(self) -> Profile:
+        """How the time divides among layers."""
+        ...
+
     async def whole(self) -> Tensor:
         """Waits for the backward pass to end: the flat gradient."""
         ...
 
+    async def ready(self, bucket: Bucket) -> Tensor:
+        """Waits for the gradient of a bucket, a slice of the flat one."""
+        ...
 
-Reduce = Callable[[Bucket, Tensor], Awaitable[None]]
+
+Reduce = Callable[[Bucket, Tensor], Coroutine[Any, Any, None]]
 
 
 class Scheduling(Expression, ABC):
     """When each part of a gradient travels."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether buckets travel while the backward pass goes on."""
+        return False
+
+    @property
+    def overlaps_forward(self) -> bool:
+        """Whether the next forward pass starts while buckets are still under way."""
+        return False
+
+    def resolve(self, tensors: Sequence[Bucket], profile: Profile) -> "Scheduling":
+        """With everything decided that depends on the profile, to be written into the record."""
+        return self
+
     @abstractmethod
-    def buckets(self, tensors: Sequence[Bucket]) -> list[Bucket]:
+    def buckets(self, tensors: Sequence[Bucket], profile: Profile) -> list[Bucket]:
         """What is exchanged in one piece, given the model's tensors in order."""
 
     @abstractmethod

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire.core.profile import Profile
 from gradwire.core.protocols import Backward, Bucket, Reduce, Scheduling
 
 
@@ -22,7 +23,7 @@ class Sequential(Scheduling):
                 f'sequential: granularity is "model" or "layer", got {self.granularity!r}'
             )
 
-    def buckets(self, tensors: Sequence[Bucket]) -> list[Bucket]:
+    def buckets(self, tensors: Sequence[Bucket], profile: Profile) -> list[Bucket]:
         if self.granularity == "layer":
             return list(tensors)
         return [Bucket("model", tensors[0].start, tensors[-1].stop)]
