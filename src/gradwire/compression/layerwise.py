@@ -32,17 +32,17 @@ from functools import cached_property
 from torch import Tensor
 
 from gradwire.compression._layers import (
-    Whole,
+    FlatVectorBuilder,
+    as_payload,
     check_choice,
-    covering,
     encode_layers,
-    gathered,
+    join_messages,
     layer_keys,
     layer_specs,
     part_names,
-    payload_of,
-    taken_apart,
-    values_left,
+    split_messages,
+    tensors_covering,
+    values_specs,
 )
 from gradwire.core.codec import (
     Algebra,
@@ -153,8 +153,8 @@ class Layerwise(Composite):
         )
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
-        specs = layer_specs(covering(spec.tensors, spec.numel), spec.dtype)
-        left = values_left(self.codec, parts, specs)
+        specs = layer_specs(tensors_covering(spec.tensors, spec.numel), spec.dtype)
+        left = values_specs(self.codec, parts, specs)
         return Spec((sum(own.numel for own in left),), left[0].dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
@@ -165,7 +165,7 @@ class Layerwise(Composite):
         self, x: Tensor, residual: Tensor | None, state: State, key: Key
     ) -> tuple[Parts, Tensor | None, State]:
         """The parts of a flat vector, what is lost with a residual, and the new state."""
-        tensors = covering(state and state["tensors"], x.numel())
+        tensors = tensors_covering(state and state["tensors"], x.numel())
         if state and tensors == state["tensors"]:
             states = state["inner"]
         else:  # an inner stage of a chain gets other elements in each step, and keeps no state
@@ -174,20 +174,20 @@ class Layerwise(Composite):
         messages, lost, after = encode_layers(codecs, tensors, x, residual, states, key)
         if state and len(state["inner"]) == len(after):
             state = {**state, "inner": tuple(after)}
-        return gathered(self.codec, messages, x.device), lost, state
+        return join_messages(self.codec, messages, x.device), lost, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return self.mean([parts], spec, [key])
 
     def mean(self, all_parts: Sequence[Parts], spec: Spec, keys: Sequence[Key]) -> Tensor:
         """The mean over the senders, tensor by tensor."""
-        tensors = covering(spec.tensors, spec.numel)
+        tensors = tensors_covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
-        received = [taken_apart(self.codec, parts, specs) for parts in all_parts]
+        received = [split_messages(self.codec, parts, specs) for parts in all_parts]
         own_keys = [layer_keys(key, tensors) for key in keys]
-        whole = Whole(tensors)
+        whole = FlatVectorBuilder(tensors)
         for i, own in enumerate(specs):
-            payloads = [payload_of(messages[i]) for messages in received]
+            payloads = [as_payload(messages[i]) for messages in received]
             if len(payloads) == 1:
                 mean = self.codec.decode(payloads[0], own, own_keys[0][i])
             else:
@@ -221,9 +221,9 @@ class _LayerwiseFusion(Fusion[Layerwise]):
         return encode_split_feedback(self.codec, x, residual, state, key)
 
     def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        codec, tensors = self.codec.codec, covering(spec.tensors, spec.numel)
+        codec, tensors = self.codec.codec, tensors_covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
-        messages = taken_apart(codec, parts, specs)
+        messages = split_messages(codec, parts, specs)
         layers = zip(tensors, specs, layer_keys(key, tensors), messages, strict=True)
         for (_, start, stop, _), own, own_key, message in layers:
             there = total[start:stop]

@@ -209,7 +209,7 @@ def warn_unless_contracts(
         )
 
 
-def gathering(group: Group) -> Group:
+def on_gather_route(group: Group) -> Group:
     """The group, with payloads gathered rather than averaged and encoded again on the way.
 
     For running estimates: what a mean in 16 bits loses would add up over the steps.
@@ -219,7 +219,7 @@ def gathering(group: Group) -> Group:
     return other
 
 
-def scattering(group: Group) -> Group:
+def on_scatter_route(group: Group) -> Group:
     """The group, with shards averaged by their owners, who encode the mean again."""
     return group.on_route("scatter")
 
@@ -233,7 +233,7 @@ def difference(wrapper: Reducer, x: Tensor, estimate: Tensor | None) -> Tensor:
     return as_dtype(x.to(estimate.dtype) - estimate.to(x.device), x.dtype)
 
 
-def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor:
+def advance(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor:
     """The estimate, moved by `rate` times the step."""
     if rate != 1.0:
         step = rate * step.to(scale_dtype(step.dtype))
@@ -242,9 +242,9 @@ def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor
     return estimate.to(step.device) + step
 
 
-def moved(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tensor:
+def advance_own(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tensor:
     """The estimate of one's own, moved by `rate` times what the group received from this worker."""
-    return advanced(estimate, reduced.own(), rate)
+    return advance(estimate, reduced.own(), rate)
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -88,10 +88,10 @@ class DeMo(Feedback):
         node, inner = group.node, lift(self.inner)
         past = await node.call(torch.mul, state["momentum"], self.beta)
         if is_half(x):  # 0.999 m would be m again
-            momentum = await node.call(_gathered, self, x, past)
-            whole, none = await node.call(_rounded, momentum, x.dtype)
+            momentum = await node.call(_accumulate, self, x, past)
+            whole, none = await node.call(_as_sent, momentum, x.dtype)
             reduced = await inner.mean(whole, state["inner"], key, group, none)
-            kept = await node.call(_left, momentum, reduced)
+            kept = await node.call(_remaining_momentum, momentum, reduced)
         else:
             # What is lost of g + beta m is m less what was sent of it: the momentum that stays.
             reduced = await inner.mean(x, state["inner"], key, group, past)
@@ -101,16 +101,16 @@ class DeMo(Feedback):
         return Reduced(mean, reduced.own, {"momentum": kept, "inner": reduced.state})
 
 
-def _gathered(method: DeMo, x: Tensor, past: Tensor) -> Tensor:
+def _accumulate(method: DeMo, x: Tensor, past: Tensor) -> Tensor:
     check_input(method, x)
     return past.to(x.device) + x.detach()
 
 
-def _rounded(momentum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _as_sent(momentum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What is sent, and a residual of zero, which some codecs want."""
     whole = as_dtype(momentum, dtype)
     return whole, torch.zeros_like(whole)
 
 
-def _left(momentum: Tensor, reduced: Reduced) -> Tensor:
+def _remaining_momentum(momentum: Tensor, reduced: Reduced) -> Tensor:
     return momentum - reduced.own()

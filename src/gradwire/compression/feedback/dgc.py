@@ -90,7 +90,7 @@ class DGC(SenderFeedback):
             if not isinstance(self.inner, Ramp):
                 object.__setattr__(self, "inner", float(self.inner))
         if self.warmup:
-            object.__setattr__(self, "inner", self._warmed_up())
+            object.__setattr__(self, "inner", self._with_warmup())
             object.__setattr__(self, "warmup", 0)  # it is in the ramp now
         if not 0 <= self.momentum < 1:
             raise ValueError(
@@ -109,7 +109,7 @@ class DGC(SenderFeedback):
                 "or select elements, as topk does."
             )
 
-    def _warmed_up(self) -> Ramp:
+    def _with_warmup(self) -> Ramp:
         if not isinstance(self.inner, float) or isinstance(self.inner, Ramp):
             raise ValueError(
                 f"dgc: warmup is for a density, but {self.inner!r} is given. Write the ramp where "
@@ -154,20 +154,20 @@ class DGC(SenderFeedback):
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:
-        motion = await node.call(motion_of, self, x, state, size)
+        motion = await node.call(make_motion, self, x, state, size)
         if takes_motion(self.compression):  # and so does all of it in one pass
             result = await forward(x, state["inner"], motion)
             velocity = motion.moved
         else:
-            velocity, step = await node.call(_step, self, x, motion)
+            velocity, step = await node.call(_accumulate, self, x, motion)
             result = await forward(step, state["inner"], motion.residual)
             if self.masks:
-                velocity = await node.call(_masked, velocity, result)
+                velocity = await node.call(_mask_velocity, velocity, result)
         kept = {"residual": result.residual, "velocity": velocity, "inner": result.state}
         return replace(result, state=kept, residual=None)
 
 
-def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
+def make_motion(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
     residual, velocity = state["residual"].to(x.device), state["velocity"].to(x.device)
     on_cpu = x.device.type == "cpu"
     moved = kernels.empty(x.numel(), velocity.dtype) if on_cpu else torch.empty_like(velocity)
@@ -176,13 +176,15 @@ def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion
         velocity,
         moved.reshape(x.shape),
         method.momentum,
-        1.0 if method.clip is None else _scale(method, x.detach(), method.clip * math.sqrt(size)),
+        1.0
+        if method.clip is None
+        else _clip_factor(method, x.detach(), method.clip * math.sqrt(size)),
         method.nesterov,
         method.masks,
     )
 
 
-def _scale(method: DGC, x: Tensor, longest: float) -> float:
+def _clip_factor(method: DGC, x: Tensor, longest: float) -> float:
     """What brings x to norm `longest`, if it is longer."""
     inside, unit = in_range(x)
     norm = math.sqrt(kernels.moments(inside)[1]) * unit
@@ -191,11 +193,11 @@ def _scale(method: DGC, x: Tensor, longest: float) -> float:
     return 1.0 if norm <= longest else longest / norm
 
 
-def _step(method: DGC, x: Tensor, motion: kernels.Motion) -> tuple[Tensor, Tensor]:
+def _accumulate(method: DGC, x: Tensor, motion: kernels.Motion) -> tuple[Tensor, Tensor]:
     check_input(method, x)  # here, because saturating would hide infinities
     velocity, step = motion.step(x.detach())
     return velocity, as_dtype(step, x.dtype)
 
 
-def _masked(velocity: Tensor, result: Reduced | Pushed) -> Tensor:
+def _mask_velocity(velocity: Tensor, result: Reduced | Pushed) -> Tensor:
     return velocity.masked_fill(result.own() != 0, 0)

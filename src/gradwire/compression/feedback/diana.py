@@ -34,12 +34,12 @@ from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
     Feedback,
-    advanced,
+    advance,
+    advance_own,
     as_dtype,
     check_means,
     difference,
-    gathering,
-    moved,
+    on_gather_route,
 )
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
@@ -92,11 +92,11 @@ class Diana(Feedback):
         # Of this step: the codec may change with time.
         alpha = self._alpha(replace(Spec.of(x), tensors=state["tensors"]))
         new = await node.call(difference, self, x, state["own"])
-        reduced = await lift(self.inner).mean(new, state["inner"], key, gathering(group))
-        own = await node.call(moved, state["own"], reduced, alpha)
-        common = await node.share(advanced, state["common"], reduced.mean, alpha)
+        reduced = await lift(self.inner).mean(new, state["inner"], key, on_gather_route(group))
+        own = await node.call(advance_own, state["own"], reduced, alpha)
+        common = await node.share(advance, state["common"], reduced.mean, alpha)
         return Reduced(
-            await node.share(_estimated, state["common"], reduced.mean),
+            await node.share(_add_shift, state["common"], reduced.mean),
             partial(_own, state["own"], reduced),
             {**state, "own": own, "common": common, "inner": reduced.state},
         )
@@ -119,9 +119,9 @@ class Diana(Feedback):
         return 1 / (1 + omega)
 
 
-def _estimated(shift: Tensor | None, mean: Tensor) -> Tensor:
-    return as_dtype(advanced(shift, mean), mean.dtype)
+def _add_shift(shift: Tensor | None, mean: Tensor) -> Tensor:
+    return as_dtype(advance(shift, mean), mean.dtype)
 
 
 def _own(shift: Tensor | None, reduced: Reduced) -> Tensor:
-    return _estimated(shift, reduced.own())
+    return _add_shift(shift, reduced.own())

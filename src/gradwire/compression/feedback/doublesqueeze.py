@@ -30,7 +30,7 @@ from gradwire.compression.feedback._wrapping import (
     check_inner,
     check_scatters,
     check_shards,
-    scattering,
+    on_scatter_route,
 )
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
@@ -71,7 +71,7 @@ class DoubleSqueeze(Feedback):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         self.refuse_residual(residual)
-        inner, route = lift(self.inner), scattering(group)
+        inner, route = lift(self.inner), on_scatter_route(group)
         reduced = await inner.mean(x, state["inner"], key, route, state["residual"])
         return Reduced(
             reduced.mean, reduced.own, {"residual": reduced.residual, "inner": reduced.state}

@@ -74,9 +74,9 @@ class ECQ(SenderFeedback):
         fed = missing if self.alpha == 1 else await node.call(torch.mul, missing, self.alpha)
         result = await forward(x, state["inner"], fed)
         assert result.residual is not None
-        kept = await node.call(_remembered, result.residual, missing, self.beta - self.alpha)
+        kept = await node.call(_update_missing, result.residual, missing, self.beta - self.alpha)
         return replace(result, state={"residual": kept, "inner": result.state}, residual=None)
 
 
-def _remembered(lost: Tensor, missing: Tensor, weight: float) -> Tensor:
+def _update_missing(lost: Tensor, missing: Tensor, weight: float) -> Tensor:
     return lost if weight == 0 else corrected(lost, weight * missing.to(lost.device))

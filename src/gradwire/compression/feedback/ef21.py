@@ -53,16 +53,16 @@ from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
     Feedback,
-    advanced,
+    advance,
+    advance_own,
     as_dtype,
     check_alone,
     check_means,
     check_scatters,
     check_shards,
     difference,
-    gathering,
-    moved,
-    scattering,
+    on_gather_route,
+    on_scatter_route,
     warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
@@ -156,7 +156,7 @@ class EF21(Feedback):
         self.refuse_residual(residual)
         node, followed = group.node, None
         if self.momentum:
-            followed = await node.call(_averaged, self, x, state["followed"])
+            followed = await node.call(_update_average, self, x, state["followed"])
             x = as_dtype(followed, x.dtype)
         new = await node.call(difference, self, x, state["own"])
         if self.participation < 1:
@@ -166,10 +166,10 @@ class EF21(Feedback):
                 new, has_news, state["inner"], key, group
             )
         else:
-            routed = scattering(group) if self.bidirectional else gathering(group)
+            routed = on_scatter_route(group) if self.bidirectional else on_gather_route(group)
             reduced = await lift(self.inner).mean(new, state["inner"], key, routed)
-        own = await node.call(moved, state["own"], reduced)
-        common = await node.share(advanced, state["common"], reduced.mean)
+        own = await node.call(advance_own, state["own"], reduced)
+        common = await node.share(advance, state["common"], reduced.mean)
         return Reduced(
             await node.share(as_dtype, common, x.dtype),
             partial(as_dtype, own, x.dtype),
@@ -177,7 +177,7 @@ class EF21(Feedback):
         )
 
 
-def _averaged(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
+def _update_average(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
     x = difference(method, x, None).to(scale_dtype(x.dtype))
     # A copy: the caller may write the next gradient over x.
     return x.clone() if past is None else past.to(x.device).lerp(x, 1 - method.momentum)

@@ -86,7 +86,7 @@ class GMC(SenderFeedback):
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:
-        step = await node.call(_step, self, x, state["last"])
+        step = await node.call(_add_momentum, self, x, state["last"])
         result = await forward(step, state["inner"], state["residual"])
         # A worker that pushes does not know what is applied: its own step stands for it.
         last = result.mean if isinstance(result, Reduced) else step
@@ -94,7 +94,7 @@ class GMC(SenderFeedback):
         return replace(result, state=kept, residual=None)
 
 
-def _step(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:
+def _add_momentum(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:
     x = x.detach()
     check_input(method, x)  # here, because saturating would hide infinities
     if last is None:

@@ -88,19 +88,19 @@ class Neolithic(Reducer):
                 fed = await node.call(torch.zeros_like, x)
             left = lost
         return Reduced(
-            await node.share(_added, tuple(reduced.mean for reduced in done)),
-            partial(_own, done),
+            await node.share(_sum_rounds, tuple(reduced.mean for reduced in done)),
+            partial(_sum_own_rounds, done),
             {"inner": inner},
             None if residual is None else left,
         )
 
 
-def _added(pieces: Sequence[Tensor]) -> Tensor:
+def _sum_rounds(pieces: Sequence[Tensor]) -> Tensor:
     total = pieces[0]
     for piece in pieces[1:]:
         total = corrected(total, piece)
     return total
 
 
-def _own(done: Sequence[Reduced]) -> Tensor:
-    return _added([reduced.own() for reduced in done])
+def _sum_own_rounds(done: Sequence[Reduced]) -> Tensor:
+    return _sum_rounds([reduced.own() for reduced in done])

@@ -115,16 +115,18 @@ class OneBitAdam(Feedback):
     ) -> Reduced:
         self.refuse_residual(residual)
         if key.step < self.warmup:
-            return await self._warm(x, state, key.step + 1, group)
+            return await self._warmup_mean(x, state, key.step + 1, group)
         node, variance = group.node, state["variance"]
         if variance is None:
             raise ValueError(
                 f"{self!r} has no variance in step {key.step}: it learns it in the first "
                 f"{self.warmup} steps and must be there from the beginning. Load its state too."
             )
-        own = await node.call(_followed, self, x, state["momentum"], variance)
+        own = await node.call(_momentum_to_send, self, x, state["momentum"], variance)
         reduced = await lift(self.inner).mean(own, state["inner"], key, group, state["residual"])
-        momentum, direction = await node.share(_frozen, self, reduced.mean, variance, key.step + 1)
+        momentum, direction = await node.share(
+            _frozen_step, self, reduced.mean, variance, key.step + 1
+        )
         state = {
             "residual": reduced.residual,
             "momentum": momentum,
@@ -133,19 +135,19 @@ class OneBitAdam(Feedback):
         }
         return Reduced(direction, reduced.own, state)
 
-    async def _warm(self, x: Tensor, state: State, age: int, group: Group) -> Reduced:
+    async def _warmup_mean(self, x: Tensor, state: State, age: int, group: Group) -> Reduced:
         """A step of Adam on the mean of the gradients, which are sent as they are."""
         node = group.node
         x = await node.call(difference, self, x, None)
         mean = (await group.mean(x.reshape(-1))).reshape(x.shape)
         momentum, variance, direction = await node.share(
-            _learned, self, mean, state["momentum"], state["variance"], age
+            _update_moments, self, mean, state["momentum"], state["variance"], age
         )
         state = {**state, "momentum": momentum, "variance": variance}
-        return Reduced(direction, partial(_itself, x), state)
+        return Reduced(direction, partial(_identity, x), state)
 
 
-def _learned(
+def _update_moments(
     method: OneBitAdam, mean: Tensor, momentum: Tensor | None, variance: Tensor | None, age: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Both moments, with the mean gradient in them, and the direction."""
@@ -153,29 +155,35 @@ def _learned(
     past = torch.zeros_like(wide) if variance is None else variance.to(wide.device)
     # Rounded as torch.optim does it.
     variance = (past * method.beta2).addcmul_(wide, wide, value=1 - method.beta2)
-    momentum = _towards(method, wide, momentum)
+    momentum = _blend_gradient(method, wide, momentum)
     return momentum, variance, _direction(method, momentum, variance, age, mean.dtype)
 
 
-def _followed(method: OneBitAdam, x: Tensor, momentum: Tensor | None, variance: Tensor) -> Tensor:
+def _momentum_to_send(
+    method: OneBitAdam, x: Tensor, momentum: Tensor | None, variance: Tensor
+) -> Tensor:
     """The common momentum with this worker's own gradient in it, as it is to be sent."""
     gradient = difference(method, x, None).to(scale_dtype(x.dtype))
-    return as_dtype(_where_known(_towards(method, gradient, momentum), variance), x.dtype)
+    return as_dtype(
+        _zero_where_unknown(_blend_gradient(method, gradient, momentum), variance), x.dtype
+    )
 
 
-def _towards(method: OneBitAdam, gradient: Tensor, momentum: Tensor | None) -> Tensor:
+def _blend_gradient(method: OneBitAdam, gradient: Tensor, momentum: Tensor | None) -> Tensor:
     past = torch.zeros_like(gradient) if momentum is None else momentum.to(gradient.device)
     return torch.lerp(past, gradient, 1 - method.beta1)
 
 
-def _where_known(momentum: Tensor, variance: Tensor) -> Tensor:
+def _zero_where_unknown(momentum: Tensor, variance: Tensor) -> Tensor:
     """The momentum, but zero where the frozen variance is."""
     return momentum.masked_fill(variance.to(momentum.device) == 0, 0)
 
 
-def _frozen(method: OneBitAdam, mean: Tensor, variance: Tensor, age: int) -> tuple[Tensor, Tensor]:
+def _frozen_step(
+    method: OneBitAdam, mean: Tensor, variance: Tensor, age: int
+) -> tuple[Tensor, Tensor]:
     """The new momentum, from what was received, and the direction."""
-    momentum = _where_known(mean.to(scale_dtype(mean.dtype)), variance)
+    momentum = _zero_where_unknown(mean.to(scale_dtype(mean.dtype)), variance)
     return momentum, _direction(method, momentum, variance, age, mean.dtype)
 
 
@@ -191,5 +199,5 @@ def _direction(
     return clamp_to((momentum / scale).div_(1 - method.beta1**age), dtype)
 
 
-def _itself(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x

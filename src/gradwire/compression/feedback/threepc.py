@@ -35,12 +35,12 @@ from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
     Feedback,
-    advanced,
+    advance,
+    advance_own,
     as_dtype,
     check_alone,
     check_means,
     difference,
-    moved,
     warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
@@ -97,10 +97,10 @@ class ThreePC(Feedback):
     ) -> Reduced:
         self.refuse_residual(residual)
         node = group.node
-        new, has_news = await node.call(_news, self, x, state)
+        new, has_news = await node.call(_difference_to_send, self, x, state)
         reduced = await Lifted(self.inner).mean_of_some(new, has_news, state["inner"], key, group)
-        own = await node.call(moved, state["own"], reduced)
-        common = await node.share(advanced, state["common"], reduced.mean)
+        own = await node.call(advance_own, state["own"], reduced)
+        common = await node.share(advance, state["common"], reduced.mean)
         last = x.detach().clone()  # a copy: whoever gave x may write the next gradient over it
         return Reduced(
             await node.share(as_dtype, common, x.dtype),
@@ -109,14 +109,14 @@ class ThreePC(Feedback):
         )
 
 
-def _news(method: ThreePC, x: Tensor, state: State) -> tuple[Tensor, bool]:
+def _difference_to_send(method: ThreePC, x: Tensor, state: State) -> tuple[Tensor, bool]:
     """x - h, and whether it is to be sent."""
     new = difference(method, x, state["own"])
     if state["last"] is None:
         return new, True
     change = difference(method, x, state["last"].to(scale_dtype(x.dtype)))
-    return new, _square(new) > method.zeta * _square(change)
+    return new, _squared_norm(new) > method.zeta * _squared_norm(change)
 
 
-def _square(x: Tensor) -> float:
+def _squared_norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2

@@ -70,12 +70,12 @@ class Velocity(SenderFeedback):
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:
-        velocity, direction = await node.call(_accelerated, self, x, state["velocity"])
+        velocity, direction = await node.call(_update_velocity, self, x, state["velocity"])
         result = await forward(direction, state["inner"], None)
         return replace(result, state={"velocity": velocity, "inner": result.state}, residual=None)
 
 
-def _accelerated(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:
+def _update_velocity(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new velocity, and what travels."""
     check_input(method, x)
     gradient = x.detach().to(scale_dtype(x.dtype))

@@ -87,7 +87,7 @@ class Start(NamedTuple):
         }
 
 
-def fresh_start() -> Start:
+def make_fresh_start() -> Start:
     levels = kernels.trellis_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device="cpu"))[0]
     return Start(0.0, 1.0, Prior(levels, NO_OFFSETS, Way.PLAIN))
 

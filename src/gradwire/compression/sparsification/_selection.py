@@ -183,7 +183,7 @@ def in_range(x: Tensor) -> tuple[Tensor, float]:
     return x / unit, unit
 
 
-def mean_of(values: Tensor, count: int) -> Tensor:
+def mean_magnitude(values: Tensor, count: int) -> Tensor:
     """The mean magnitude of `count` numbers, in the dtype in which scales travel: [1]."""
     total = values.abs().sum(dtype=torch.float64) / max(1, count)
     if values.dtype == torch.float64 and not bool(torch.isfinite(total)):
@@ -227,7 +227,7 @@ def _count_bytes(universe: int) -> int:
     return -(-universe.bit_length() // 8)
 
 
-def matching(memory: object, x: Tensor) -> Tensor | None:
+def matching_memory(memory: object, x: Tensor) -> Tensor | None:
     """What a codec remembers per element, if it remembers these elements.
 
     An inner stage of a chain gets other elements in each step; it works without a memory.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gradwire.compression.quantization._buckets import from_buckets, to_buckets
 from gradwire.compression.sparsification._families import SignedSelection
-from gradwire.compression.sparsification._selection import matching, mean_of
+from gradwire.compression.sparsification._selection import matching_memory, mean_magnitude
 from gradwire.core.codec import Parts, State, Traits, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -54,7 +54,7 @@ class AdaComp(SignedSelection):
         return torch.zeros(spec.numel, dtype=spec.dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        residual = matching(state, x)
+        residual = matching_memory(state, x)
         dtype = scale_dtype(x.dtype)
         total = x.to(dtype)
         # Halves, because the sum of two large elements may overflow.
@@ -64,7 +64,7 @@ class AdaComp(SignedSelection):
         most = bins.amax(dim=1) if x.numel() else bins.new_zeros(0)
         rivals = to_buckets((half + latest).abs(), self.bin) >= most[:, None] / 2
         sent = from_buckets(rivals, x.numel()) & (x != 0)
-        scale = mean_of(most, len(most))
+        scale = mean_magnitude(most, len(most))
         where = sent.nonzero().reshape(-1)
         parts = {**self.make_parts(where, x[where], x.numel()), "scale": scale}
         if residual is not None:

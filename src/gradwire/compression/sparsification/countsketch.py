@@ -93,9 +93,9 @@ class CountSketch(Reducer):
         else:
             candidates = None
             values = await group.mean(full)
-        where, mean = await node.share(_largest, values, candidates, kept, Spec.of(full))
-        own = partial(_own, full, where, x.shape)
-        lost = None if residual is None else await node.call(_lost, full, where, x.shape)
+        where, mean = await node.share(_keep_largest, values, candidates, kept, Spec.of(full))
+        own = partial(_own_contribution, full, where, x.shape)
+        lost = None if residual is None else await node.call(_residual, full, where, x.shape)
         return Reduced(mean.reshape(x.shape), own, state, lost)
 
     def sketch(self, x: Tensor, key: Key) -> Tensor:
@@ -117,7 +117,7 @@ class CountSketch(Reducer):
         return (high << 32) | (low & 0xFFFFFFFF)
 
 
-def _largest(
+def _keep_largest(
     values: Tensor, candidates: Tensor | None, kept: int, spec: Spec
 ) -> tuple[Tensor, Tensor]:
     """The positions of the largest means, and the vector of them."""
@@ -126,9 +126,9 @@ def _largest(
     return where, scatter(means, where, spec)
 
 
-def _own(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
+def _own_contribution(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
     return scatter(x[where], where, Spec.of(x)).reshape(shape)
 
 
-def _lost(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
+def _residual(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
     return x.index_fill(0, where, 0).reshape(shape)

@@ -86,12 +86,12 @@ class GTopK(Reducer):
         mine = await node.call(tree.select, full)
         merged = await group.reduce_tree(mine.buffer, tree)
         where, mean = await node.share(_average, tree, merged, group.size)
-        taken = partial(_taken, tree, full, mine, where)
+        taken = partial(_own_contribution, tree, full, mine, where)
         return Reduced(
             mean.reshape(x.shape),
             lambda: taken().reshape(x.shape),
             state,
-            None if residual is None else await node.call(_lost, full, taken, x.shape),
+            None if residual is None else await node.call(_residual, full, taken, x.shape),
         )
 
 
@@ -99,7 +99,7 @@ def _corrected(x: Tensor, residual: Tensor | None) -> Tensor:
     return corrected(x, residual).reshape(-1).contiguous()
 
 
-def _lost(full: Tensor, taken: Callable[[], Tensor], shape: torch.Size) -> Tensor:
+def _residual(full: Tensor, taken: Callable[[], Tensor], shape: torch.Size) -> Tensor:
     return (full - taken()).reshape(shape)
 
 
@@ -140,7 +140,7 @@ def _average(tree: _Tree, buffer: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return where, scatter(total / size, where, tree.spec)
 
 
-def _taken(tree: _Tree, x: Tensor, mine: Payload, where: Tensor) -> Tensor:
+def _own_contribution(tree: _Tree, x: Tensor, mine: Payload, where: Tensor) -> Tensor:
     """What the group took of mine: what I selected, at the positions of the result."""
     selected, _ = tree.read(mine.buffer)
     both = selected[torch.isin(selected, where, assume_unique=True)]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.sparsification._families import Selection
-from gradwire.compression.sparsification._selection import matching
+from gradwire.compression.sparsification._selection import matching_memory
 from gradwire.core.codec import Parts, State, Traits, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -69,7 +69,7 @@ class Variance(Selection):
         }
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        residual = matching(state["residual"], x) if state else None
+        residual = matching_memory(state["residual"], x) if state else None
         total = x.to(scale_dtype(x.dtype))
         deviation = total.abs()
         if residual is not None:
