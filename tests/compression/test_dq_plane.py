@@ -38,7 +38,7 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
     x = saved_gradients().get(name, x)
     spec = spec_of(name, x) if name in saved_gradients() else Spec.of(x)
     is_plane, error = measured(rate, x, spec)
-    monkeypatch.setattr(_dq_search, "LEAST_PLANE", 99.0)
+    monkeypatch.setattr(_dq_search, "MIN_PLANE_BITS", 99.0)
     is_other, trellis = measured(rate, x, spec)
     assert is_plane
     assert not is_other
@@ -51,7 +51,7 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
 def test_the_sample_tells_which_is_better(name, monkeypatch) -> None:
     x = saved_gradients()[name]
     _, error = measured(2.0, x, spec_of(name, x))
-    monkeypatch.setattr(_dq_search, "LEAST_PLANE", 99.0)
+    monkeypatch.setattr(_dq_search, "MIN_PLANE_BITS", 99.0)
     _, trellis = measured(2.0, x, spec_of(name, x))
     assert error < 1.02 * trellis
 
@@ -62,7 +62,7 @@ def test_with_a_given_step_it_takes_fewer_bits_for_the_same_error(name, monkeypa
     spec, codec = spec_of(name, x) if name in saved_gradients() else Spec.of(x), DQ(step=0.2)
     figures = []
     for least in (_dq_quantised.MIN_PLANE_BITS, 99.0):
-        monkeypatch.setattr(_dq_quantised, "LEAST_PLANE", least)
+        monkeypatch.setattr(_dq_quantised, "MIN_PLANE_BITS", least)
         payload, state = codec.encode(x, codec.init(spec), KEY)
         error = float((codec.decode(payload, spec, KEY) - x).square().sum())
         figures.append((bool(payload.parts["code"][0] & PLANE), payload.nbytes, error))

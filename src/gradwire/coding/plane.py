@@ -33,10 +33,10 @@ from gradwire.coding.polar.polarization_weight import scores
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 
-_LONGEST, _SHORTEST = 1 << 15, 1 << 8  # positions of a block
-_RATES = 256  # per bit
-_MOST_RATE = 192
-_SAMPLE = 1 << 16  # elements on which a rate is decided
+_MAX_BLOCK, _MIN_BLOCK = 1 << 15, 1 << 8  # positions of a block
+_RATE_UNITS = 256  # per bit
+_MAX_RATE = 192
+_SAMPLE_NUMEL = 1 << 16  # elements on which a rate is decided
 
 
 def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
         start += lanes.numel
         if own.numel() < lanes.numel:
             own = torch.nn.functional.pad(own, (0, lanes.numel - own.numel()))
-        rate = min(max(round(_RATES * _mean_information(own)), 1), _MOST_RATE)
+        rate = min(max(round(_RATE_UNITS * _mean_information(own)), 1), _MAX_RATE)
         code, order = _code(lanes.length, rate), _order(lanes.length)
         word = kernels.polar_quantise(lanes.spread(own, order), code.kinds)
         codes.append(torch.tensor([rate], dtype=torch.uint8, device="cpu"))
@@ -61,8 +61,8 @@ def decode_plane(packed: Tensor, numel: int) -> tuple[Tensor, int]:
     planes, start = [], 0
     for lanes in _pieces(numel):
         rate = int(packed[start]) if packed.numel() > start else 0
-        if not 1 <= rate <= _MOST_RATE:
-            raise WireError(f"plane: a rate of {rate} / {_RATES}")
+        if not 1 <= rate <= _MAX_RATE:
+            raise WireError(f"plane: a rate of {rate} / {_RATE_UNITS}")
         num_rows = _num_rows(lanes.length, rate)
         end = start + 1 + lanes.num_bytes(num_rows)
         if packed.numel() < end:
@@ -78,20 +78,20 @@ def decode_plane(packed: Tensor, numel: int) -> tuple[Tensor, int]:
 def _pieces(numel: int) -> Iterator[Lanes]:
     """Whole blocks; the last of all may be more than what is left."""
     while numel > 0:
-        if numel >= _LONGEST:
-            blocks = min(numel // _LONGEST, kernels.POLAR_LANES)
-            piece = Lanes(blocks * _LONGEST, _LONGEST)
-        elif numel >= _SHORTEST:
-            piece = Lanes(1 << (numel.bit_length() - 1), _LONGEST)
+        if numel >= _MAX_BLOCK:
+            blocks = min(numel // _MAX_BLOCK, kernels.POLAR_LANES)
+            piece = Lanes(blocks * _MAX_BLOCK, _MAX_BLOCK)
+        elif numel >= _MIN_BLOCK:
+            piece = Lanes(1 << (numel.bit_length() - 1), _MAX_BLOCK)
         else:
-            piece = Lanes(max(64, 1 << (numel - 1).bit_length()), _LONGEST)
+            piece = Lanes(max(64, 1 << (numel - 1).bit_length()), _MAX_BLOCK)
         yield piece
         numel -= piece.numel
 
 
 def _mean_information(ratios: Tensor) -> float:
     """The mean information of a ratio about its bit, in bits."""
-    some = ratios[:: max(1, ratios.numel() // _SAMPLE)]
+    some = ratios[:: max(1, ratios.numel() // _SAMPLE_NUMEL)]
     counts = torch.bincount(some.abs(), minlength=CERTAIN + 1).double()
     return float(counts @ _information()) / some.numel()
 
@@ -110,7 +110,7 @@ class _PlaneCode(NamedTuple):
 
 
 def _num_rows(n: int, rate: int) -> int:
-    return max(1, rate * n // _RATES)
+    return max(1, rate * n // _RATE_UNITS)
 
 
 @functools.lru_cache(maxsize=512)
@@ -123,7 +123,9 @@ def _code(n: int, rate: int) -> _PlaneCode:
 @functools.cache
 def plane_digest() -> int:
     """Of what both ends compute: the order of the inputs, and that of the positions."""
-    orders = (order for make in (_by_weight, _order) for order in (make(_LONGEST), make(_SHORTEST)))
+    orders = (
+        order for make in (_by_weight, _order) for order in (make(_MAX_BLOCK), make(_MIN_BLOCK))
+    )
     return functools.reduce(lambda crc, own: zlib.crc32(own.numpy().tobytes(), crc), orders, 0)
 
 

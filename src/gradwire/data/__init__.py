@@ -15,16 +15,16 @@ from typing import NamedTuple
 from gradwire.core.notation import unknown_name
 from gradwire.core.plugins import leave_out, load_plugins
 from gradwire.data.dataset import Dataset
-from gradwire.data.partition import ByLabel, ByRole, Dirichlet, Iid, Partition
+from gradwire.data.partition import ByLabel, ByRole, DataPartition, Dirichlet, Iid
 from gradwire.data.sampler import Sampler
 
 __all__ = [
     "ByLabel",
     "ByRole",
+    "DataPartition",
     "Dataset",
     "Dirichlet",
     "Iid",
-    "Partition",
     "Sampler",
     "load",
     "names",

@@ -12,14 +12,14 @@ from torch import Tensor
 from gradwire.core.epochs import steps_per_epoch
 from gradwire.core.key import Key
 from gradwire.data.dataset import Dataset
-from gradwire.data.partition import Partition
+from gradwire.data.partition import DataPartition
 
 
 class Sampler:
     def __init__(
         self,
         dataset: Dataset,
-        partition: Partition,
+        partition: DataPartition,
         num_workers: int,
         batch_size: int,
         key: Key,

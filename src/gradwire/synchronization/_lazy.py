@@ -54,7 +54,7 @@ class Lazy(Synchronization):
         return {"uploads": Counts(sum(uploads), len(uploads), max(uploads))}
 
     @abstractmethod
-    async def news(
+    async def change_size(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
         """How much of a change there is, squared, and what to remember if it is sent."""
@@ -63,7 +63,7 @@ class Lazy(Synchronization):
         """What the square of lr * change must exceed: sum_d xi |x_{t+1-d} - x_{t-d}|^2."""
         return self.threshold * float(replica.memory["moves"][: self.window].sum())
 
-    def must_speak(self, replica: Replica) -> bool:
+    def must_send(self, replica: Replica) -> bool:
         return not replica.memory["num_uploads"]  # the first time
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
@@ -75,29 +75,29 @@ class Lazy(Synchronization):
             change = torch.zeros_like(sent)
         else:
             change = await node.call(torch.sub, gradient, sent)
-            size, update = await self.news(worker, replica, change, step)
-            speaks = worker.lr(step) ** 2 * size > self.bound(replica) or self.must_speak(replica)
+            size, update = await self.change_size(worker, replica, change, step)
+            speaks = worker.lr(step) ** 2 * size > self.bound(replica) or self.must_send(replica)
         mean, own, replica = await worker.mean_of_some(change, speaks, replica, step)
         aggregate = await node.share(torch.add, replica.memory["aggregate"], mean)
         lr, moves = worker.lr(step), replica.memory["moves"]
-        moves = await node.share(_moved, moves, aggregate, lr, self.window)
+        moves = await node.share(_record_move, moves, aggregate, lr, self.window)
         replica = await worker.update(replica, aggregate, step, shared=True)
         replica = replica.remembering(aggregate=aggregate, moves=moves)
         if not speaks:
-            return self.after_silence(replica)
+            return self.after_skipping(replica)
         count = replica.memory["num_uploads"] + 1
         return replica.remembering(
             sent=await node.call(torch.add, sent, own), num_uploads=count, **update
         )
 
-    def after_silence(self, replica: Replica) -> Replica:
+    def after_skipping(self, replica: Replica) -> Replica:
         return replica
 
 
-def square(x: Tensor) -> float:
+def squared_norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
-def _moved(moves: Tensor, aggregate: Tensor, lr: float, window: int) -> Tensor:
+def _record_move(moves: Tensor, aggregate: Tensor, lr: float, window: int) -> Tensor:
     """The squares of the last moves, with the one that plain SGD makes now."""
-    return torch.cat([moves.new_tensor([lr**2 * square(aggregate)]), moves])[:window]
+    return torch.cat([moves.new_tensor([lr**2 * squared_norm(aggregate)]), moves])[:window]

@@ -56,7 +56,7 @@ class CRPSGD(Synchronization):
         }
 
     def ends_round(self, step: int, num_steps: int) -> bool:
-        return step in _ends(self.growth, self.most, num_steps)
+        return step in _round_ends(self.growth, self.most, num_steps)
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         node = worker.node
@@ -74,7 +74,7 @@ class CRPSGD(Synchronization):
 
 
 @lru_cache(maxsize=16)
-def _ends(growth: float, most: int, num_steps: int) -> frozenset[int]:
+def _round_ends(growth: float, most: int, num_steps: int) -> frozenset[int]:
     """The steps that end a round; the last one of a run always does."""
     ends, done, number = [num_steps - 1], 0, 0
     while done < num_steps:

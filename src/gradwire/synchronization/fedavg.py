@@ -113,7 +113,7 @@ class FedAvg(Synchronization):
         if worker.ability == "push_pull":
             return await worker.push(walk, replica, step)
         weight = _weights(worker.num_examples, clients)[worker.rank]
-        walk = await worker.node.call(_scaled, walk, weight)
+        walk = await worker.node.call(_scale, walk, weight)
         mean, replica = await worker.mean(walk, replica, step, members=clients)
         # A walk that led nowhere: all go back.
         params = anchor if mean is None else await worker.node.share(torch.add, anchor, mean)
@@ -217,7 +217,7 @@ class FedAvg(Synchronization):
             return
         ranks = sorted(pushes)
         weights = _weights(server.num_examples, ranks)
-        walks = [await server.call(_scaled, pushes[rank], weights[rank]) for rank in ranks]
+        walks = [await server.call(_scale, pushes[rank], weights[rank]) for rank in ranks]
         server.params = await server.call(torch.add, server.params, await server.mean(walks))
 
     def _clients(self, key: Key, num_workers: int, number: int) -> list[int]:
@@ -240,5 +240,5 @@ def _weights(num_examples: Sequence[int], clients: Sequence[int]) -> dict[int, f
     return {rank: len(clients) * num_examples[rank] / total for rank in clients}
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _scale(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor

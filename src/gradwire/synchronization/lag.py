@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.core.protocols import Replica, Worker
-from gradwire.synchronization._lazy import Lazy, square
+from gradwire.synchronization._lazy import Lazy, squared_norm
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +45,7 @@ class LAG(Lazy):
         "distributed learning"
     )
 
-    async def news(
+    async def change_size(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        return await worker.node.call(square, change), {}
+        return await worker.node.call(squared_norm, change), {}

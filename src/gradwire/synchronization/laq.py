@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.protocols import Replica, Worker
-from gradwire.synchronization._lazy import Lazy, square
+from gradwire.synchronization._lazy import Lazy, squared_norm
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,23 +50,23 @@ class LAQ(Lazy):
             "num_silent": torch.zeros((), dtype=torch.int64),  # steps since it last spoke
         }
 
-    async def news(
+    async def change_size(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
         decoded = await worker.decoded(change, replica, step)
-        size, missed = await worker.node.call(_sizes, change, decoded)
+        size, missed = await worker.node.call(_squared_norms, change, decoded)
         update = {
             "missed": torch.tensor(missed, dtype=torch.float64),
             "num_silent": torch.zeros((), dtype=torch.int64),
         }
         return size - 3 * (missed + float(replica.memory["missed"])), update
 
-    def must_speak(self, replica: Replica) -> bool:
-        return super().must_speak(replica) or bool(replica.memory["num_silent"] >= self.patience)
+    def must_send(self, replica: Replica) -> bool:
+        return super().must_send(replica) or bool(replica.memory["num_silent"] >= self.patience)
 
-    def after_silence(self, replica: Replica) -> Replica:
+    def after_skipping(self, replica: Replica) -> Replica:
         return replica.remembering(num_silent=replica.memory["num_silent"] + 1)
 
 
-def _sizes(change: Tensor, decoded: Tensor) -> tuple[float, float]:
-    return square(decoded), square(change - decoded)
+def _squared_norms(change: Tensor, decoded: Tensor) -> tuple[float, float]:
+    return squared_norm(decoded), squared_norm(change - decoded)

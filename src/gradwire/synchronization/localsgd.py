@@ -78,11 +78,11 @@ class LocalSGD(Synchronization):
         mean, replica = await worker.mean(replica.params - anchor, replica, step)
         if mean is None:
             return replica.having(params=anchor)  # the walk led nowhere: all go back
-        params = await worker.node.share(_walk, anchor, mean)
+        params = await worker.node.share(_add_walk, anchor, mean)
         replica = replica.having(params=params).remembering(anchor=params)
         if self.momentum == "local":
             return replica
-        return replica.having(optimizer=await self._together(worker, replica))
+        return replica.having(optimizer=await self._average_momentum(worker, replica))
 
     async def _mix(
         self, worker: Worker, replica: Replica, step: int, begins: bool, ends: bool
@@ -95,9 +95,9 @@ class LocalSGD(Synchronization):
         replica = replica.remembering(anchor=replica.params)
         if self.momentum == "local":
             return replica
-        return replica.having(optimizer=await self._together(worker, replica))
+        return replica.having(optimizer=await self._average_momentum(worker, replica))
 
-    async def _together(self, worker: Worker, replica: Replica) -> dict[str, Tensor]:
+    async def _average_momentum(self, worker: Worker, replica: Replica) -> dict[str, Tensor]:
         """The state of the optimizer with which all workers begin a round."""
         state = dict(replica.optimizer)
         if self.momentum == "reset":
@@ -108,7 +108,7 @@ class LocalSGD(Synchronization):
         return state
 
 
-def _walk(anchor: Tensor, distance: Tensor) -> Tensor:
+def _add_walk(anchor: Tensor, distance: Tensor) -> Tensor:
     return anchor + distance
 
 

@@ -43,7 +43,7 @@ class R2SP(Pushing):
     )
 
     async def serve(self, server: Server) -> None:
-        order = _Order(server)
+        order = _TurnOrder(server)
         while True:
             match await server.event():
                 case Push() as push if push.step < order.due(push.rank):
@@ -61,7 +61,7 @@ class R2SP(Pushing):
             await order.advance()
 
 
-class _Order:
+class _TurnOrder:
     """Whose turn it is; kept in the server's memory."""
 
     def __init__(self, server: Server) -> None:

@@ -122,10 +122,10 @@ class _Window:
             raise WireError(f"rank {rank} pushed step {step} {number} times, and comes back again")
         self.pushes.setdefault(step, {})[rank, number] = x
         total = self.sums.get(step)
-        self.sums[step] = x if total is None else await server.call(_added, total, x, 1.0)
+        self.sums[step] = x if total is None else await server.call(_add_scaled, total, x, 1.0)
         self.clocks[rank] = self.waiting[rank] = step + 1
         if self.slowest <= self.memory["num_complete"]:  # else it is about to change anyway
-            self._show(await server.call(_added, self.shown, x, self._share(step)))
+            self._show(await server.call(_add_scaled, self.shown, x, self._share(step)))
 
     async def join(self, rank: int) -> None:
         self.clocks[rank] = self.memory["num_complete"]
@@ -166,12 +166,12 @@ class _Window:
     async def _show_all(self) -> None:
         shown = self.server.params
         for step, total in sorted(self.sums.items()):
-            shown = await self.server.call(_added, shown, total, self._share(step))
+            shown = await self.server.call(_add_scaled, shown, total, self._share(step))
         self._show(shown)
 
     def _show(self, shown: Tensor) -> None:
         self.shown = self.memory["shown"] = shown
 
 
-def _added(x: Tensor, y: Tensor, factor: float) -> Tensor:
+def _add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
     return x.add(y, alpha=factor)

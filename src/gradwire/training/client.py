@@ -17,11 +17,11 @@ from gradwire.training.wire import (
     PushHeader,
     answer_codec,
     answer_key,
-    learned,
+    apply_change,
 )
 
 
-class Pending(Backward, Protocol):
+class PendingPush(Backward, Protocol):
     """What is pushed when it is ready."""
 
     was_dropped: bool  # it was NaN or infinite, and zeros took its place
@@ -40,20 +40,20 @@ class ServerClient:
         self._shards = plan.shards()
         self._units = plan.units()
 
-    async def ask(self, step: int) -> None:
+    async def request_model(self, step: int) -> None:
         """Asks all servers for the model."""
         for server in range(len(self._shards)):
             header = PullHeader(step, self.life)
             await self.node.send_framed(
-                self._server(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
+                self._server_rank(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
             )
 
-    def _server(self, number: int) -> int:
+    def _server_rank(self, number: int) -> int:
         """The rank of a server."""
         return self.node.size + number
 
     async def push(
-        self, backward: Pending, replica: Replica, step: int, wants_answer: bool
+        self, backward: PendingPush, replica: Replica, step: int, wants_answer: bool
     ) -> Replica:
         """Sends each piece to its server when its bucket is ready."""
         plan, states = self.plan, list(replica.exchange)
@@ -74,7 +74,7 @@ class ServerClient:
                 for part, message in enumerate(pushed.messages):
                     header = PushHeader(i, part, num_parts, step, wants_answer, self.life)
                     await self.node.send_framed(
-                        self._server(unit.server),
+                        self._server_rank(unit.server),
                         REQUEST,
                         Framed(header, message),
                         HEADER_NBYTES,
@@ -83,11 +83,11 @@ class ServerClient:
 
         await plan.scheduling.exchange(backward, self._buckets, reduce)
         if backward.was_dropped:
-            replica = dropping(replica)
+            replica = with_dropped_step(replica)
         self.exchange = tuple(states)
         return replica.having(exchange=self.exchange)
 
-    async def pulled(self, replica: Replica, before: tuple[State, ...]) -> Pulled:
+    async def receive_model(self, replica: Replica, before: tuple[State, ...]) -> Pulled:
         """Waits for the answers of all servers.
 
         A server that did not accept the push leaves what compression keeps as it was `before`:
@@ -96,14 +96,14 @@ class ServerClient:
         plan, pieces, clocks = self.plan, [], []
         states, accepted = list(replica.exchange), True
         for server, shard in enumerate(self._shards):
-            header, message = await self._answer(self._server(server))
+            header, message = await self._receive_answer(self._server_rank(server))
             clocks.append(header.clock)
             if not header.accepted:
                 accepted = False
                 for i, unit in enumerate(self._units):
                     if unit.server == server:
                         states[i] = before[i]
-            piece = await self._piece(server, shard, header, message, replica)
+            piece = await self._decode_shard(server, shard, header, message, replica)
             if not is_finite(piece):
                 raise NonFiniteError(
                     f"server {server} answered a model with NaN or infinity. Lower the learning "
@@ -119,7 +119,7 @@ class ServerClient:
             replica = replica.remembering(pulled=whole)
         return Pulled(replica, min(clocks), accepted, max(clocks))
 
-    async def _piece(
+    async def _decode_shard(
         self, server: int, shard: Bucket, header: AnswerHeader, message: Tensor, replica: Replica
     ) -> Tensor:
         """A server's part of the model. Servers are not trusted either."""
@@ -138,11 +138,11 @@ class ServerClient:
         try:
             codec = answer_codec(plan.reducer, header.clock)
             spec = plan.spec(shard, known.dtype)
-            return await self.node.call(learned, codec, known, message, spec, key)
+            return await self.node.call(apply_change, codec, known, message, spec, key)
         except Exception as error:  # whatever a message can do to a codec
             raise WireError(f"server {server} answered what is no change: {error}") from error
 
-    async def _answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
+    async def _receive_answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
         """The next answer of a server to this incarnation of the worker."""
         while True:
             message = await self.node.recv(server, ANSWER)
@@ -157,6 +157,6 @@ class ServerClient:
                 return header, message.data
 
 
-def dropping(replica: Replica) -> Replica:
+def with_dropped_step(replica: Replica) -> Replica:
     """After a step that was dropped."""
     return replica.having(num_dropped=replica.num_dropped + 1)

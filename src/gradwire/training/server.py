@@ -36,7 +36,7 @@ from gradwire.training.wire import (
     PushHeader,
     answer_codec,
     answer_key,
-    learned,
+    apply_change,
 )
 
 T = TypeVar("T")
@@ -372,4 +372,4 @@ def _encode_change(
 ) -> tuple[Tensor, Tensor, State]:
     """The message about a change, what the worker knows after it, and the codec's state."""
     payload, state = codec.encode(params - known, state, key)
-    return payload.buffer, learned(codec, known, payload.buffer, spec, key), state
+    return payload.buffer, apply_change(codec, known, payload.buffer, spec, key), state

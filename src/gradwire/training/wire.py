@@ -73,6 +73,6 @@ def check_answers(reducer: Reducer, shards: Sequence[Spec]) -> None:
         )
 
 
-def learned(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
+def apply_change(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
     """The shard after an answer with a change, given the shard before."""
     return known + codec.decode(unpack(codec, buffer, spec), spec, key)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.core.group import Group
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -62,7 +62,7 @@ class RecursiveDoublingGroup(Group):
             other = await self.recv(peer, tag)
             # Shared by all who hold these two sums now.
             x = await node.share(torch.add, *((x, other) if self.rank < peer else (other, x)))
-        x = await node.share(averaged, x, self.size)
+        x = await node.share(divide_sum, x, self.size)
         if self._is_handed_over:
             await self.send(self.rank + 1, after, x)
         return x

@@ -21,7 +21,7 @@ from gradwire.architecture.allreduce._rings import (
     pass_around,
     pass_from_last,
 )
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -52,7 +52,7 @@ class RingGroup(Group):
             return x
 
         async def finish(chunk: Tensor) -> Tensor:
-            return await self.node.call(averaged, chunk, self.size)
+            return await self.node.call(divide_sum, chunk, self.size)
 
         return await all_reduce(self, addend(x, self.size), finish)
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.architecture.allreduce import _rings
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.architecture.allreduce.ring import RingGroup
 from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
@@ -94,7 +94,7 @@ class Torus2dGroup(Group):
             return x
 
         async def finish(piece: Tensor) -> Tensor:
-            return await self.node.call(averaged, piece, self.size)
+            return await self.node.call(divide_sum, piece, self.size)
 
         async def over_rows(piece: Tensor) -> Tensor:
             return await _rings.all_reduce(self._column, piece, finish)

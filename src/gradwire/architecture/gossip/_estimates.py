@@ -37,7 +37,7 @@ class EstimatingAlgorithm(GossipAlgorithm):
         return replica.params - replica.memory["estimate"]
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
-        life, count = version = _version(replica.memory["version"])
+        life, count = version = _unpack_version(replica.memory["version"])
         if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
             replica = replica.remembering(estimate=replica.params)
         await neighbours.introduce(replica.memory["estimate"], version, step)
@@ -46,16 +46,19 @@ class EstimatingAlgorithm(GossipAlgorithm):
 
 def _initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
     """What is kept, given the model that all, or this worker in this life, start from."""
-    return {"estimate": params, "version": _stamp((life, 0))}
+    return {"estimate": params, "version": _pack_version((life, 0))}
 
 
 def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[NeighbourMessage]:
     """What this worker holds of the neighbours that are there, and in which version."""
     found, memory = [], replica.memory
-    is_first = _version(memory["version"]) == (INITIAL, 0)  # "estimate" is what all start from
+    is_first = _unpack_version(memory["version"]) == (
+        INITIAL,
+        0,
+    )  # "estimate" is what all start from
     for rank, weight in neighbours.sources(step).items():
         if f"estimate {rank}" in memory:
-            version = _version(memory[f"version {rank}"])
+            version = _unpack_version(memory[f"version {rank}"])
             found.append(
                 NeighbourMessage(rank, weight, memory[f"estimate {rank}"], version=version)
             )
@@ -64,7 +67,7 @@ def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[Neigh
     return found
 
 
-async def exchanged(
+async def exchange_changes(
     neighbours: Neighbours,
     replica: Replica,
     message: Tensor,
@@ -78,13 +81,13 @@ async def exchanged(
     """
     node, memory = neighbours.node, replica.memory
     known = {one.rank: one for one in estimates(neighbours, replica, step)}
-    version = _version(memory["version"])
+    version = _unpack_version(memory["version"])
     buffer, exchange = await neighbours.encoded(message, replica.exchange, step)
     await neighbours.send(buffer, step, version=version)
     own = await neighbours.decode(neighbours.rank, buffer, replica, step)
     entries = {
-        "estimate": await node.share(_learned, memory["estimate"], own, old, new),
-        "version": _stamp(_next(version)),
+        "estimate": await node.share(_apply_change, memory["estimate"], own, old, new),
+        "version": _pack_version(_next_version(version)),
     }
     received = []
     for one in await neighbours.receive(step):
@@ -93,29 +96,29 @@ async def exchanged(
             its_version, x = neighbours.introduced.pop(one.rank)
             held = NeighbourMessage(one.rank, one.weight, x, version=its_version)
         if held is None or held.version != one.version:
-            await neighbours.ask_who(one.rank)
+            await neighbours.request_introduction(one.rank)
             continue
         assert one.version is not None
         change = await neighbours.decode(one.rank, one.x, replica, step)
-        estimate = await node.share(_learned, held.x, change, old, new)
+        estimate = await node.share(_apply_change, held.x, change, old, new)
         entries[f"estimate {one.rank}"] = estimate
-        entries[f"version {one.rank}"] = _stamp(_next(one.version))
+        entries[f"version {one.rank}"] = _pack_version(_next_version(one.version))
         received.append(held._replace(x=estimate))
     return replica.having(exchange=exchange).remembering(**entries), received
 
 
-def _next(version: tuple[float, int]) -> tuple[float, int]:
+def _next_version(version: tuple[float, int]) -> tuple[float, int]:
     return version[0], version[1] + 1
 
 
-def _stamp(version: tuple[float, int]) -> Tensor:
+def _pack_version(version: tuple[float, int]) -> Tensor:
     return torch.tensor(version, dtype=torch.float64)
 
 
-def _version(stamp: Tensor) -> tuple[float, int]:
+def _unpack_version(stamp: Tensor) -> tuple[float, int]:
     life, count = stamp.tolist()
     return life, int(count)
 
 
-def _learned(estimate: Tensor, message: Tensor, old: float, new: float) -> Tensor:
+def _apply_change(estimate: Tensor, message: Tensor, old: float, new: float) -> Tensor:
     return estimate * old + message * new

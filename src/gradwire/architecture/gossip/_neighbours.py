@@ -21,10 +21,10 @@ from gradwire.architecture.gossip._posts import (
     NUMBER_NBYTES,
     ROUNDS,
     NewIncarnation,
-    Post,
+    RoundHeader,
     UnknownVersion,
 )
-from gradwire.architecture.gossip._presence import NeighbourPresence, not_finite
+from gradwire.architecture.gossip._presence import NeighbourPresence, nonfinite_error
 from gradwire.core.codec import Codec, State, is_finite, unpack
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
@@ -108,7 +108,7 @@ class Neighbours:
         """Sends the message of this round; returns the sum of the receivers' weights W[j, i]."""
         header_nbytes = HEADER_NBYTES + (0 if push_weight is None else NUMBER_NBYTES)
         header_nbytes += 0 if version is None else 2 * NUMBER_NBYTES
-        message = Framed(Post("data", step, push_weight, version), x)
+        message = Framed(RoundHeader("data", step, push_weight, version), x)
         share, members = 0.0, await self.node.members()
         for rank, weight in self.targets(step).items():
             if rank in members:  # else the message would be lost
@@ -147,7 +147,7 @@ class Neighbours:
 
         Their rounds may have begun in another segment of the run, and not know it any more.
         """
-        message, members = Framed(Post("missed", step)), await self.node.members()
+        message, members = Framed(RoundHeader("missed", step)), await self.node.members()
         for rank in self.presence.others:
             if rank in members:
                 await self.node.send_framed(rank, ROUNDS, message, HEADER_NBYTES, LABEL)
@@ -157,11 +157,11 @@ class Neighbours:
         strangers = self.presence.strangers
         for rank in sorted(strangers & self.targets(step).keys()):
             strangers.discard(rank)
-            message = Framed(Post("introduction", step, version=version), x)
+            message = Framed(RoundHeader("introduction", step, version=version), x)
             nbytes = HEADER_NBYTES + 2 * NUMBER_NBYTES
             await self.node.send_framed(rank, ROUNDS, message, nbytes, LABEL)
 
-    async def ask_who(self, rank: int) -> None:
+    async def request_introduction(self, rank: int) -> None:
         """Asks a neighbour to introduce itself, in its next round."""
         await self.node.send_framed(rank, JOIN, Framed(UnknownVersion()), HEADER_NBYTES, LABEL)
 
@@ -234,7 +234,7 @@ class Neighbours:
         if weight is not None and not (math.isfinite(weight) and weight > 0):
             raise NonFiniteError(f"rank {rank} sent the weight {weight}, expected one above 0")
         if x.is_floating_point() and not is_finite(x):
-            raise not_finite(rank)
+            raise nonfinite_error(rank)
 
     def _key_of(self, rank: int, step: int) -> Key:
         return self.key.at(step).private(rank).child("gossip")
@@ -261,5 +261,5 @@ def _spec(replica: Replica) -> Spec:
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor, rank: int) -> Tensor:
     decoded = codec.decode(unpack(codec, buffer, spec), spec, key)
     if not is_finite(decoded):
-        raise not_finite(rank)
+        raise nonfinite_error(rank)
     return decoded

@@ -19,7 +19,7 @@ INITIAL = -1.0  # the life of a worker that is there from the start; a later one
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class RoundHeader:
     """A message of a round, or what is needed to understand those that follow."""
 
     kind: Literal["data", "introduction", "missed"]
@@ -68,7 +68,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """With a model, or with nothing: then nobody moves."""
 
     step: int

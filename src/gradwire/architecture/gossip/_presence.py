@@ -46,17 +46,17 @@ class NeighbourPresence:
         self._since: dict[int, float] = {}  # the first round with a neighbour; infinity: lost
         self._lives: dict[int, float] = {}
         self._stale: dict[int, float] = {}  # what comes is of no use until this life begins
-        self._has_porter = False
+        self._answers_notices = False
         # Whom this worker sent a notice, and when, while it waits for answers; None if it does not.
-        self._greeted: dict[int, float] | None = None
+        self._awaited: dict[int, float] | None = None
         self._deferred: list[tuple[int, JoinNotice]] = []
 
     async def attend(self, model: Tensor, step: int) -> None:
         """Training has come to this step: rounds from the next one on can have newcomers."""
         self.model, self.next = model, step + 1
-        if not self._has_porter:
-            self._has_porter = True
-            await self.node.spawn(self._porter())
+        if not self._answers_notices:
+            self._answers_notices = True
+            await self.node.spawn(self._answer_notices())
             # It must read the notices that are there before a `NewIncarnation` is read that belongs
             # to one.
             await self.node.sleep(0.0)
@@ -80,26 +80,26 @@ class NeighbourPresence:
     def life_of(self, rank: int) -> float:
         return self._lives.get(rank, INITIAL)
 
-    def met(self, rank: int, life: float) -> None:
+    def record_incarnation(self, rank: int, life: float) -> None:
         """A message says which life of its sender it is from."""
         self._lives[rank] = max(life, self.life_of(rank))
 
-    async def _porter(self) -> None:
+    async def _answer_notices(self) -> None:
         while True:
             rank, message = await self.node.recv_any(JOIN)
             if isinstance(message.header, UnknownVersion):
                 self.strangers.add(rank)
             else:
-                await self._greet(rank, message.header)
+                await self._handle_notice(rank, message.header)
 
-    async def _greet(self, rank: int, notice: JoinNotice) -> None:
+    async def _handle_notice(self, rank: int, notice: JoinNotice) -> None:
         if notice.sent_s < self.life:
             return  # said to this worker in a life before
-        self.met(rank, notice.life)
-        if self._greeted is not None:  # it waits for answers itself
-            if notice.life > self._greeted.get(rank, math.inf):
-                del self._greeted[rank]  # it has joined again since, and the answer is lost
-            if notice.again or (rank in self._greeted and rank < self.node.rank):
+        self.record_incarnation(rank, notice.life)
+        if self._awaited is not None:  # it waits for answers itself
+            if notice.life > self._awaited.get(rank, math.inf):
+                del self._awaited[rank]  # it has joined again since, and the answer is lost
+            if notice.again or (rank in self._awaited and rank < self.node.rank):
                 await self._answer(rank, JoinAnswer(notice.life, None), None)
             else:
                 self._deferred.append((rank, notice))
@@ -129,23 +129,23 @@ class NeighbourPresence:
         self._since = dict.fromkeys(self.others, math.inf)
         asked = [*near, *far][:1]
         waits = set(near) | set(asked) if in_rounds else set(asked)
-        self._greeted = dict.fromkeys(waits, self.life)
-        self._has_porter = True
-        await node.spawn(self._porter())
+        self._awaited = dict.fromkeys(waits, self.life)
+        self._answers_notices = True
+        await node.spawn(self._answer_notices())
         found: Tensor | None = None
         steps: dict[int, int] = {}
         for rank in sorted({*near, *asked}):
-            await self._hello(rank, rank in waits, rank in asked)
+            await self._send_notice(rank, rank in waits, rank in asked)
         for rank in sorted(waits):
-            found = await self._welcome(rank, steps, found)
+            found = await self._receive_answer(rank, steps, found)
         for rank in [*near, *far]:  # the one that was asked is lost, or new itself
             if found is not None:
                 break
             is_new = any(rank == other for other, _ in self._deferred)
             if not is_new and (rank in steps or rank not in waits):
-                self._greeted.setdefault(rank, self.life)
-                await self._hello(rank, True, True, again=True)
-                found = await self._welcome(rank, steps, found)
+                self._awaited.setdefault(rank, self.life)
+                await self._send_notice(rank, True, True, again=True)
+                found = await self._receive_answer(rank, steps, found)
         first = min((steps[rank] for rank in steps), default=0)
         if in_rounds:
             near_steps = {rank: step for rank, step in steps.items() if rank in self.others}
@@ -155,13 +155,13 @@ class NeighbourPresence:
         self.is_new = True
         self.model, self.next = model if found is None else found, first
         self.strangers = set(self.others)
-        self._greeted = None
+        self._awaited = None
         for rank, notice in self._deferred:
-            await self._greet(rank, notice)
+            await self._handle_notice(rank, notice)
         self._deferred.clear()
         return self.model, first
 
-    async def _hello(
+    async def _send_notice(
         self, rank: int, wants_answer: bool, wants_model: bool, again: bool = False
     ) -> None:
         now = await self.node.now()
@@ -173,17 +173,17 @@ class NeighbourPresence:
         for tag in (ROUNDS, JOIN_ANSWER, ANSWER):
             await self.node.send_framed(rank, tag, back, nbytes, LABEL)
 
-    async def _welcome(
+    async def _receive_answer(
         self, rank: int, steps: dict[int, int], found: Tensor | None
     ) -> Tensor | None:
         """Waits for an answer; the model, if there is one in it."""
-        assert self._greeted is not None
+        assert self._awaited is not None
         message: Framed | None = None
-        while message is None and rank in self._greeted:
+        while message is None and rank in self._awaited:
             try:
                 answer = await self.node.recv(rank, JOIN_ANSWER)
             except PeerLost:
-                self._greeted.pop(rank, None)
+                self._awaited.pop(rank, None)
                 break
             assert isinstance(answer, Framed)
             # Else it is for the life before, or says that it is back: then see whom it greeted.
@@ -199,11 +199,11 @@ class NeighbourPresence:
         if message.data is None:
             return found
         if not is_finite(message.data):
-            raise not_finite(rank)
+            raise nonfinite_error(rank)
         return message.data
 
 
-def not_finite(rank: int) -> NonFiniteError:
+def nonfinite_error(rank: int) -> NonFiniteError:
     """What to raise before something that a neighbour sent meets the model."""
     return NonFiniteError(
         f"rank {rank} sent NaN or infinity. Lower the learning rate or set clip_norm."

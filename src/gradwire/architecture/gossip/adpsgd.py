@@ -36,7 +36,7 @@ from gradwire.architecture.gossip._posts import (
     LABEL,
     NUMBER_NBYTES,
     REQUEST,
-    Answer,
+    ModelAnswer,
     ModelRequest,
     NewIncarnation,
 )
@@ -73,7 +73,7 @@ class ADPSGD(GossipAlgorithm):
         node = neighbours.node
         read = await self._current(neighbours, replica, step)
         replica, num_moves = replica.having(params=read), neighbours.num_moves
-        partner = _drawn(neighbours, await node.members(), step)
+        partner = _draw_partner(neighbours, await node.members(), step)
         if partner is not None:
             life = neighbours.presence.life_of(partner)
             request = Framed(ModelRequest(step, life), read)
@@ -86,10 +86,10 @@ class ADPSGD(GossipAlgorithm):
             other = await self._answer(neighbours, partner, life, step)
             neighbours.asked = None
             if other is not None:
-                _move(neighbours, await node.call(_half_way, read, other))
+                _move(neighbours, await node.call(_half_difference, read, other))
         if gradient is not None:
             walk = await node.call(torch.sub, replica.params, read)
-            replica = _noting(replica, neighbours.num_moves - num_moves)
+            replica = _with_staleness(replica, neighbours.num_moves - num_moves)
             _move(neighbours, walk)
         return replica.having(params=_model(neighbours))
 
@@ -111,7 +111,7 @@ class ADPSGD(GossipAlgorithm):
         node = neighbours.node
         while True:
             rank, message = await node.recv_any(REQUEST)
-            header = Answer(message.header.step, neighbours.presence.life)
+            header = ModelAnswer(message.header.step, neighbours.presence.life)
             both_asked = neighbours.asked == rank and neighbours.rank < rank
             # It may have been meant for this worker before it was lost, and given up since.
             if both_asked or message.header.life != neighbours.presence.life:
@@ -120,7 +120,7 @@ class ADPSGD(GossipAlgorithm):
             neighbours.check(rank, message.data)
             own = _model(neighbours)
             await node.send_framed(rank, ANSWER, Framed(header, own), _NBYTES, LABEL)
-            _move(neighbours, await node.call(_half_way, own, message.data))
+            _move(neighbours, await node.call(_half_difference, own, message.data))
 
     async def _answer(
         self, neighbours: Neighbours, partner: int, life: float, step: int
@@ -136,14 +136,14 @@ class ADPSGD(GossipAlgorithm):
                 if neighbours.presence.life_of(partner) != life:
                     return None
             else:
-                neighbours.presence.met(partner, message.header.life)
+                neighbours.presence.record_incarnation(partner, message.header.life)
                 if message.header.step == step:
                     if message.data is not None:
                         neighbours.check(partner, message.data)
                     return message.data
 
 
-def _drawn(neighbours: Neighbours, members: frozenset[int], step: int) -> int | None:
+def _draw_partner(neighbours: Neighbours, members: frozenset[int], step: int) -> int | None:
     """The neighbour to average with; None if nobody is there."""
     weights = {rank: w for rank, w in neighbours.sources(step).items() if rank in members}
     if not weights:
@@ -165,12 +165,12 @@ def _move(neighbours: Neighbours, change: Tensor) -> None:
     neighbours.num_moves += 1
 
 
-def _noting(replica: Replica, staleness: int) -> Replica:
+def _with_staleness(replica: Replica, staleness: int) -> Replica:
     """After one more gradient, of this staleness."""
     total, most, count = (int(replica.memory[name]) for name in _STALENESS)
     noted = (total + staleness, max(most, staleness), count + 1)
     return replica.remembering(**dict(zip(_STALENESS, map(torch.tensor, noted))))
 
 
-def _half_way(x: Tensor, other: Tensor) -> Tensor:
+def _half_difference(x: Tensor, other: Tensor) -> Tensor:
     return (other - x) / 2

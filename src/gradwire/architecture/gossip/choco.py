@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, exchanged
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
@@ -46,17 +46,21 @@ class Choco(EstimatingAlgorithm):
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
         node = neighbours.node
-        half, change = await node.call(_half, replica.params, walk, replica.memory["estimate"])
-        replica, received = await exchanged(neighbours, replica, change, step)
+        half, change = await node.call(
+            _local_step, replica.params, walk, replica.memory["estimate"]
+        )
+        replica, received = await exchange_changes(neighbours, replica, change, step)
         own = replica.memory["estimate"]
         average = await neighbours.combined(own, received)
-        return replica.having(params=await node.call(_nearer, half, average, own, self.gamma))
+        return replica.having(
+            params=await node.call(_move_to_average, half, average, own, self.gamma)
+        )
 
 
-def _half(x: Tensor, walk: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+def _local_step(x: Tensor, walk: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
     half = x + walk
     return half, half - estimate
 
 
-def _nearer(half: Tensor, average: Tensor, own: Tensor, gamma: float) -> Tensor:
+def _move_to_average(half: Tensor, average: Tensor, own: Tensor, gamma: float) -> Tensor:
     return half + (average - own) * gamma

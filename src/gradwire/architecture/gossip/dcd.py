@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchanged
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
@@ -36,7 +36,7 @@ class DCD(EstimatingAlgorithm):
         x = replica.params
         average = await neighbours.combined(x, estimates(neighbours, replica, step))
         change = await neighbours.node.call(_change, average, walk, x)
-        replica, _ = await exchanged(neighbours, replica, change, step)
+        replica, _ = await exchange_changes(neighbours, replica, change, step)
         return replica.having(params=replica.memory["estimate"])
 
 

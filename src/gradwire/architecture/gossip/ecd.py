@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchanged
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
@@ -38,11 +38,11 @@ class ECD(EstimatingAlgorithm):
         t = step + 1
         own = replica.memory["estimate"]
         average = await neighbours.combined(own, estimates(neighbours, replica, step))
-        x, ahead = await neighbours.node.call(_ahead, replica.params, average, walk, t)
-        replica, _ = await exchanged(neighbours, replica, ahead, step, 1 - 2 / t, 2 / t)
+        x, ahead = await neighbours.node.call(_extrapolate, replica.params, average, walk, t)
+        replica, _ = await exchange_changes(neighbours, replica, ahead, step, 1 - 2 / t, 2 / t)
         return replica.having(params=x)
 
 
-def _ahead(x: Tensor, average: Tensor, walk: Tensor, t: int) -> tuple[Tensor, Tensor]:
+def _extrapolate(x: Tensor, average: Tensor, walk: Tensor, t: int) -> tuple[Tensor, Tensor]:
     new = average + walk
     return new, x * (1 - t / 2) + new * (t / 2)

@@ -42,7 +42,9 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
 _TOLERANCE = 1e-6  # of sums, as for graphs
-_DRAWN = 64  # matrices of a graph that is drawn anew in each step, to see who ever meets
+_NUM_SAMPLED_MATRICES = (
+    64  # matrices of a graph that is drawn anew in each step, to see who ever meets
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +91,9 @@ class Gossip(Architecture):
                 "Take a constant graph such as ring, or dpsgd."
             )
         period = graph.period(num_workers)
-        matrices = [self.matrix(num_workers, step) for step in range(period or _DRAWN)]
+        matrices = [
+            self.matrix(num_workers, step) for step in range(period or _NUM_SAMPLED_MATRICES)
+        ]
         for matrix in matrices:
             if algorithm.pushes:
                 check_column_stochastic(matrix, what)
@@ -127,13 +131,13 @@ class Gossip(Architecture):
             node,
             partial(self.matrix, node.size),
             self.graph.varies,
-            self._ever_near(node),
+            self._possible_neighbours(node),
             partial(_codec_at, compression),
             key,
         )
         return GossipMixing(self.algorithm, neighbours)
 
-    def _ever_near(self, node: Node) -> list[int]:
+    def _possible_neighbours(self, node: Node) -> list[int]:
         """Who is a neighbour in some step."""
         period, rank = self.graph.period(node.size), node.rank
         others = [other for other in range(node.size) if other != rank]
@@ -158,12 +162,12 @@ class Gossip(Architecture):
                 f"identity as compression, or gossip({self.graph!r}, choco(0.3)), dcd or ecd."
             )
         for codec in lossy:
-            why = self._trouble(codec, spec)
+            why = self._convergence_problem(codec, spec)
             if why:
                 warnings.warn(f"{what}: {why}", GradwireWarning, stacklevel=2)
                 return
 
-    def _trouble(self, codec: Codec, spec: Spec) -> str:
+    def _convergence_problem(self, codec: Codec, spec: Spec) -> str:
         """Why the algorithm is not known to converge with a codec; empty if it is."""
         algorithm, guarantee = self.algorithm, codec.guarantee(spec)
         choco = f"gossip({self.graph!r}, choco(0.3))"

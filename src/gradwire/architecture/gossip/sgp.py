@@ -53,13 +53,13 @@ class SGP(GossipAlgorithm):
         weight = (1 - given) * weight + sum(shares)
         weights = tuple(one.weight for one in received)
         pushed, seen = await node.call(
-            _pushed, own, 1 - given, tuple(one.x for one in received), weights, weight
+            _push_sum, own, 1 - given, tuple(one.x for one in received), weights, weight
         )
         push_weight = torch.full_like(memory["push_weight"], weight)
         return replica.having(params=seen).remembering(pushed=pushed, push_weight=push_weight)
 
 
-def _pushed(
+def _push_sum(
     own: Tensor, kept: float, others: Sequence[Tensor], weights: Sequence[float], weight: float
 ) -> tuple[Tensor, Tensor]:
     total = own * kept

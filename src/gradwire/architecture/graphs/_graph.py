@@ -25,7 +25,7 @@ from torch import Tensor
 from gradwire.core.notation import Expression
 
 _TOLERANCE = 1e-6  # of sums: what matrices in files and in float32 are good for
-_NOTHING = 1e-12  # a norm below is rounding; its root would not look like it
+_ROUNDING_NORM = 1e-12  # a norm below is rounding; its root would not look like it
 
 
 class Graph(Expression, ABC):
@@ -90,7 +90,7 @@ def metropolis_hastings(adjacency: Tensor) -> Tensor:
     return weights + torch.diag(1 - weights.sum(dim=1))
 
 
-def joined(size: int, a: Tensor, b: Tensor) -> Tensor:
+def adjacency_of_edges(size: int, a: Tensor, b: Tensor) -> Tensor:
     """The adjacency matrix of edges a[k] - b[k]; a worker is not its own neighbour."""
     adjacency = torch.zeros(size, size, dtype=torch.bool)
     adjacency[a, b] = True
@@ -144,7 +144,7 @@ def spectral_gap(matrix: Tensor) -> float:
     if not is_doubly_stochastic(matrix):
         return max(0.0, 1 - float(torch.linalg.eigvals(matrix).abs().sort().values[-2]))
     rho = float(torch.linalg.matrix_norm(matrix - 1 / len(matrix), ord=2))
-    return 1.0 if rho < _NOTHING else max(0.0, 1 - rho)
+    return 1.0 if rho < _ROUNDING_NORM else max(0.0, 1 - rho)
 
 
 def describe(graph: Graph, size: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastings
+from gradwire.architecture.graphs._graph import Graph, adjacency_of_edges, metropolis_hastings
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,4 +20,4 @@ class Star(Graph):
 
     def weights(self, size: int, step: int) -> Tensor:
         leaves = torch.arange(1, size)
-        return metropolis_hastings(joined(size, torch.zeros_like(leaves), leaves))
+        return metropolis_hastings(adjacency_of_edges(size, torch.zeros_like(leaves), leaves))

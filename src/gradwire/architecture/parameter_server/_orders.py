@@ -86,7 +86,7 @@ class Lost:
 @dataclass(frozen=True)
 class MeanOfVectors(Job):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        _check_alike(messages)
+        _check_same_kind(messages)
         if not messages[0].is_floating_point():
             raise WireError(f"a server got {messages[0].dtype}, of which there is no mean")
         return mean_in_order(messages, len(messages)), None
@@ -95,7 +95,7 @@ class MeanOfVectors(Job):
 @dataclass(frozen=True)
 class Maximum(Job):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        _check_alike(messages)
+        _check_same_kind(messages)
         return maximum(messages), None
 
 
@@ -120,7 +120,7 @@ def _is_bounded(job: Any) -> bool:
     )
 
 
-def _check_alike(messages: Sequence[Tensor]) -> None:
+def _check_same_kind(messages: Sequence[Tensor]) -> None:
     """What is added must be vectors of one kind."""
     first = messages[0]
     for message in messages:

@@ -38,7 +38,9 @@ def folder() -> Path | None:
         return None
 
 
-def cached(question: str, count: int, dtype: torch.dtype, compute: Callable[[], Tensor]) -> Tensor:
+def cached_tensor(
+    question: str, count: int, dtype: torch.dtype, compute: Callable[[], Tensor]
+) -> Tensor:
     """What `compute` returns, `count` numbers of int64 or float64, by all that `question` names."""
     where = folder()
     if where is None:

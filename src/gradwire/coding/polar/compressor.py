@@ -36,9 +36,9 @@ from gradwire.coding.polar.construction import CONSTRUCTIONS, Construction, free
 from gradwire.coding.polar.lanes import select, spread
 from gradwire.core.key import Key
 
-_LEAST, _MOST = 64, 1 << 19
-_LONGEST_LIST = 32
-_MOST_NATS = CERTAIN / UNITS
+_MIN_LENGTH, _MAX_LENGTH = 64, 1 << 19
+_MAX_LIST_SIZE = 32
+_MAX_NATS = CERTAIN / UNITS
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class PolarCompressor:
             _check_whole(name, value)
         if self.frozen is not None:
             _check_whole("frozen", self.frozen, "None or a seed, a whole number")
-        if not _LEAST <= self.N <= _MOST or self.N & (self.N - 1):
-            raise ValueError(f"N must be a power of two in {_LEAST} .. 2^19, got {self.N}")
+        if not _MIN_LENGTH <= self.N <= _MAX_LENGTH or self.N & (self.N - 1):
+            raise ValueError(f"N must be a power of two in {_MIN_LENGTH} .. 2^19, got {self.N}")
         if not 0 <= self.K <= self.N:
             raise ValueError(f"K must lie in 0 .. N = {self.N}, got {self.K}")
         _one_of("construction", self.construction, tuple(CONSTRUCTIONS))
         _one_of("decision", self.decision, ("hard", "randomized"))
         _one_of("f", self.f, ("corrected", "minsum", "exact"))
-        if not 1 <= self.list_size <= _LONGEST_LIST:
-            raise ValueError(f"list_size must lie in 1 .. {_LONGEST_LIST}, got {self.list_size}")
+        if not 1 <= self.list_size <= _MAX_LIST_SIZE:
+            raise ValueError(f"list_size must lie in 1 .. {_MAX_LIST_SIZE}, got {self.list_size}")
         if self.list_size > 1 and self.decision == "randomized":
             raise ValueError(
                 "a list keeps the likeliest codewords, so list_size > 1 needs decision='hard'"
@@ -124,7 +124,7 @@ class PolarCompressor:
         code = _code(self.N, self.K, self.construction, self.frozen)
         if bool(llr.isnan().any()):
             raise ValueError("compress_llr takes numbers and infinities, got NaN")
-        llr = llr.clamp(-_MOST_NATS, _MOST_NATS).to(torch.float32)
+        llr = llr.clamp(-_MAX_NATS, _MAX_NATS).to(torch.float32)
         if code.coset is not None:
             word = kernels.bits_from_lanes(code.coset, 1).to(llr.device)
             llr = torch.where(word.to(torch.bool), -llr, llr)

@@ -76,7 +76,7 @@ def gaussian_channel(rate: float) -> GaussianChannel:
     x = _grid()
     mass = torch.exp(-0.5 * x * x)
     mass /= mass.sum()
-    points, log_p, slope = _fitted(design.excess * rate, m, design.rounds, x, mass)
+    points, log_p, slope = _fit_points(design.excess * rate, m, design.rounds, x, mass)
     labels = torch.arange(1 << m, device="cpu")
     ratios, channels = [], []
     for j in range(m):
@@ -113,7 +113,7 @@ def _draws(hits: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(-127, 128, dtype=torch.int8, device="cpu"), counts)
 
 
-def _fitted(
+def _fit_points(
     rate: float, m: int, rounds: int, x: Tensor, mass: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """Points, log p(k | x) on the grid, and 4 s a in units if there are two points."""
