@@ -153,13 +153,13 @@ def test_a_model_that_is_fetched_is_checked(value) -> None:
 
 
 def test_a_server_that_answers_nan_is_named() -> None:
-    learned_nothing = client.ServerClient._piece
+    learned_nothing = client.ServerClient._decode_shard
 
     async def bad(*args: Any) -> Tensor:
         return torch.full_like(await learned_nothing(*args), float("nan"))
 
     with (
-        patch.object(client.ServerClient, "_piece", bad),
+        patch.object(client.ServerClient, "_decode_shard", bad),
         pytest.raises(NonFiniteError, match="server 0 answered a model with NaN or infinity"),
     ):
         train("asp", "parameter_server", workers=2, steps=2)

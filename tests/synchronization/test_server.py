@@ -382,7 +382,7 @@ def test_who_asks_twice_is_refused_once_and_answered_once(train) -> None:
         if node.rank == 0:
             await worker.client.request_model(0)  # while it waits for the other one
             assert isinstance((await node.recv(2, ANSWER)).header, Failed)
-        assert (await worker.client._answer(2))[0].clock == 1
+        assert (await worker.client._receive_answer(2))[0].clock == 1
 
     daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
     with pytest.warns(GradwireWarning, match="while it waits for an answer"):
@@ -404,7 +404,7 @@ def test_nobody_is_answered_who_waited_when_the_run_was_interrupted(
             worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[node.rank]
             for step in range(getattr(plan.synchronization, "staleness", 0) + 1):
                 if step:
-                    await worker.client._answer(3)
+                    await worker.client._receive_answer(3)
                 await worker.client.push(_PendingVector(worker, x, step), replica, step, True)
 
     async def coming_back(node: Node) -> torch.Tensor:
@@ -468,7 +468,7 @@ def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> N
         for step in steps:
             await worker.client.push(_PendingVector(worker, x, step), replica, step, wants_answer)
         while True:
-            await worker.client._answer(3)
+            await worker.client._receive_answer(3)
 
     daemons = [TrainingServer(plan, 0).run, lambda node: plan.architecture.daemon(node, {})]
     with (

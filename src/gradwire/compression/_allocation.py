@@ -1,4 +1,4 @@
-"""Which choice each layer gets for a budget of bytes (Shoham and Gersho 1988).
+"""Allocates a choice to each layer within a budget of bytes (Shoham and Gersho 1988).
 
 Sizes and errors are given for each layer and choice; `allocated.py` says what is minimised.
 """

@@ -1,8 +1,8 @@
-"""Messages of several tensors as one: parts of equal name lie behind one another.
+"""Joins the messages of several tensors into one: parts of equal name are concatenated.
 
-A header and a checksum for every tensor would cost more than a bias has to say. Of the parts of one
-codec for several tensors, those of equal name are joined. Where each ends is known for `values`,
-which the codec describes, and sent for the others:
+One header and checksum per tensor would cost more than a short tensor such as a bias. So the parts
+of equal name are concatenated. The codec describes where each tensor's `values` end; for the other
+parts the lengths are sent:
 
     nothing                   in every part all pieces are equally long
     ceil(num_parts / 8) bytes one bit for each part whose pieces are not
@@ -27,12 +27,12 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import packed_bytes
 
-LENGTHS = "lengths"  # the part that says where pieces end
+LENGTHS = "lengths"  # the part with the lengths of the pieces
 _SYMBOLS = "symbols"  # packed `values` that no other codec can take up
 
 
 def check_choice(name: str, codec: Compression) -> None:
-    """Refuses what cannot encode one tensor of several."""
+    """Refuses a compression that cannot encode one tensor among several."""
     if isinstance(codec, Reducer):
         raise ValueError(
             f"{name} encodes tensors, but {codec!r} is a way of averaging. If it wraps a codec, "
@@ -59,7 +59,7 @@ def check_choice(name: str, codec: Compression) -> None:
 
 
 def tensors_covering(tensors: Sequence[Placed] | None, numel: int) -> tuple[Placed, ...]:
-    """The tensors of a vector of this length; an inner stage of a chain knows none."""
+    """The tensors if they make up a vector of this length, else the whole vector as one tensor."""
     if tensors and tensors[-1][2] == numel:
         return tuple(tensors)
     return (("", 0, numel, (numel,)),)
@@ -91,7 +91,7 @@ def part_names(codec: Codec) -> tuple[str, ...]:
 def join_messages(
     codec: Codec, messages: Sequence[Parts], device: torch.device
 ) -> dict[str, Tensor]:
-    """The parts of all messages that `codec.encode` made, as one."""
+    """Joins the parts of all messages that `codec.encode` made."""
     codec = as_sent(codec)
     others = _side_parts(codec)
     lengths = [[message[name].numel() for message in messages] for name in others]
@@ -123,7 +123,7 @@ def split_messages(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[di
 
 
 def values_specs(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[Spec]:
-    """What `values` of each tensor look like, for a codec that leaves real numbers."""
+    """The specs of each tensor's `values`, for a codec that leaves real numbers."""
     if LENGTHS not in parts:  # before anything is sent: known, or a KeyError
         return _values_specs(codec, [{} for _ in specs], specs)
     return _values_specs(codec, _side_information(codec, parts, specs), specs)
@@ -135,7 +135,7 @@ def as_payload(parts: Parts) -> Payload:
 
 
 def encode_named(name: str, encode: Any, *layer: Any) -> Any:
-    """What `encode` makes of a tensor; an error about its numbers names the tensor."""
+    """Encodes a tensor; an error about NaN or infinity names the tensor."""
     try:
         return encode(*layer)
     except NonFiniteError as error:
@@ -169,7 +169,7 @@ def encode_layers(
 
 
 class FlatVectorBuilder:
-    """A flat vector made of its tensors. Each is copied at once, while it is in the cache."""
+    """Builds a flat vector from its tensors. Each is copied at once, while it is in the cache."""
 
     def __init__(self, tensors: tuple[Placed, ...]) -> None:
         self._places = iter(tensors)

@@ -1,4 +1,4 @@
-"""Each tensor encoded by the one of several codecs that a budget of bytes gives it.
+"""Encodes each tensor with one of several codecs, chosen within a budget of bytes.
 
 With the size R_l(c) of tensor l under choice c, in bytes, and its squared error D_l(c):
 
@@ -27,8 +27,8 @@ tensors with three choices: as long as 34 copies of the vector), the others what
 What a random codec loses depends on its draws, and so does whether it is chosen: even if all
 choices are unbiased the whole is not, and no guarantee is stated.
 
-Use it as `ef(allocated(...))` where layers want different treatment and nobody wants to write the
-rules by hand; with rules in mind take `partition`, for top-k alone `adaptive_density`.
+Use it as `ef(allocated(...))` where layers need different codecs and the rules shall not be written
+by hand. To write the rules, take `partition`; for top-k alone, `adaptive_density`.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ _MAX_CHOICES = 16  # a payload has at most 255 parts
 
 @dataclass(frozen=True, repr=False)
 class Allocated(Composite):
-    """Encode each tensor with the one of several codecs that a budget of bytes gives it."""
+    """Encode each tensor with one of several codecs, chosen within a budget of bytes."""
 
     target_bytes: int  # of a payload: per worker, step and bucket
     choices: tuple[Compression, ...]  # codecs or chains
@@ -201,7 +201,7 @@ class Allocated(Composite):
     def _encode_as_planned(
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
     ) -> tuple[Payload, Tensor | None, State] | None:
-        """Each tensor with the choice it has; None if that has become too large."""
+        """Encodes each tensor with its present choice; None if the payload exceeds the budget."""
         tensors, plan = state["tensors"], state["plan"]
         codecs = [self.members[choice] for choice in plan]
         states = [inner[choice] for inner, choice in zip(state["inner"], plan, strict=True)]
@@ -214,7 +214,7 @@ class Allocated(Composite):
     def _encode_allocated(
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
     ) -> tuple[Payload, Tensor | None, State]:
-        """Each tensor with each choice, of which the best are sent."""
+        """Encodes each tensor with each choice; the best allocation is sent."""
         tensors = state["tensors"]
         keys = layer_keys(key, tensors)
         total = corrected(x, residual)

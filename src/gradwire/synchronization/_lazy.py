@@ -1,14 +1,11 @@
-"""What lazily aggregated gradients share: who speaks, and the mean of the gradients last sent by
-all.
+"""Base of lazily aggregated gradients: a worker sends its gradient only if it changed enough.
 
-Everyone holds g_i, the gradient that it sent last, as decoded, and the mean of all of them, with
-which all take the same step of the optimizer:
+Worker i holds g_i, the gradient that it sent last, as decoded, and the mean of all g_j,
+with which all workers take the same step of the optimizer:
 
-    g_i <- g_i + C(G_i(x) - g_i)   if worker i speaks, else g_i stays
-    x   <- x - lr * (1/n) sum_i g_i
+    g_i <- g_i + C(G_i(x) - g_i)   if worker i sends, else g_i stays x   <- x - lr * (1/n) sum_i g_i
 
-What travels is the change relative to what was sent last, so what a codec C loses of one change is
-in the next.
+Workers send changes relative to g_i, so the next change contains what the codec C lost of this one.
 """
 
 from abc import abstractmethod
@@ -24,9 +21,9 @@ from gradwire.core.protocols import Counts, Replica, Synchronization, Worker
 
 @dataclass(frozen=True, repr=False)
 class Lazy(Synchronization):
-    """A worker speaks only if its gradient changed much against recent moves of the model."""
+    """A worker sends only if its gradient changed much compared with recent moves of the model."""
 
-    threshold: float  # xi: how lazy; 0 always speaks
+    threshold: float  # xi: laziness; 0 always sends
     window: int = 10  # D: the number of recent moves
 
     sends_changes = True
@@ -36,7 +33,7 @@ class Lazy(Synchronization):
         if not 0 <= self.threshold < float("inf"):
             raise ValueError(
                 f"{name}: threshold must be finite and not negative, got {self.threshold}. "
-                "Try 0.1; 0 always speaks, larger is lazier."
+                "Try 0.1; 0 always sends, larger is lazier."
             )
         if self.window < 1:
             raise ValueError(f"{name}: window is a number of steps from 1 on, got {self.window}")
@@ -57,10 +54,10 @@ class Lazy(Synchronization):
     async def change_size(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        """How much of a change there is, squared, and what to remember if it is sent."""
+        """The squared size of a change, and the memory to keep if it is sent."""
 
     def bound(self, replica: Replica) -> float:
-        """What the square of lr * change must exceed: sum_d xi |x_{t+1-d} - x_{t-d}|^2."""
+        """The bound that |lr * change|^2 must exceed: sum_d xi |x_{t+1-d} - x_{t-d}|^2."""
         return self.threshold * float(replica.memory["moves"][: self.window].sum())
 
     def must_send(self, replica: Replica) -> bool:

@@ -10,10 +10,10 @@ T mini-batches make about log(T) / log(growth) rounds, and where the objective s
 Polyak-Lojasiewicz condition the rate is that of T steps of parallel SGD. A step here is a
 mini-batch. With growth 1 it is bsp.
 
-Where we differ: the batch stops growing at `most`, if that is given, since a step that is too
-rare is of no use where the condition does not hold; and the last step of a run closes an unfinished
-round with what it has. A mini-batch with NaN or infinity is left out of the mean; a worker that has
-no other drops the round on all (nonfinite="skip").
+Where we differ: the batch stops growing at `most`, if that is given, since too few steps are
+harmful where the condition does not hold; and the last step of a run ends an unfinished round
+early. A mini-batch with NaN or infinity is left out of the mean; a worker that has no other drops
+the round on all (nonfinite="skip").
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 models", Alg. 1) and its streaming form (Douillard et al. 2025, "Streaming DiLoCo with overlapping
 communication", Alg. 2).
 
-Every worker takes `period` steps alone from the model y on which all agreed. The mean of what they
-walked is a gradient for y, the outer one, on which SGD with Nesterov's momentum takes a step:
+Every worker takes `period` steps alone from the common model y. The mean of their changes is an
+outer gradient for y, with which SGD with Nesterov's momentum takes a step:
 
     D <- (1/n) sum_i (y - x_i);   v <- mu v + D;   y <- y - eta (D + mu v);   x_i <- y
 
@@ -11,19 +11,19 @@ with eta = outer_lr and mu = outer_momentum; the paper's are the defaults. The i
 its own momentum. With eta = 1 and mu = 0 it is `localsgd`.
 
 Streaming: the tensors are dealt to `fragments` in turn, and each fragment has rounds of `period`
-steps of its own, which end at different times: no more than a part travels at once. An exchange
-may take `delay` steps (the paper's tau), in which workers go on; what comes of it is mixed in then:
+steps of its own, which end at different times: no more than a part travels at once. An exchange may
+take `delay` steps (the paper's tau), in which workers continue; then its result is mixed in:
 
     x_i <- mixing * x_i + (1 - mixing) * y        (for the fragment; mixing is the paper's alpha)
 
-0 drops what was walked meanwhile, 1 would ignore the others. Outer gradients are relative to y
-also with mixing.
+0 discards the local steps since then, 1 would ignore the other workers. Outer gradients are
+relative to y also with mixing.
 
-The last step of a run ends in an agreement on all fragments: exchanges under way are waited for,
-fragments that walked since their last one are exchanged, and all workers take y as it is.
+The last step of a run ends with agreement on all fragments: workers wait for pending exchanges,
+exchange the fragments that changed since their last one, and take y.
 
-What travels is what compression says. SparseLoCo (Sarfi et al. 2025) is diloco without outer
-momentum, with feedback on the largest entries in 2 bits each:
+The outer gradients are compressed as configured. SparseLoCo (Sarfi et al. 2025) is diloco without
+outer momentum, with feedback on the largest entries in 2 bits each:
 
     synchronization = "diloco(30, outer_lr=1.0, outer_momentum=0.0)"
     compression     = "ef(topk(0.03) >> eden(2, unbiased=False))"
@@ -45,23 +45,23 @@ _PENDING = "diloco"  # in the worker's scratch: exchanges under way, by fragment
 
 
 class _PendingExchange(NamedTuple):
-    """The mean walk of a fragment, on its way."""
+    """A pending exchange of a fragment's mean walk."""
 
-    due: int  # the step at whose end it is taken in
-    before: Replica  # the one that was there when it set off
+    due: int  # the step at whose end the result is applied
+    before: Replica  # the replica when the exchange started
     task: RunningProgram[tuple[Tensor | None, Replica]]
 
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(Synchronization):
-    """Take `period` steps alone; what all walked is a gradient for an outer optimizer."""
+    """Take `period` steps alone; the mean change is a gradient for an outer optimizer."""
 
     period: int
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1  # parts of the model that are exchanged at different times
     delay: int = 0  # steps that an exchange may take
-    mixing: float = 0.0  # how much of what was walked meanwhile stays
+    mixing: float = 0.0  # weight of the local parameters when a result is mixed in
 
     examples = (
         "diloco(50)",
@@ -130,7 +130,7 @@ class DiLoCo(Synchronization):
         is_last = step + 1 == worker.num_steps
         pending: dict[int, _PendingExchange] = worker.scratch.setdefault(_PENDING, {})
         finished = []
-        for fragment, exchange in list(pending.items()):  # in the order in which they set off
+        for fragment, exchange in list(pending.items()):  # in the order in which they started
             ends_again = self.ends_round(fragment, step)  # a ramp made the period shorter
             if is_last or exchange.due <= step or ends_again:
                 result = await worker.node.join(pending.pop(fragment).task)
@@ -189,7 +189,7 @@ class DiLoCo(Synchronization):
         """One step of the outer optimizer, and its result in the worker's own model."""
         node = worker.node
         spans = _spans([worker.buckets[i] for i in self._buckets_of(fragment, worker)])
-        if mean is None:  # the walk led nowhere: all go back
+        if mean is None:  # the walk was dropped: all return to the anchor
             mixing = 0.0
         else:
             memory = replica.memory

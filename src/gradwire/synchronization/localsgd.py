@@ -1,8 +1,8 @@
 """Local SGD (Stich 2019, "Local SGD converges fast and communicates little", Alg. 1).
 
 Every worker takes `period` optimizer steps of its own, then all replace their models by the
-average. What travels is the distance walked since the last agreement, so that compression works
-on small numbers:  x_i <- x_0 + mean_j(x_j - x_0).
+average. Workers send the change since the last agreement, so that compression works on small
+numbers:  x_i <- x_0 + mean_j(x_j - x_0).
 
 What becomes of the momentum at the end of a round:
 - "local": each worker keeps its own.
@@ -77,7 +77,7 @@ class LocalSGD(Synchronization):
         anchor = replica.memory["anchor"]
         mean, replica = await worker.mean(replica.params - anchor, replica, step)
         if mean is None:
-            return replica.having(params=anchor)  # the walk led nowhere: all go back
+            return replica.having(params=anchor)  # the walk was dropped: all return to the anchor
         params = await worker.node.share(_add_walk, anchor, mean)
         replica = replica.having(params=params).remembering(anchor=params)
         if self.momentum == "local":

@@ -1,4 +1,4 @@
-"""What a worker sends to servers that hold the model, and receives from them."""
+"""A worker's side of push and pull with servers that hold the model."""
 
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from gradwire.training.wire import (
 
 
 class PendingPush(Backward, Protocol):
-    """What is pushed when it is ready."""
+    """A vector that is pushed when it is ready."""
 
     was_dropped: bool  # it was NaN or infinite, and zeros took its place
 
@@ -33,8 +33,8 @@ class ServerClient:
     def __init__(self, plan: Plan, node: Node, life: float) -> None:
         self.plan = plan
         self.node = node
-        self.life = life  # when it came (back)
-        # What compression keeps, as of the last message: a crash takes it away.
+        self.life = life  # its incarnation: when it joined
+        # The compression's state after the last message; a crash loses it.
         self.exchange: tuple[State, ...] | None = None
         self._buckets = plan.buckets()
         self._shards = plan.shards()
@@ -60,7 +60,8 @@ class ServerClient:
         key = plan.key.at(step).private(self.node.rank)
 
         def turn(number: int) -> int:
-            # All begin with another server, so that none is idle while others are asked by all.
+            # Workers begin with different servers, so that no server is idle while another is
+            # crowded.
             return (self._units[number].server - self.node.rank) % len(self._shards)
 
         async def reduce(bucket: Bucket, x: Tensor) -> None:
@@ -90,8 +91,8 @@ class ServerClient:
     async def receive_model(self, replica: Replica, before: tuple[State, ...]) -> Pulled:
         """Waits for the answers of all servers.
 
-        A server that did not accept the push leaves what compression keeps as it was `before`:
-        nothing is lost of what was fed back.
+        For a server that did not accept the push, the compression's state is reset to `before`, so
+        that the residual stays complete.
         """
         plan, pieces, clocks = self.plan, [], []
         states, accepted = list(replica.exchange), True
@@ -110,7 +111,7 @@ class ServerClient:
                     "rate or set clip_norm."
                 )
             pieces.append(piece)
-        # Workers that keep step get the same objects; others would only fill the memory.
+        # Workers in lockstep share one result; caching the results of others would only use memory.
         work = self.node.share if plan.synchronization.pauses else self.node.call
         whole = pieces[0] if len(pieces) == 1 else await work(concatenate, tuple(pieces))
         self.exchange = tuple(states)
@@ -139,7 +140,7 @@ class ServerClient:
             codec = answer_codec(plan.reducer, header.clock)
             spec = plan.spec(shard, known.dtype)
             return await self.node.call(apply_change, codec, known, message, spec, key)
-        except Exception as error:  # whatever a message can do to a codec
+        except Exception as error:  # a codec may raise anything on hostile bytes
             raise WireError(f"server {server} answered what is no change: {error}") from error
 
     async def _receive_answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
@@ -158,5 +159,5 @@ class ServerClient:
 
 
 def with_dropped_step(replica: Replica) -> Replica:
-    """After a step that was dropped."""
+    """The replica after a dropped step."""
     return replica.having(num_dropped=replica.num_dropped + 1)

@@ -38,12 +38,12 @@ class _StepDropped(Exception):
 
 
 class TrainingWorker:
-    """One rank's abilities, as `core.protocols.Worker` has them."""
+    """One rank's abilities: implements `core.protocols.Worker`."""
 
     def __init__(self, plan: Plan, node: Node, life: float = 0.0) -> None:
         self.plan = plan
         self.node = node
-        self.life = life  # when it came (back)
+        self.life = life  # its incarnation: when it joined
         self.scratch: dict[str, Any] = {}
         self._buckets = plan.buckets()
 
@@ -84,7 +84,7 @@ class TrainingWorker:
 
     @cached_property
     def client(self) -> ServerClient:
-        """Its side of the talk with servers that hold the model."""
+        """The worker's side of push and pull with servers that hold the model."""
         return ServerClient(self.plan, self.node, self.life)
 
     @cached_property
@@ -97,13 +97,13 @@ class TrainingWorker:
             if self.plan.nonfinite == "error":
                 raise NonFiniteError(self._nonfinite_message(result.gradient, "gradient", step))
             return None, _evaluated(with_dropped_step(replica), None)
-        # Servers do not clip; steps of its own a worker clips when it takes them.
+        # Servers do not clip. A worker's own steps are clipped when it takes them.
         clips = self.plan.clips_locally and self.plan.synchronization.exchanges == "gradients"
         gradient = await self.ready(result.gradient, replica, step, clips)
         return gradient, _evaluated(replica, result)
 
     async def ready(self, gradient: Tensor, replica: Replica, step: int, clips: bool) -> Tensor:
-        """A gradient as it is exchanged: clipped and with weight decay, where that comes before."""
+        """The gradient as exchanged: clipped and decayed, if that happens before compression."""
         plan = self.plan
         if clips and plan.clip_norm is not None:
             # The mean of n independent gradients is sqrt(n) times shorter than each.
@@ -164,7 +164,7 @@ class TrainingWorker:
         if not await self.node.share(is_finite, mean):
             if plan.nonfinite == "error":
                 raise NonFiniteError(self._foreign_nonfinite_message("the mean of changes", step))
-            # As if nobody had spoken.
+            # As if no worker had sent a change.
             return torch.zeros_like(x), torch.zeros_like(x), with_dropped_step(replica)
         own = owns[0] if len(owns) == 1 else await self.node.call(concatenate, owns)
         return mean, own, replica.having(exchange=tuple(states))
@@ -265,7 +265,8 @@ class TrainingWorker:
         pieces = [mean for mean in means if mean is not None]
         assert len(pieces) == len(buckets), f"{plan.scheduling!r} left out a bucket"
         whole = pieces[0] if len(pieces) == 1 else await self.node.share(concatenate, tuple(pieces))
-        # What others sent meets the model here. All have the same mean, so all decide alike.
+        # Received values are checked here, before the update. All have the same mean and decide
+        # alike.
         if not await self.node.share(is_finite, whole):
             if plan.nonfinite == "error":
                 raise NonFiniteError(self._foreign_nonfinite_message("the mean", step))
@@ -283,7 +284,7 @@ class TrainingWorker:
         else:
             group = self.plan.architecture.group(self.node, NONFINITE, members)
             bad = await group.mean(torch.tensor([0.0 if finite else 1.0]))
-            if float(bad) != 0:  # nor is it if a peer says NaN
+            if float(bad) != 0:  # NaN counts as well: a peer may send it
                 raise _StepDropped
         return x
 
@@ -322,7 +323,7 @@ class _PendingGradient:
         self.result = await worker._evaluated(self.replica, self.step)
         gradient = self.result.gradient
         if plan.ability == "push_pull" and plan.nonfinite == "skip":
-            # Servers wait for something, and nobody else knows: nothing is what it says.
+            # Servers wait for this push and no other worker knows of the problem: it pushes zeros.
             if not is_finite(gradient):
                 self.was_dropped = True
                 return torch.zeros_like(gradient)
@@ -335,7 +336,7 @@ class _PendingGradient:
 
 
 class _PendingVector:
-    """A vector that is already there, where a schedule expects a backward pass."""
+    """A vector that is ready, in place of the backward pass that a schedule expects."""
 
     def __init__(
         self,
@@ -353,14 +354,14 @@ class _PendingVector:
     async def whole(self) -> Tensor:
         worker = self.worker
         if worker.ability == "push_pull" and worker.plan.nonfinite == "skip":
-            # As with gradients: nothing is what it says.
+            # As with gradients: it pushes zeros.
             self.was_dropped = not is_finite(self.x)
             return torch.zeros_like(self.x) if self.was_dropped else self.x
         return await worker.checked(self.x, "update", self.step, self.members)
 
 
 def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
-    """After a gradient. None: it was dropped, and with it its statistics and its loss."""
+    """The replica after a gradient. None: it was dropped, with its statistics and its loss."""
     replica = replica.having(num_gradients=replica.num_gradients + 1)
     if result is None:
         return replica

@@ -1,16 +1,16 @@
 """Deep gradient compression: momentum before selection (Lin, Han, Mao, Wang and Dally 2018).
 
-Every worker keeps a velocity u and what is left of the velocities, v:
+Every worker keeps a velocity u and the residual v, the velocities not sent yet:
 
     u <- m u + g;   v <- v + u;   send C(v);   v <- v - C(v),
 
-and the mean of what was sent is applied as it is (sec. 3.2, momentum correction). So a gradient
-that waits gathers the momentum it would have had; momentum applied to sparse means instead counts
-from when an element happens to be sent. With `nesterov` it is v <- v + (g + m u).
+and the mean of the decoded messages is applied without further momentum (sec. 3.2, momentum
+correction). So a gradient that waits in the residual accumulates the momentum that it would have
+had; momentum on sparse means would only start when an element is sent. With `nesterov` it is
+v <- v + (g + m u).
 
-- Momentum factor masking (sec. 3.3): u <- 0 where elements were sent, so that momentum gathered
-  while they waited does not carry them on in an old direction. On where C selects elements, off
-  elsewhere; `masking=False` leaves it out.
+- Momentum factor masking (sec. 3.3): u <- 0 where elements were sent, so that stale momentum does
+  not move them on. It is on if C selects elements, else off; `masking=False` turns it off.
 - Local gradient clipping (sec. 3.2): each of N workers cuts its share of a sum, g/N, to N^(-1/2) of
   the norm meant for the sum, if it is longer, before it is added to u. Here workers hold g and take
   means, so g is cut to norm clip N^(1/2): then N independent gradients have a mean of norm clip. It
@@ -62,14 +62,14 @@ _FIRST_DENSITY = 0.25  # of the warm-up
 
 @dataclass(frozen=True, repr=False)
 class DGC(SenderFeedback):
-    """Gather momentum on each worker, before the largest elements are selected."""
+    """Accumulate momentum on each worker, before the largest elements are selected."""
 
     inner: Codec | Reducer | float  # type: ignore[assignment]  # a number: sampledk's density
     momentum: float = 0.9
-    clip: float | None = None  # norm of a gradient over all workers; nothing: as long as it is
+    clip: float | None = None  # norm of a gradient over all workers; None: no clipping
     warmup: int = 0  # epochs until the density is reached
     nesterov: bool = False
-    masking: bool | None = None  # stop what was sent; nothing: if elements are selected
+    masking: bool | None = None  # zero u where elements were sent; None: if C selects elements
 
     paper = (
         "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth for "
@@ -125,7 +125,7 @@ class DGC(SenderFeedback):
 
     @property
     def compression(self) -> Codec | Reducer:
-        """C, the way in which what was gathered is sent."""
+        """C, the compression of the accumulated velocities."""
         return SampledK(self.inner) if isinstance(self.inner, float) else self.inner
 
     def wrapped(self) -> Reducer:
@@ -185,7 +185,7 @@ def make_motion(method: DGC, x: Tensor, state: State, size: int) -> kernels.Moti
 
 
 def _clip_factor(method: DGC, x: Tensor, longest: float) -> float:
-    """What brings x to norm `longest`, if it is longer."""
+    """The factor that scales x down to norm `longest`, 1 if it is not longer."""
     inside, unit = in_range(x)
     norm = math.sqrt(kernels.moments(inside)[1]) * unit
     if not math.isfinite(norm):

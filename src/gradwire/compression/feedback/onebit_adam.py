@@ -4,8 +4,8 @@ Tang et al. 2021, Alg. 1. For the first `warmup` steps gradients are averaged as
 
     m <- beta1 m + (1 - beta1) g;   v <- beta2 v + (1 - beta2) g^2      (g the mean gradient)
 
-After that v stays what it is, and the momentum goes through the codec with error feedback, there
-and, on the scatter route, back as well, where the owners of shards are the paper's server:
+Then v is frozen, and the momentum is compressed with error feedback by the workers and, on the
+scatter route, by the owners of shards, which act as the paper's server:
 
     worker i:   p_i <- beta1 m + (1 - beta1) g_i + e_i;   send C(p_i);   e_i <- p_i - C(p_i)
     all:        m <- mean of what was sent
@@ -17,18 +17,18 @@ it with plain `sgd(lr)`, with the learning rate that Adam would have.
 Where we differ: the paper writes Adam without the correction of the bias towards zero. Here both
 moments are corrected as in Kingma and Ba 2015, m by its own age and v by that at which it was
 frozen, so the warm-up is Adam itself, number by number, and `onebit_adam(identity, ...)` is Adam
-with a frozen variance. A step that was dropped counts as one.
+with a frozen variance. A dropped step counts as a step.
 
 Elements whose frozen variance is zero had no gradient in the whole warm-up (or one so small that
-its square is zero), and dividing what a one-bit codec says about them by eps would blow them up:
-they stay where they are. The same may happen, to a lesser degree, wherever sqrt(v) is far below the
-typical momentum that `sign` gives to every element. `floor` bounds that: sqrt(v) counts as at least
-`floor` times its root mean square over the bucket, once it is frozen. Without it (0, as in the
-paper) Adam stays Adam.
+its square is zero). Dividing their decoded momentum by eps would make huge steps, so these elements
+are not updated. The same may happen, to a lesser degree, wherever sqrt(v) is far below the typical
+momentum that `sign` gives to every element. `floor` bounds this: sqrt(v) counts as at least `floor`
+times its root mean square over the bucket, once it is frozen. Without it (0, as in the paper) Adam
+stays Adam.
 
 Use it as `onebit_adam(sign, warmup=100)` where Adam trains and SGD does not. The warm-up is sent
-uncompressed, so its length decides how much is saved; the variance must have settled by its end. It
-holds three vectors of the gradient's size per worker, of which two are Adam's own.
+uncompressed, so its length determines the savings; the variance must be stable by its end. It holds
+three vectors of the gradient's size per worker, of which two are Adam's own.
 """
 
 from dataclasses import dataclass
@@ -162,7 +162,7 @@ def _update_moments(
 def _momentum_to_send(
     method: OneBitAdam, x: Tensor, momentum: Tensor | None, variance: Tensor
 ) -> Tensor:
-    """The common momentum with this worker's own gradient in it, as it is to be sent."""
+    """The common momentum updated with this worker's gradient, as it is sent."""
     gradient = difference(method, x, None).to(scale_dtype(x.dtype))
     return as_dtype(
         _zero_where_unknown(_blend_gradient(method, gradient, momentum), variance), x.dtype
