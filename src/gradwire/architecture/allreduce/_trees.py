@@ -1,4 +1,4 @@
-"""What trees are made of: each rank's place in them, and messages along their branches.
+"""Collectives on trees: each rank's position, and messages along the branches.
 
 Below every branch is a range of ranks without gaps, so what is merged on the way up stays in the
 order of the ranks.

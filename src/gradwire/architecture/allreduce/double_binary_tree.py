@@ -1,10 +1,10 @@
 """All-reduce along two binary trees at once, each for one half of the vector, in pipelined blocks.
 
-Who has children in one tree is a leaf of the other, so each rank's NIC carries what one inner
-node and one leaf carry, and both directions are in use all the time (Sanders, Speck and Träff
-2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL from 2.4 on).
-The first tree is numbered in order, its leaves are the even ranks; the second is its mirror image,
-r <-> n - 1 - r. With an odd number of ranks the last one stands above both roots.
+A rank with children in one tree is a leaf of the other, so each rank's NIC carries the traffic of
+one inner node and one leaf, and both directions are in use all the time (Sanders, Speck and Träff
+2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL from 2.4 on). The
+first tree is numbered in order, its leaves are the even ranks; the second is its mirror image, r
+<-> n - 1 - r. With an odd number of ranks the last one stands above both roots.
 
 Up: a rank sends on the sum of block i of its inner tree as soon as both children's are there, and
 in the tree in which it is a leaf it is h blocks ahead, where h is the height of its subtree: sums

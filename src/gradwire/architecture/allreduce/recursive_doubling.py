@@ -46,7 +46,7 @@ class RecursiveDoubling(Architecture):
 
 
 class RecursiveDoublingGroup(Group):
-    """Collectives among 2^k ranks, of which some take part for their neighbour as well."""
+    """Collectives among 2^k ranks, some of which also act for their neighbour."""
 
     async def mean(self, x: Tensor) -> Tensor:
         node, tag, after = self.node, self._tag(), self._tag()
@@ -60,7 +60,7 @@ class RecursiveDoublingGroup(Group):
             peer = self._member(self._number ^ span)
             await self.send(peer, tag, x)
             other = await self.recv(peer, tag)
-            # Shared by all who hold these two sums now.
+            # Shared by all ranks that hold these two sums.
             x = await node.share(torch.add, *((x, other) if self.rank < peer else (other, x)))
         x = await node.share(divide_sum, x, self.size)
         if self._is_handed_over:
@@ -108,7 +108,7 @@ class RecursiveDoublingGroup(Group):
 
     @property
     def _number(self) -> int:
-        """Among those who take part."""
+        """The number of this rank among those that take part."""
         return self.rank // 2 if self.rank < 2 * self._excess else self.rank - self._excess
 
     def _member(self, number: int) -> int:

@@ -1,15 +1,15 @@
-"""What neighbours hold of one another where only compressed changes travel.
+"""Estimates of the neighbours' models, for algorithms that send compressed changes only.
 
-Each worker keeps "estimate", what all its neighbours hold of its model, and "estimate j", what it
-holds of neighbour j. Both change by what was sent, decoded in the same way by everyone, so they
-stay equal to the last bit. They begin with the model that all workers start from. (In the papers
-they begin with zero, or with that model sent once.)
+Each worker keeps "estimate", the estimate of its model that all its neighbours hold, and "estimate
+j", its estimate of neighbour j. Both are updated by the same decoded messages, so they stay equal
+to the last bit. They begin with the model that all workers start from. (In the papers they begin
+with zero, or with that model sent once.)
 
-Copies per neighbour, and not their weighted sum, so that a lost worker's part can be left out.
-Messages say which version they are a change of (16 bytes): the life of the sender, and how many
-changes there were. Who comes (back) and its neighbours introduce themselves with an uncompressed
-vector in their first round together. If a message does not fit what is held, it is left out, and
-its sender asked to introduce itself.
+A worker keeps one copy per neighbour, not their weighted sum, so that a lost worker can be left
+out. A message names the version that it changes (16 bytes): the incarnation of the sender and the
+number of its changes. In the first round after a join, the joined worker and its neighbours send
+each other an introduction: an uncompressed vector. A message that does not match the version held
+is ignored, and its sender is asked for an introduction.
 """
 
 import torch
@@ -33,24 +33,26 @@ class EstimatingAlgorithm(GossipAlgorithm):
         return _initial(params, life)
 
     def owed(self, replica: Replica) -> Tensor:
-        """What nobody holds of this worker's model: it is lost if the worker is."""
+        """The part of this worker's model that no neighbour holds; it is lost with the worker."""
         return replica.params - replica.memory["estimate"]
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
         life, count = version = _unpack_version(replica.memory["version"])
-        if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
+        if (
+            life != INITIAL and not count
+        ):  # no neighbour holds an estimate of it, and it may have changed
             replica = replica.remembering(estimate=replica.params)
         await neighbours.introduce(replica.memory["estimate"], version, step)
         return replica
 
 
 def _initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
-    """What is kept, given the model that all, or this worker in this life, start from."""
+    """The initial memory, given the model that all workers, or this incarnation, start from."""
     return {"estimate": params, "version": _pack_version((life, 0))}
 
 
 def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[NeighbourMessage]:
-    """What this worker holds of the neighbours that are there, and in which version."""
+    """This worker's estimates of the neighbours that are present, with their versions."""
     found, memory = [], replica.memory
     is_first = _unpack_version(memory["version"]) == (
         INITIAL,

@@ -1,9 +1,9 @@
-"""One worker among its neighbours: from whom it receives, to whom it sends, and what.
+"""The neighbours of one worker: the messages that it sends to and receives from them.
 
-In a round i sends one message to each j with W[j, i] > 0 and waits for one of each j with
-W[i, j] > 0. If j is lost, its weight goes to oneself, W_ii += W_ij, from then on: the matrix of
-those that are left stays symmetric with rows of sum one if it was so before. Between a crash and
-its notice messages to the lost worker go nowhere. `_presence.py` knows who is there.
+In a round i sends one message to each j with W[j, i] > 0 and waits for one of each j with W[i, j] >
+0. If j is lost, i takes over its weight, W_ii += W_ij: the matrix of the remaining workers stays
+symmetric with rows of sum one if it was so before. Messages sent between a crash and its notice are
+lost. `_presence.py` tracks which neighbours are present.
 """
 
 import math
@@ -36,7 +36,7 @@ from gradwire.core.spec import Spec
 
 
 class NeighbourMessage(NamedTuple):
-    """What a neighbour said in a round."""
+    """A neighbour's message of a round."""
 
     rank: int
     weight: float  # W[i, rank]
@@ -46,7 +46,7 @@ class NeighbourMessage(NamedTuple):
 
 
 class Neighbours:
-    """The neighbours of one worker, and what it knows of them. Lives as long as a segment."""
+    """The neighbours of one worker and the state it keeps about them, for one segment."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class Neighbours:
         self.key = key
         self.presence = NeighbourPresence(node, others)
         self.period = 1  # steps of a round
-        self.asked: int | None = None  # who has not answered a request yet
+        self.asked: int | None = None  # neighbours that have not answered a request yet
         self.num_moves = 0  # of the model, by averages and steps, where there are no rounds
         self._matrix = matrix
         self._varies = varies
         self._known: tuple[dict[int, float], dict[int, float]] | None = None
         self._ahead: defaultdict[int, deque[Framed]] = defaultdict(deque)  # read too early
-        # What strangers said by way of introduction, and which version of it.
+        # Introductions of neighbours, with their versions.
         self.introduced: dict[int, tuple[tuple[float, int], Tensor]] = {}
 
     # Weights.
 
     def sources(self, step: int) -> dict[int, float]:
-        """From whom it receives in a round, with weights W[i, j]: the members it knows of."""
+        """The neighbours that it receives from in a round, with weights W[i, j]."""
         return self._there(self._weights(step)[0], step)
 
     def targets(self, step: int) -> dict[int, float]:
-        """To whom it sends in a round, with weights W[j, i]."""
+        """The neighbours that it sends to in a round, with weights W[j, i]."""
         return self._there(self._weights(step)[1], step)
 
     def _there(self, weights: Mapping[int, float], step: int) -> dict[int, float]:
@@ -192,7 +192,7 @@ class Neighbours:
                     assert message.data is not None
                     self.check(rank, message.data)
                     self.introduced[rank] = header.version, message.data
-            if not presence.has(rank, step):  # it came back meanwhile
+            if not presence.has(rank, step):  # it rejoined meanwhile
                 return None
 
     async def _next(self, rank: int) -> Framed:
@@ -230,7 +230,7 @@ class Neighbours:
         return await self.node.share(_decode, self.codec(step), _spec(replica), key, buffer, rank)
 
     def check(self, rank: int, x: Tensor, weight: float | None = None) -> None:
-        """Refuses NaN and infinity in what a neighbour said, before it meets the model."""
+        """Refuses NaN and infinity in a neighbour's message, before it is used."""
         if weight is not None and not (math.isfinite(weight) and weight > 0):
             raise NonFiniteError(f"rank {rank} sent the weight {weight}, expected one above 0")
         if x.is_floating_point() and not is_finite(x):
@@ -241,7 +241,7 @@ class Neighbours:
 
 
 def weighted_sum(own: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The others with their weights, and oneself with what is missing to one."""
+    """The weighted sum of the others, and of the own vector with the weight that remains to one."""
     total = own.float() if is_half(own) else own
     total = total * (1 - math.fsum(weights))
     for other, weight in zip(others, weights):

@@ -5,13 +5,14 @@
     xhat_j <- xhat_j + q_j                         for j = i and all neighbours
     x_i <- x_i^half + gamma * sum_j W_ij (xhat_j - xhat_i)
 
-xhat_j is what everyone around j knows of x_j. What a round loses stays in x - xhat and is sent
-later, so any contraction will do, and the average of the x_i is kept exactly in every step. gamma
-is the consensus step: with delta of the codec and the gap rho of the graph, theory asks for about
-rho^2 delta (thm. 2), practice allows more. With gamma = 1 and no compression it is `diffusion`.
+xhat_j is the estimate of x_j that j and its neighbours hold. What a round loses stays in x - xhat
+and is sent later, so any contraction converges, and the average of the x_i is preserved exactly in
+every step. gamma is the consensus step: with delta of the codec and the gap rho of the graph,
+theory asks for about rho^2 delta (thm. 2), practice allows more. With gamma = 1 and no compression
+it is `diffusion`.
 
 xhat begins with the common model (with zero in the paper). A lost neighbour's term is left out;
-for one that comes (back), both sides send xhat once (see _estimates.py).
+when a neighbour joins, both sides send xhat once (see _estimates.py).
 """
 
 from dataclasses import dataclass

@@ -3,12 +3,12 @@
     x_i^half = sum_j W_ij x_j + u_i        u_i: the walk from x_i, -lr * grad F_i(x_i) for SGD
     z_i = x_i^half - x_i,    x_i <- x_i + C(z_i)
 
-C(z_i) is sent, so every neighbour knows x_i exactly; what the codec loses is lost for the model
+C(z_i) is sent, so every neighbour knows x_i exactly; the codec's error is an error of the model
 itself. The codec must be unbiased and good enough for the graph (thm. 1: a bound on the signal to
 noise ratio): for coarser ones take `choco`. The average is kept in expectation.
 
-A lost neighbour's weight becomes one's own; for one that comes (back), both sides send their model
-once (see _estimates.py).
+A worker takes over the weight of a lost neighbour; when a neighbour joins, both sides send their
+model once (see _estimates.py).
 """
 
 from dataclasses import dataclass

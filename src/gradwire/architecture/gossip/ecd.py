@@ -4,13 +4,13 @@
     z_i = (1 - t/2) x_i + t/2 x_i'                  C(z_i) is sent
     y_j <- (1 - 2/t) y_j + 2/t C(z_j)               for j = i and all neighbours
 
-y_j is what everyone around j, and j itself, knows of x_j. With an unbiased codec E y_j = x_j, and
+y_j is the estimate of x_j that j and its neighbours hold. With an unbiased codec E y_j = x_j, and
 its variance falls with t if the codec's error is bounded, as that of rounding to a fixed grid is
-(assumption 2 of the paper). z grows with t: relative errors, as of qsgd, grow with it; models
-that still move much are better served by `dcd` and `choco`. The average is kept in expectation.
+(assumption 2 of the paper). z grows with t: relative errors, as of qsgd, grow with it; models that
+still move much are better served by `dcd` and `choco`. The average is kept in expectation.
 
-t is one plus the number of the step in which the round begins. A lost neighbour's weight becomes
-one's own; for one that comes (back), both sides send y once (see _estimates.py).
+t is one plus the number of the step in which the round begins. A worker takes over the weight of a
+lost neighbour; when a neighbour joins, both sides send y once (see _estimates.py).
 """
 
 from dataclasses import dataclass

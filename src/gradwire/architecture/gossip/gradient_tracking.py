@@ -7,8 +7,8 @@ one message of twice the size, before the gradient is computed, as in `dpsgd`. (
 divided by -lr; the steps are combine-then-adapt.) With a constant and small step it reaches the
 optimum, also on directed and varying graphs with doubly stochastic weights.
 
-After a loss the sums are no longer equal: what is missing stands for the gradient of the lost
-worker as it was. A worker that comes (back) begins with y = u.
+After a loss the sums are no longer equal: the difference keeps the lost worker's last gradient. A
+worker that joins begins with y = u.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 everyone's messages and answers all of them.
 
 So that all network cards are busy from the start, worker i begins with server i, and server j with
-the workers after the first j n/m: where m servers divide n workers, nobody ever queues for a card
-that others leave idle.
+the workers after the first j n/m: where m divides n, no message queues for a card while another
+card is idle.
 """
 
 import warnings
@@ -33,11 +33,11 @@ from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
 
 # Exchanges that a server remembers: far more than there are tensors.
 _MAX_EXCHANGES = 1 << 16
-_DIFFERENT_JOBS = -1  # in place of the digest of a job: the members ordered different ones
+_DIFFERENT_JOBS = -1  # replaces the digest of a job if the members ordered different jobs
 
 
 class ServerGroup(Group):
-    """Workers that talk to servers only. Servers own the shards."""
+    """Workers that exchange messages with servers only. Servers own the shards."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ServerGroup(Group):
         return await self._answer(server, tag)
 
     async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        """A server sees all messages and hands each on."""
+        """A server receives all messages and forwards each."""
         tag, server = self._tag(), self._one_server()
         for shift in range(1, self.size):
             peer = (self.rank + shift) % self.size
@@ -148,20 +148,20 @@ async def serve_collectives(
 ) -> None:
     """The program of a server that forms means.
 
-    `keep`: all that it must remember, as plain values. It may be closed while it waits, and another
-    goes on with what it kept. `limits`: what the workers of this job exchange; orders about other
-    tensors are refused, and so are exchanges among some of the workers.
+    `keep`: its whole state, as plain values. The program may be closed while it waits, and another
+    one can continue from that state. `limits`: what the workers of this job exchange; orders about
+    other tensors are refused, and so are exchanges among some of the workers.
     """
     await _Collector(node, num_servers, keep, await node.members(), limits).run()
 
 
 def forget_members(keep: dict[Any, Any]) -> None:
-    """A server that goes on in another job looks who is there."""
+    """Makes a server that continues in another job ask for the membership again."""
     keep.pop("lost", None)
 
 
 class _Collector:
-    """What a server has received and cannot answer yet."""
+    """The messages that a server has received and cannot answer yet."""
 
     def __init__(
         self,
@@ -185,19 +185,19 @@ class _Collector:
         self.boxes: dict[Exchange, dict[int, Tensor]] = keep.setdefault("boxes", {})
         # What was ordered: the digest of the job.
         self.jobs: dict[Exchange, int] = keep.setdefault("jobs", {})
-        # How often something was handed on: (from, to) -> count
+        # The number of forwarded messages: (from, to) -> count
         self.passed: dict[Exchange, dict[tuple[int, int], int]] = keep.setdefault("passed", {})
-        # In which exchange a rank had something handed on last: (rank, label) -> exchange
+        # The exchange of the last message that was forwarded for a rank: (rank, label) -> exchange
         self.latest: dict[tuple[int, str], Exchange] = keep.setdefault("latest", {})
 
     async def run(self) -> None:
         while True:
             rank, message = await self.node.recv_each(REQUEST)
             order = message.header if isinstance(message, Framed) else None
-            if isinstance(order, Membership) and rank >= self.node.size:  # no worker says that
+            if isinstance(order, Membership) and rank >= self.node.size:  # no worker may send it
                 await self._change_membership(order)
             elif not isinstance(order, Order):
-                # Nobody waits for an answer that one could think of.
+                # No answer to it is defined.
                 what = type(message if order is None else order).__name__
                 warnings.warn(
                     f"server {self.node.rank} got a {what} from rank {rank}, expected an order; "
@@ -226,9 +226,10 @@ class _Collector:
             await self._collect(rank, order, data)
 
     def _check_turn(self, rank: int, order: Order) -> None:
-        """A worker begins an exchange of a tensor when its last one of it is over.
+        """Refuses a message of a new exchange of a tensor before the last one is complete.
 
-        So it cannot fill this server, nor other workers, with exchanges that nobody else begins.
+        So a worker cannot fill this server, or other workers, with exchanges that no other worker
+        begins.
         """
         label, exchange = order.label, (order.label, order.round, order.members)
         is_open = any(key[0] == label and rank in box for key, box in self.boxes.items())
@@ -282,7 +283,7 @@ class _Collector:
         boxes = self.boxes.setdefault(exchange, {})
         if self.jobs.setdefault(exchange, order.digest) != order.digest:
             self.jobs[exchange] = _DIFFERENT_JOBS
-        boxes[rank] = message  # one at a time: nobody goes on before it is answered
+        boxes[rank] = message  # one at a time: a worker waits for its answer
         if len(boxes) < len(order.members):
             return
         del self.boxes[exchange]
@@ -299,7 +300,7 @@ class _Collector:
             state = self.kept.get(exchange)
             answer, kept = await self.node.call(order.job.run, messages, state)
             self._store_state(exchange, kept)
-        except Exception as error:  # whatever messages can do to a job
+        except Exception as error:  # a job may raise anything on hostile messages
             for member in self._rotate_members(order.members):
                 await self._report_failure(member, slot, Failed.of(error))
             return
@@ -307,7 +308,7 @@ class _Collector:
             await self._answer(member, slot, answer)
 
     def _store_state(self, exchange: Exchange, state: Any) -> None:
-        """Until the next time. Members decide what, so it is bounded."""
+        """Stores the state of an exchange for the next round. Members make it, so it is bounded."""
         if state is None:
             return
         label, before = exchange[0], self.kept.get(exchange)
@@ -320,7 +321,7 @@ class _Collector:
         self.kept[exchange], self.kept_nbytes[label] = state, nbytes
 
     def _rotate_members(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Other servers begin with other members."""
+        """The members in the order of answers: each server begins with a different one."""
         first = (self.node.rank - self.node.size) * len(members) // self.num_servers
         return members[first:] + members[:first]
 
@@ -348,6 +349,6 @@ class _Collector:
         await self._report_failure(rank, tag, Lost.of(await why_lost(self.node, gone)))
 
     async def _report_failure(self, rank: int, tag: tuple[Any, ...], why: Lost | Failed) -> None:
-        """Why there is no answer."""
+        """Reports why there is no answer."""
         framed = Framed(why)
         await self.node.send_framed(rank, (ANSWER, *tag), framed, HEADER_NBYTES, "membership")
