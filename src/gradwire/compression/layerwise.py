@@ -1,4 +1,4 @@
-"""Each tensor of a bucket encoded by itself, all of them in one message.
+"""Encodes each tensor of a bucket separately, all of them in one message.
 
     C(x) = (C_1(x_1), ..., C_L(x_L))
 
@@ -6,23 +6,22 @@ where x_l are the tensors (weights, biases) in the bucket and C_l is the inner c
 and random draws of its own for each. If the inner one contracts by delta_l, or has the relative
 variance omega_l, the whole has the worst of them: errors and norms of tensors add up.
 
-How much is encoded together, the granularity, is a choice of every codec. Whole model or bucket
-is decided by the scheduling, `sequential("model")` or `sequential("layer")`, where the latter also
-sends a message per layer; per layer in one message by this: `ef(layerwise(topk(0.01)))`,
-`ef21(layerwise(sign))`, `layerwise(topk(0.01) >> qsgd(bits=4))`. Dutta et al. 2020 compare whole
-model and layers: the bounds for layers are no worse, in experiments either may train better.
+The granularity, how much is encoded together, can be chosen for every codec. The scheduling decides
+between the whole model and buckets, `sequential("model")` or `sequential("layer")`; the latter also
+sends a message per layer. This wrapper encodes layer by layer in one message:
+`ef(layerwise(topk(0.01)))`, `ef21(layerwise(sign))`, `layerwise(topk(0.01) >> qsgd(bits=4))`. Dutta
+et al. 2020 compare whole model and layers: the bounds for layers are no worse, in experiments
+either may train better.
 
-A codec that is LINEAR stays so, its `values` are those of all tensors in a row. Of others there is
-one header and one checksum for all tensors, and the lengths of what no codec can know in a byte
-or two each (`_layers.py` says how). The values may be encoded further on, then all of them
-together: `layerwise(topk(0.01)) >> qsgd(bits=4)`. Messages are gathered whole: shards would cut
-the tensors.
+A LINEAR codec stays LINEAR: its `values` are those of all tensors, concatenated. Other codecs have
+one header and one checksum for all tensors, and the lengths that receivers cannot know, in a byte or
+two each (see `_layers.py`). A next stage encodes all values together: `layerwise(topk(0.01)) >>
+qsgd(bits=4)`. Messages are gathered whole: shards would cut the tensors.
 
-Use it where one scale does not fit all layers (`sign`, `qsgd` without buckets), or to keep every
-layer moving that a global `topk` would starve. It costs a call of the inner codec per tensor, 0.1
-to 0.4 ms: `sign` of 25 million elements in 161 tensors takes as long as 3 copies of the vector
-instead of one, 6 with feedback instead of 3. For many small tensors see `partition` and its
-`min_size`.
+Use it where one scale does not fit all layers (`sign`, `qsgd` without buckets), or to update layers
+of which a global `topk` would select nothing. It costs a call of the inner codec per tensor, 0.1 to
+0.4 ms: `sign` of 25 million elements in 161 tensors takes as long as 3 copies of the vector instead
+of one, 6 with feedback instead of 3. For many small tensors see `partition` and its `min_size`.
 """
 
 from collections.abc import Sequence
@@ -203,7 +202,7 @@ class _LayerwiseFusion(Fusion[Layerwise]):
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         check_tensor(self.codec, x)
-        # The inner codec looks for what is not finite, and can say in which tensor.
+        # The inner codec checks for NaN and infinity, and its error names the tensor.
         parts, state = self.codec.split(x.detach().reshape(-1).contiguous(), state, key)
         return pack_parts(self.codec, parts, Spec.of(x)), state
 

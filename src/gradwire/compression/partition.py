@@ -10,9 +10,9 @@ all of them. Tensors of fewer than `min_size` elements travel as they are.
 Treating layers differently is common practice: biases and normalisation are few and matter (Lin
 et al. 2018, Deep gradient compression; Vogels et al. 2019).
 
-Use it where tensors want different treatment: large matrices compressed hard, biases and
-normalisation hardly or not at all. Put `ef(...)` around the whole or into single rules, not both;
-if one codec suits all tensors, write that codec alone.
+Use it where tensors need different codecs: strong compression for large matrices, little or none
+for biases and normalisation. Put `ef(...)` around the whole or into single rules, not both; if one
+codec suits all tensors, write that codec alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ class Partition(Reducer):
                 self.rules[patterns].check_names(own)
 
     def _check_momentum(self) -> None:
-        """Some tensors must not have a momentum and others none."""
+        """Refuses rules of which only some have a momentum."""
         if self.momentum_lives != "inside":
             return
         for patterns, rule in self.rules.items():
@@ -222,7 +222,7 @@ class Partition(Reducer):
 
 
 class _Piece(NamedTuple):
-    """What one rule takes of a bucket."""
+    """The tensors of a bucket that one rule compresses."""
 
     patterns: str
     reducer: Reducer
@@ -246,7 +246,7 @@ class _BucketCut(NamedTuple):
     order: tuple[int, ...]  # where to find each run if those of the first piece come first, ...
 
     def parts(self, x: Tensor) -> list[Tensor]:
-        """What each piece has of a vector."""
+        """The part of a vector that belongs to each piece."""
         runs = x.split(self.sizes)
         return [_concatenate(runs, own) for own in self.places]
 

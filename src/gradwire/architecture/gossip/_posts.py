@@ -15,9 +15,7 @@ LABEL = "model"  # in the ledger
 HEADER_NBYTES = 8  # a kind and the number of a round
 NUMBER_NBYTES = 8  # a float64 or a time that goes with it
 
-INITIAL = (
-    -1.0
-)  # the incarnation of a worker that is there from the start; a later one is its join time
+INITIAL = -1.0  # incarnation of a worker that is there from the start; later ones are join times
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +25,7 @@ class RoundHeader:
     kind: Literal["data", "introduction", "missed"]
     step: int
     weight: float | None = None  # of push-sum
-    version: tuple[float, int] | None = (
-        None  # the version that this changes: incarnation, number of changes
-    )
+    version: tuple[float, int] | None = None  # that this changes: incarnation, number of changes
 
 
 @dataclass(frozen=True, slots=True)

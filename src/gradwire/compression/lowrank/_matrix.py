@@ -1,4 +1,4 @@
-"""What methods share that work on layers: the matrices in a flat bucket, stacked by shape.
+"""The matrices in a flat bucket, stacked by shape, for methods that work on layers.
 
 A tensor of shape [n, ...] is the matrix [n, m] of its rows, so a convolution's kernels are
 [out, in * height * width] (Vogels et al. 2019). Matrices of equal shape are stacked, so
@@ -30,7 +30,7 @@ class Stack(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A bucket as a row of pieces: matrices, and what is none. All ranks hold the same.
+    """A bucket as a sequence of pieces: matrices, and other elements. Equal on all ranks.
 
     A bucket is cut by one `split` and put together by one `cat`, however many layers it has.
     """
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         ]
 
     def rest(self, x: Tensor) -> Tensor:
-        """What is no matrix, in a row."""
+        """The elements outside all matrices, concatenated."""
         return _concatenate(x.split(self.sizes), self.plain, x)
 
     def assemble(self, matrices: Sequence[Tensor], rest: Tensor) -> Tensor:

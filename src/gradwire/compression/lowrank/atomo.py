@@ -142,7 +142,7 @@ class Atomo(Codec):
 
 @lru_cache(maxsize=1024)
 def _make_layout(tensors: tuple[Placed, ...], rank: int) -> Layout:
-    """What becomes of a vector, filled up with zeros to a square; both sides make the same."""
+    """The layout of a vector, padded with zeros to a square; equal on both sides."""
     numel = tensors[-1][2]
     if len(tensors) == 1 and not tensors[0][0] and matrix_shape(tensors[0][3]) is None and numel:
         n = isqrt(numel - 1) + 1
@@ -161,7 +161,7 @@ def _decompose(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, the singular values in float64, and V^T of a stack of matrices."""
     scale = magnitude_unit(matrices)
     u, s, vh = torch.linalg.svd(matrices / scale, full_matrices=False)
-    # The sign of a pair is anybody's choice: here the largest entry of u is positive.
+    # The sign of a pair is arbitrary: we make the largest entry of u positive.
     largest = u.gather(-2, u.abs().argmax(dim=-2, keepdim=True))  # [num_matrices, 1, r]
     sign = torch.where(largest < 0, -1.0, 1.0).to(u.dtype)
     return u * sign, s.double() * scale.double(), vh * sign.mT

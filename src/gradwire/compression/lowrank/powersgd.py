@@ -8,10 +8,10 @@ so that the steps together are a power iteration; the first one is drawn from th
 matrices of a bucket share the two messages; vectors, and matrices that would not shrink by
 `min_rate`, travel as they are with the first.
 
-Under error feedback the residual is what the group did not get of this worker: its corrected
-matrix less P (M^T P)^T, its own term of the mean. torch's hook subtracts the mean P Q^T instead.
-Both rounds are linear, so the updates are the same up to rounding; but there the distance of a
-worker's gradients from the mean piles up in its residual with every step.
+Under error feedback the residual is the part of this worker's matrix that the mean lacks: its
+corrected matrix minus P (M^T P)^T, its own term of the mean. torch's hook subtracts the mean P Q^T
+instead. Both rounds are linear, so the updates are the same up to rounding; but there the distance
+of a worker's gradients from the mean piles up in its residual with every step.
 
 Where we differ: P is made orthonormal by a QR decomposition (the paper's Gram-Schmidt spans the
 same space), which leaves no NaN behind if M has a rank below r. torch's hook also makes Q
@@ -118,7 +118,7 @@ def _correct_input(codec: PowerSGD, x: Tensor, residual: Tensor | None) -> Tenso
 
 
 class _FactorPlan(NamedTuple):
-    """What becomes of a bucket; all ranks hold the same."""
+    """The factors of a bucket; equal on all ranks."""
 
     layout: Layout
     ranks: tuple[int, ...]  # of each stack

@@ -13,7 +13,7 @@ goes out to all, the result is finalized to the one bit that counts.
 
 We differ in this: sign(0) and a tie are +1, where the papers leave them open or at random; and a
 worker whose tensor is all zero (a frozen layer, an empty batch) abstains, so that zeros stay zero
-if nobody votes.
+if no worker votes.
 
 Use it to run signSGD itself, with one bit per element in both directions and a majority that a few
 bad workers cannot turn; not with `ef(...)`, and with a learning rate made for steps of equal size.

@@ -45,7 +45,7 @@ class TernGrad(PackedCodec):
     clip: float = 2.5  # c: clip at c sigma; 0 clips nothing and is unbiased
     bucket: int | None = None  # elements that share one scale; None: the whole tensor
     share: bool = False  # all workers use the largest scale of any of them
-    scale: float | None = None  # s, if everybody knows it: what sharing comes to
+    scale: float | None = None  # s, if all workers know it: set by sharing
 
     paper = (
         "Wen et al. 2017, TernGrad: ternary gradients to reduce communication in distributed "
@@ -121,7 +121,7 @@ class TernGrad(PackedCodec):
         return finished(look_up(parts["values"], table, scale, bucket, spec.numel), spec.dtype)
 
     def _known_scale(self, dtype: torch.dtype) -> float:
-        """The scale that everybody knows, as a number of `dtype`."""
+        """The scale that all workers know, as a number of `dtype`."""
         assert self.scale is not None
         return float(torch.tensor(min(self.scale, torch.finfo(dtype).max), dtype=dtype))
 

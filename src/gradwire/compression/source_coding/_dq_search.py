@@ -1,9 +1,9 @@
-"""The step with which `dq` keeps to a rate.
+"""Searches the step with which `dq` keeps to a rate.
 
-From one call to the next little changes, so that a search begins where the last one ended; the
-first one begins with a sample, which also decides between trellis and plane. That is decided anew,
-as if there had been no call before, where the vectors are no longer like those that it was decided
-for (`Choice`), and now and then anyhow. Sizes of short vectors jump, and then all steps are tried.
+Vectors change little between calls, so a search begins at the result of the last one; the first one
+begins with a sample, which also decides between trellis and plane. That decision is made again, as
+in a first call, when the vectors have changed too much (`Choice`), and periodically. For short
+vectors the size is not a smooth function of the step; then all steps are tried.
 """
 
 import math
@@ -40,23 +40,14 @@ from gradwire.compression.source_coding._dq_start import (
 from gradwire.compression.source_coding._dq_wire import NOTHING, Shapes
 from gradwire.kernels.reference.trellis import UNIT
 
-_NUM_GRID_STEPS = 14  # steps of all sizes, each half of the one before
+_NUM_GRID_STEPS = 14  # step sizes tried, each half of the one before
 _CORRECTION_NUMEL = 1 << 18  # elements on which a step is corrected
-_MAX_TRIES, _MAX_SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole, on a sample
-_LOG2_SLACK, _LOG2_AIM = (
-    0.02,
-    -0.012,
-)  # how far below the rate will do, and what to try for, as log2
-_ENVELOPE_BYTES = 9  # bytes of a payload besides its part and the length of it: see core/payload.py
-_SPARE_BYTES, _MAX_SPARED_BYTES = (
-    16,
-    256,
-)  # bytes beyond the rate, if there are no more than so many with them
-_MIN_TRELLIS_BYTES = 14  # bytes, of a trellis
-_MAX_HINT_CALLS, _MAX_HINT_ERROR_GROWTH = (
-    32,
-    1.5,
-)  # after so many, or with an error so much larger, all steps are tried
+_MAX_TRIES, _MAX_SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole vector, on a sample
+_LOG2_SLACK, _LOG2_AIM = 0.02, -0.012  # accepted shortfall below the rate, and target
+_ENVELOPE_BYTES = 9  # of a payload, besides its part and that part's length: see core/payload.py
+_SPARE_BYTES, _MAX_SPARED_BYTES = 16, 256  # allowed beyond the rate, up to this total
+_MIN_TRELLIS_BYTES = 14  # smallest code of a trellis
+_MAX_HINT_CALLS, _MAX_HINT_ERROR_GROWTH = 32, 1.5  # beyond these all steps are tried again
 
 
 def encode_at_rate(
@@ -66,13 +57,13 @@ def encode_at_rate(
     rate: float,
     start: Start | None,
 ) -> tuple[bytearray, Start | None]:
-    """The code with about the smallest step that keeps to a rate, and a start for the next one.
+    """The code with about the smallest step that keeps to a rate, and a start for the next call.
 
-    Tables and indices depend on each other, and where nearly all is zero what is not costs so much
-    that even more becomes zero: sizes jump. Tables converge while the step follows the rate, on a
-    sample; then they stay, and the size changes smoothly with the step. If that comes to less than
-    any source allows, or to nothing, all steps are tried, and the least error is taken. What was
-    best is then taken for some calls, as long as the error stays about the same.
+    Tables and indices depend on each other. Where nearly all indices are zero, a nonzero index
+    costs so much that even more become zero: the size jumps. On a sample, tables converge while the
+    step follows the rate; then the tables are fixed, and the size changes smoothly with the step.
+    If the result is worse than any source needs, or empty, all steps are tried and the one of least
+    error is taken. It is reused for some calls, as long as the error stays about the same.
     """
     room = _num_code_bytes(rate, x.numel())
     hint = None if start is None else start.hint
@@ -206,10 +197,11 @@ def _try_all_steps(
 def _best_step(
     x: Tensor, shapes: Shapes, rms: float, room: int, hint: "Hint | None"
 ) -> tuple[float, bytearray, float, Way]:
-    """The least error of all steps, where a part of the vector may go without bits.
+    """The least error of all steps, where a part of the vector may get no bits.
 
-    Sizes jump where all numbers are about as large: they take one bit each or none. Between the two
-    the part of least energy becomes zero. With feedback it is another part next time.
+    Sizes jump where all numbers are about equally large: they take one bit each or none. Between
+    the two, the part of least energy becomes zero; with feedback that is another part in the next
+    step.
     """
     sample, own = take_sample(x, shapes, SAMPLE_NUMEL)
     found: list[tuple[float, float, Way, float]] = []
@@ -279,10 +271,10 @@ def _drop_run(x: Tensor, share: float) -> tuple[Tensor, float]:
 
 
 def _num_code_bytes(rate: float, numel: int) -> int:
-    """Bytes of a code: what the rate gives, less what goes around it.
+    """Bytes of a code: those of the rate, minus the payload's envelope.
 
-    A payload may have 16 bytes more, but no more than 256 with them: a vector of few elements would
-    have no bits left otherwise, and never be sent.
+    A payload may exceed the rate by 16 bytes, up to 256 bytes in total: otherwise a short vector
+    would get no bits and would never be sent.
     """
     own = rate * numel / 8
     total = int(max(own, min(own + _SPARE_BYTES, _MAX_SPARED_BYTES)))

@@ -1,4 +1,4 @@
-"""What `dq` writes: a first byte that says which code follows, and that code.
+"""The wire format of `dq`: a first byte that names the code, and that code.
 
     trellis   the step; if the first byte says so six offsets of four bits each; the tables (see
               `coding/trellis.py`); for all segments but the last the number of words of each, 4
@@ -35,7 +35,7 @@ from gradwire.kernels.reference.trellis_fit import FINE
 
 Shapes = tuple[tuple[int, int], ...]  # of the matrices in a vector, rows and columns
 
-# The first byte: all zero, a sum of these, or one of a short code.
+# The first byte: zero, a sum of these flags, or that of a short code.
 NOTHING, CODED, OFFSETS, SIGNED, SMALL, PLANE, LARGE = 0, 1, 2, 4, 8, 64, 128
 NO_OFFSETS = torch.zeros(6, dtype=torch.int32, device="cpu")
 _SEGMENT_NUMEL = 1 << 18  # elements coded by themselves, in long vectors

@@ -19,12 +19,12 @@ binary arithmetic coding, and contexts made for gradients of matrices, which are
 products (see `kernels/reference/trellis.py`). One step serves the whole vector, which shares bits
 among its parts as reverse water-filling does; nothing is spent on where magnitudes differ.
 
-From 0.7 bits on the quantisers can be told by a plane of bits instead of the trellis, one bit
-for each element, that is a word of a polar code and costs a fraction of a bit (`_dq_plane.py`).
-Eight states gain 1.09 of the 1.53 dB, the plane 1.33: on a Gaussian of 2 bits the error is 0.2 dB
-from Shannon's bound instead of 0.5, on gradients 0 to 0.45 dB smaller. A sample decides, again
-whenever the vectors change, and now and then. Encoding takes 1.3 times as long from some millions
-of elements on, four times at tens of thousands; fewer than 2048 have the trellis.
+From 0.7 bits on the quantisers can be selected by a plane of bits instead of the trellis: one bit
+for each element, a word of a polar code, at the cost of a fraction of a bit (`_dq_plane.py`). Eight
+states gain 1.09 of the 1.53 dB, the plane 1.33: on a Gaussian of 2 bits the error is 0.2 dB from
+Shannon's bound instead of 0.5, on gradients 0 to 0.45 dB smaller. A sample decides, again whenever
+the vectors change, and now and then. Encoding takes 1.3 times as long from some millions of
+elements on, four times at tens of thousands; fewer than 2048 have the trellis.
 
 Constants were chosen on the gradients in `experiment/studies/gradients.py`. On five that were not
 used for it (two perceptrons, a ResNet, an LSTM and a transformer of other sizes, seeds and steps)
@@ -32,11 +32,11 @@ at 0.25 to 3 bits its error was 1.6 to over 60 times smaller than that of `topk 
 bit on 8 times or more smaller than those of `qsgd >> rans` and `eden`, at their settings next to
 the rate.
 
-A vector of few elements has no room for a trellis and its tables. Then each number travels by
-itself in a few bits, or only the positions and signs of the largest, whatever errs least. A payload
-may be 16 bytes longer than the rate says, as long as it has no more than 256, so that something is
-always sent. Numbers that are all about as large (the survivors of `topk`) cost a bit each or none;
-at less than that the part of the vector with the least energy goes without.
+A short vector has no room for a trellis and its tables. Then each number is sent in a few bits, or
+only the positions and signs of the largest, whichever errs least. A payload may be 16 bytes longer
+than the rate says, as long as it has no more than 256, so that something is always sent. Numbers
+that are all about as large (the survivors of `topk`) cost a bit each or none; at lower rates the
+part of the vector with the least energy gets no bits.
 
 Use it where bits are scarce and a core can be spared: at 0.1 to 3 bits per element it errs less
 than every other codec here, most of all on real gradients, at some tens of millions of elements a
@@ -98,7 +98,7 @@ _RANGES = {torch.float32: (2.0**-60, 2.0**100), torch.float64: (2.0**-400, 2.0**
 
 @dataclass(frozen=True, repr=False)
 class DQ(Codec):
-    """Two quantisers that a trellis or a polar code tells apart, rate in the search, contexts."""
+    """Two quantisers selected by a trellis or a polar code, rate in the search, contexts."""
 
     rate: float | None = None  # bits per element of the whole payload, see `_room`
     step: float | None = None  # of a trellis, in terms of the root mean square of the vector
@@ -135,7 +135,7 @@ class DQ(Codec):
         return decode_code(packed.cpu(), shapes, spec).to(packed.device)
 
     def _encode_vector(self, x: Tensor, shapes: Shapes, last: State) -> tuple[bytearray, State]:
-        """The code, and what the next one may start from."""
+        """The code, and the start of the next search."""
         largest = largest_magnitude(x)
         if not largest:
             return bytearray([NOTHING]), last
@@ -165,7 +165,7 @@ class DQ(Codec):
 
 
 def _way_at_step(x: Tensor, shapes: Shapes, step: float) -> tuple[Way, float]:
-    """What takes the fewest bits for the error of a trellis of this step, and a factor of it."""
+    """The rule with the fewest bits at the error of a trellis of this step, and its factor."""
     sample = take_sample(x, shapes, SAMPLE_NUMEL)
     way = Way.SIGNED if prefers_signs(*sample, step) else Way.PLAIN
     if x.numel() < MIN_PLANE_NUMEL:

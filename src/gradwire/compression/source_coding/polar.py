@@ -2,17 +2,17 @@
 coding"): a codeword near the vector, found by successive cancellation; rate * d bits of it travel.
 
 Every element has a label of m bits that names a point; bit j of all labels is a codeword of the
-j-th polar code. Successive cancellation decides it by what the element, and the bits below, say of
-it: soft, not the sign alone. See `coding/polar/gaussian.py` for the points and what elements say.
-The vector is decoded to scale * points[labels] with the scale of least squared error. Up to 0.6
-bits there are two points, and one code.
+j-th polar code. Successive cancellation decides it from soft information: the log-likelihood ratios
+given the element and the lower bits, not the sign alone. See `coding/polar/gaussian.py` for the
+points and ratios. The vector is decoded to scale * points[labels] with the scale of least squared
+error. Up to 0.6 bits there are two points, and one code.
 
 `sign >> polar(rate)` codes the signs that `sign` leaves, a uniform source, with bits in place of
 ratios; a fraction D of them arrives wrong, so magnitudes shrink by 1 - 2 D.
 
 The points are made for a Gaussian. `rotate=True` makes any vector near one, by a randomised
 Hadamard transform, and then permutes the positions of the blocks: polar codes contain Walsh
-functions, and what is rotated by the same functions would not meet the code as noise does.
+functions, and a vector rotated by the same functions would not look like noise to the code.
 
 Use it at 0.1 to 4 bits per element where every bit counts and gradients are no further from a
 Gaussian than a rotation brings them; heavy tails are better left as they are, and coded by `dq`.
@@ -186,7 +186,7 @@ class Polar(Codec):
         return Lanes(numel, self.block)
 
     def _permutation(self, lanes: Lanes, key: Key, device: torch.device) -> Tensor | None:
-        """Where what was rotated goes: a permutation of the positions that all ranks draw."""
+        """A permutation of the rotated positions, equal on all ranks."""
         if not self.rotate:
             return None
         words = key.shared().child("polar positions").words(lanes.used, device)
@@ -213,7 +213,7 @@ def _deviation(x: Tensor) -> float:
 
 @dataclass(frozen=True, repr=False)
 class _PolarSigns(Codec):
-    """`polar` behind `sign`: codes bits, and says how likely each of them is a one."""
+    """`polar` behind `sign`: codes bits, and decodes how likely each of them is a one."""
 
     rate: float
     block: int

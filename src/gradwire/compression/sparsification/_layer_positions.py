@@ -5,7 +5,7 @@
     varints                            the lengths of all codes but the last
     codes                              of groups in which some are, but not all
 
-Of no position at all nothing is sent. Layers are tensors, small ones with those behind them.
+If there are no positions, nothing is sent. Layers are tensors; small ones are joined with the next.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def write_positions(
 
 
 def read_positions(part: Tensor, layers: Layers) -> tuple[Layers, list[int], list[Tensor]]:
-    """Groups of layers with their counts and codes; `WireError` if that is not what is there.
+    """Groups of layers with their counts and codes; `WireError` for other bytes.
 
     The codes themselves are not looked at.
     """

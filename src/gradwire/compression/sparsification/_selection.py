@@ -1,4 +1,4 @@
-"""What sparsifiers share: densities, thresholds, and how positions travel.
+"""Shared by sparsifiers: densities, thresholds, and the coding of positions.
 
 Where the data decide how many elements are kept, the receiver must know. The count stands in
 front of the coded positions, in as few bytes as the length of the tensor needs: three for a
@@ -228,7 +228,7 @@ def _count_bytes(universe: int) -> int:
 
 
 def matching_memory(memory: object, x: Tensor) -> Tensor | None:
-    """What a codec remembers per element, if it remembers these elements.
+    """A codec's memory per element, if it belongs to these elements, else None.
 
     An inner stage of a chain gets other elements in each step; it works without a memory.
     """

@@ -1,4 +1,4 @@
-"""How many elements of each layer are worth their bits, for a number of bits altogether.
+"""The number of elements to keep of each layer, for a total number of bits.
 
 Keeping the k largest elements of a layer of n costs R(k) = k * value_bits + the bits of their
 positions, about n h(k/n) with the binary entropy h, and saves the sum S(k) of their squares. The

@@ -11,8 +11,8 @@ A codec sees G alone. Its state holds the residual it must have left in the step
 chain) dW = G, that is, everything from half of the bin's maximum on is sent. Elements where G is
 zero are never sent. Positions are coded over the whole tensor, not in 8 or 16 bits per bin.
 
-Use it as `ef(adacomp)` where no density is to be chosen: layers and steps with much to say send
-more by themselves. Where the traffic must be known beforehand take `ef(stc(0.01))`.
+Use it as `ef(adacomp)` where no density is to be chosen: layers and steps with large changes send
+more automatically. Where the traffic must be known beforehand take `ef(stc(0.01))`.
 """
 
 from dataclasses import dataclass

@@ -21,15 +21,15 @@ by dynamic programming. Here elements compete directly, so the shares of layers 
 in every step.
 
 `target_bytes` are those of one payload: per worker, step and bucket. The packed payload is never
-larger, and takes at least 95% of it for gradients that have as much to say. In a chain the values
-are encoded by others: say with `value_bits` how many bits they take each, as in
+larger, and takes at least 95% of it unless the gradient has too few nonzero elements. In a chain
+the values are encoded by others: say with `value_bits` how many bits they take each, as in
 `adaptive_density(20000, value_bits=16) >> fp16`. Then positions, header and so many bits for each
 value keep to the budget; scales or tables that a later stage adds come on top. Without it values
 are counted at the width of the tensor.
 
-On the saved gradients at 0.2 to 5% of their bytes its error was that of a global `topk` of as many
-bytes, whose density nobody knows beforehand, within one per cent; that of `layerwise(topk(...))`
-was 1.02 to 25 times as large.
+On the saved gradients at 0.2 to 5% of their bytes its error was within one per cent that of a
+global `topk` of as many bytes, whose density is not known beforehand; that of
+`layerwise(topk(...))` was 1.02 to 25 times as large.
 
 Use it as `ef(adaptive_density(20000))` where a link allows for so many bytes, or in place of
 `layerwise(topk(...))` where layers differ in magnitude. For 25 million elements in 161 tensors it
@@ -89,7 +89,7 @@ _MIN_KEPT_IN_SAMPLE = 256
 _TARGET_SHARE, _ACCEPTED_SHARE = (
     0.997,
     0.985,
-)  # of the budget: what is tried for, and what needs no other try
+)  # of the budget: target, and enough to stop
 _MAX_TRIES = 6
 _MIN_CODE_BITS = 256  # of a code that shows how clustered positions are
 _EMPTY_BYTES = 16  # a message of nothing, at most
@@ -185,7 +185,7 @@ class AdaptiveDensity(Entries):
         value_bits: int,
         learnt: "_RateModel",
     ) -> tuple["SparseMessage", "_RateModel"]:
-        """The best of some messages that are small enough, and what they taught."""
+        """The best of the messages tried that fit the budget, and the updated model of sizes."""
         histogram = Histogram.of(found.values, found.counts, sizes_of(layers))
         best, best_saved = SparseMessage.of_nothing(found, dtype), 0.0
         budget = _TARGET_SHARE * 8 * (self.target_bytes - _EMPTY_BYTES)
@@ -248,7 +248,7 @@ class _AdaptiveDensityFusion(EntriesFusion):
 
 
 class _RateModel(NamedTuple):
-    """How far messages are from their model: of what it promised they take so much."""
+    """Measured size of messages relative to the model of their size."""
 
     ratio: float  # of all bits
     factors: tuple[float, ...]  # of the bits of positions in each layer, which may cluster
@@ -285,7 +285,7 @@ class _RateModel(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The elements in question, layer by layer."""
+    """The candidate elements, layer by layer."""
 
     indices: Tensor  # int64, of the bucket
     values: Tensor

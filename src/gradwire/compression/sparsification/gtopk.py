@@ -141,7 +141,7 @@ def _average(tree: _Tree, buffer: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _own_contribution(tree: _Tree, x: Tensor, mine: Payload, where: Tensor) -> Tensor:
-    """What the group took of mine: what I selected, at the positions of the result."""
+    """This worker's contribution: its selected elements, at the positions of the result."""
     selected, _ = tree.read(mine.buffer)
     both = selected[torch.isin(selected, where, assume_unique=True)]
     return scatter(x[both], both, tree.spec)

@@ -16,9 +16,9 @@ values are a matter of the next stage: `variance(1.5) >> qsgd(bits=4)`.
 It needs `ef(...)`, for what it sends is a sum over steps: of a single step it sends nothing, or
 all with alpha below 1.
 
-Use it as `ef(variance(1.5))` where gradients are noisy and the traffic may be what it will:
-elements whose signs agree from step to step get through, the others wait. Where the rate must be
-known beforehand take `ef(topk(0.01))`.
+Use it as `ef(variance(1.5))` where gradients are noisy and the traffic need not be fixed: elements
+whose signs agree from step to step are sent, the others wait. Where the rate must be known
+beforehand take `ef(topk(0.01))`.
 """
 
 import math
