@@ -1,4 +1,4 @@
-"""What coders of symbols share: one stream of bytes, numbers in front, fixed width as a way out.
+"""Shared by coders of symbols: one stream of bytes, numbers in front, fixed width as fallback.
 
     byte 0    0: the symbols at fixed width follow, because no code of them is shorter
               1: a coder's own stream follows
@@ -25,7 +25,7 @@ Coded = tuple[bytes, list[Tensor]] | None
 
 
 class StreamReader:
-    """Takes a received stream apart from its front; what is missing is a WireError."""
+    """Reads a received stream from its front; missing bytes are a WireError."""
 
     def __init__(self, packed: Tensor) -> None:
         self.rest = packed
@@ -101,7 +101,7 @@ def read_symbols(
 
 
 def call_kernel(decode: Callable[..., Any], *arguments: Any) -> Any:
-    """What a kernel makes of received bytes; what it refuses is a WireError."""
+    """Runs a kernel on received bytes; turns its ValueError into a WireError."""
     try:
         return decode(*arguments)
     except WireError:

@@ -1,20 +1,20 @@
 """A plane of bits, one for each element, in less than a bit each: words of polar codes.
 
-The sender has of each element a ratio, how much it prefers a zero (8 units to a nat, as in
-`kernels.polar_quantise`), and takes the words that successive cancellation finds. The receiver
-needs their free inputs. A vector is cut into pieces: up to 64 blocks of 32768 positions each, then
-one block for every power of two in the number of elements that are left, down to 256; what is left
-then is a block with some positions to spare. That errs less than to shorten blocks: a code of half
-the length loses less than one that lacks half its positions. Of each piece travel
+The sender has a log-likelihood ratio for each element, positive if it prefers a zero (8 units to a
+nat, as in `kernels.polar_quantise`), and takes the words that successive cancellation finds. The
+receiver needs their free inputs. A vector is cut into pieces: up to 64 blocks of 32768 positions
+each, then one block for every power of two in the number of elements that are left, down to 256;
+what is left then is a block with some positions to spare. That errs less than to shorten blocks: a
+code of half the length loses less than one that lacks half its positions. Of each piece travel
 
     1 byte: the rate, in 1/256 of a bit per position; the free inputs of all its blocks, packed
 
 The rate is the mean information of the ratios about the bits, 1 - h2(1 / (1 + e^-L)), so elements
-that do not care cost nothing. Polar codes take any mixture of positions, but not an order of them
-(rows of a matrix that are all small): the positions of a block are permuted, always in the same
-way. Free are the inputs of the largest polarization weight. At whole powers of two it is as good as
-an order made for the very ratios, and both sides have it without a table. No two weights of a block
-are closer than 0.00009, so that rounding does not change their order on any machine.
+without a preference cost nothing. Polar codes take any mixture of positions, but not an order of
+them (rows of a matrix that are all small): the positions of a block are permuted, always in the
+same way. Free are the inputs of the largest polarization weight. At whole powers of two it is as
+good as an order made for the very ratios, and both sides have it without a table. No two weights of
+a block are closer than 0.00009, so that rounding does not change their order on any machine.
 """
 
 import functools
@@ -40,7 +40,7 @@ _SAMPLE_NUMEL = 1 << 16  # elements on which a rate is decided
 
 
 def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
-    """What travels, uint8, and the bits that it stands for, packed, for ratios (int8 [numel])."""
+    """The code, uint8, and the packed bits that it decodes to, for ratios (int8 [numel])."""
     codes, planes, start = [], [], 0
     for lanes in _pieces(ratios.numel()):
         own = ratios[start : start + lanes.numel]
@@ -122,7 +122,7 @@ def _code(n: int, rate: int) -> _PlaneCode:
 
 @functools.cache
 def plane_digest() -> int:
-    """Of what both ends compute: the order of the inputs, and that of the positions."""
+    """A digest of what both ends compute: the order of the inputs, and that of the positions."""
     orders = (
         order for make in (_by_weight, _order) for order in (make(_MAX_BLOCK), make(_MIN_BLOCK))
     )

@@ -14,8 +14,8 @@ et al. 2020 compare whole model and layers: the bounds for layers are no worse, 
 either may train better.
 
 A LINEAR codec stays LINEAR: its `values` are those of all tensors, concatenated. Other codecs have
-one header and one checksum for all tensors, and the lengths that receivers cannot know, in a byte or
-two each (see `_layers.py`). A next stage encodes all values together: `layerwise(topk(0.01)) >>
+one header and one checksum for all tensors, and the lengths that receivers cannot know, in a byte
+or two each (see `_layers.py`). A next stage encodes all values together: `layerwise(topk(0.01)) >>
 qsgd(bits=4)`. Messages are gathered whole: shards would cut the tensors.
 
 Use it where one scale does not fit all layers (`sign`, `qsgd` without buckets), or to update layers
@@ -73,7 +73,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class Layerwise(Composite):
-    """Encode each tensor of a bucket by itself, all of them in one message."""
+    """Encode each tensor of a bucket separately, all of them in one message."""
 
     inner: Compression  # a codec or chain
 

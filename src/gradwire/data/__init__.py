@@ -1,4 +1,4 @@
-"""Data sets, how they are dealt to workers, and the order in which workers draw from them.
+"""Data sets, their partitions over workers, and the order in which workers draw examples.
 
 The name of a data set is the name of the file that holds its `load()`: `load("cifar10")` runs
 `data/cifar10.py`. A new data set is one new file here, or a function of a

@@ -1,4 +1,4 @@
-"""How the training examples are dealt to workers: `iid`, `dirichlet(0.5)`, `by_label(2)`,
+"""Partitions of the training examples over workers: `iid`, `dirichlet(0.5)`, `by_label(2)`,
 `by_role`. A partition is an expression; `shards` gives each worker its indices, the same on every
 rank because they are drawn from a shared key.
 """

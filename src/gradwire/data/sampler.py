@@ -1,5 +1,5 @@
 """Which examples a worker sees in a step: a function of (rank, step) and nothing else, so that
-simulator, processes and restarts agree without talking.
+simulator, processes and restarts agree without communication.
 
 Without shards, one permutation per epoch orders all examples for all workers: n workers with
 batch B see together, in every step, exactly the examples that one worker with batch n B sees.

@@ -66,21 +66,21 @@ class Lazy(Synchronization):
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         node = worker.node
         gradient, replica = await worker.gradient(replica, step)
-        sent, speaks = replica.memory["sent"], False
+        sent, sends = replica.memory["sent"], False
         update: dict[str, Tensor] = {}
         if gradient is None:
             change = torch.zeros_like(sent)
         else:
             change = await node.call(torch.sub, gradient, sent)
             size, update = await self.change_size(worker, replica, change, step)
-            speaks = worker.lr(step) ** 2 * size > self.bound(replica) or self.must_send(replica)
-        mean, own, replica = await worker.mean_of_some(change, speaks, replica, step)
+            sends = worker.lr(step) ** 2 * size > self.bound(replica) or self.must_send(replica)
+        mean, own, replica = await worker.mean_of_some(change, sends, replica, step)
         aggregate = await node.share(torch.add, replica.memory["aggregate"], mean)
         lr, moves = worker.lr(step), replica.memory["moves"]
         moves = await node.share(_record_move, moves, aggregate, lr, self.window)
         replica = await worker.update(replica, aggregate, step, shared=True)
         replica = replica.remembering(aggregate=aggregate, moves=moves)
-        if not speaks:
+        if not sends:
             return self.after_skipping(replica)
         count = replica.memory["num_uploads"] + 1
         return replica.remembering(

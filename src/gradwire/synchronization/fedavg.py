@@ -141,7 +141,7 @@ class FedAvg(Synchronization):
         return replica
 
     async def _hand_over(self, worker: Worker, replica: Replica, number: int) -> Replica:
-        """Clients of the last round give the model to those of this one who were not there."""
+        """Clients of the last round send the model to those of this round that lack it."""
         if number == 0:
             return replica
         had = self._clients(worker.key, worker.size, number - 1)
@@ -223,7 +223,7 @@ class FedAvg(Synchronization):
         server.params = await server.call(torch.add, server.params, await server.mean(walks))
 
     def _clients(self, key: Key, num_workers: int, number: int) -> list[int]:
-        """The clients of a round, in order: everyone draws the same."""
+        """The clients of a round, in order; all ranks draw the same."""
         count = max(1, round(self.fraction * num_workers))
         drawn = key.child("fedavg").at(number).permutation(num_workers)[:count]
         return sorted(drawn.tolist())

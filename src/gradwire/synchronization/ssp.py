@@ -15,7 +15,7 @@ in the paper and here.
 Where we differ. A push counts 1/n, as in bsp, where the paper adds up. A clock that all workers
 have pushed is complete: its pushes are averaged in the order of the ranks and make one step of the
 optimizer, whatever that is. So with s = 0 the result is that of bsp, bit for bit. Pushes of clocks
-that are not complete are shown to those who pull as plain steps, lr/n times the gradient, until
+that are not complete are included in pulled models as plain steps, lr/n times the gradient, until
 their clock is complete; momentum and Adam's scaling come then.
 
 Each server has its own clock. The pushes of a lost worker remain: a clock is averaged over all

@@ -1,4 +1,4 @@
-"""Messages as a dishonest peer would write them: other values, with the checksum that is right."""
+"""Messages of a dishonest peer: changed values with a valid checksum."""
 
 import zlib
 

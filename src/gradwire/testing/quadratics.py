@@ -87,7 +87,7 @@ class RecordingServer(TrainingServer):
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out."""
+    """The result of a training on quadratics."""
 
     plan: Plan
     replicas: list[Replica]
@@ -150,13 +150,13 @@ def train(
     bandwidth: str = "10Gbit",
     latency: str = "50us",
     layers: Sequence[int] = (5, 3),  # sizes of the model's tensors
-    curvatures: Sequence[float] | None = None,  # a_i; 1, 1.5, 2, ... unless told
-    minima: Tensor | None = None,  # b_i, [n, d]; drawn unless told
-    start: Tensor | None = None,  # [d]; drawn unless told
+    curvatures: Sequence[float] | None = None,  # a_i; 1, 1.5, 2, ... by default
+    minima: Tensor | None = None,  # b_i, [n, d]; drawn by default
+    start: Tensor | None = None,  # [d]; drawn by default
     drift: float = 0.0,  # of each entry of the minima, from batch to batch
     noise: float = 0.0,  # deviation of each entry of a gradient
     bad: Collection[tuple[int, int]] = (),  # (rank, step) at which a gradient is NaN
-    pause_at: Sequence[int] = (),  # steps before which the run ends and goes on
+    pause_at: Sequence[int] = (),  # steps before which the run ends and resumes
     faults: Sequence[str] = (),
     heartbeat_s: float = 0.5,
     seed: int = 0,

@@ -1,4 +1,4 @@
-"""Laws of reducers: what n workers agree on, and what they keep."""
+"""Laws of reducers: the mean that n workers agree on, and their states."""
 
 import io
 import warnings
@@ -155,7 +155,7 @@ def the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec: Compression) 
     )
     exact = torch.stack([same(rank, 0, (600,), torch.float32) for rank in range(3)]).mean(0)
     errors = [float((result.mean - exact).norm()) for result in results[0]]
-    # Errors that are fed back may add up for a few steps before they settle.
+    # Errors that are fed back may add up for a few steps before they converge.
     assert max(errors[-5:]) <= 6 * max(*errors[:5], float(exact.norm()))
 
 

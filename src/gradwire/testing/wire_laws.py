@@ -1,4 +1,4 @@
-"""Laws of received bytes: whatever came, the answer is a tensor of the right shape or WireError."""
+"""Laws of received bytes: any bytes decode to a tensor of the right shape, or to a WireError."""
 
 import itertools
 import random

@@ -11,7 +11,7 @@ With N bytes, latency a and b seconds per byte it takes 2 log2(n) (a + bN) for p
 of which k a + (k + 1) bN are for the way down. On the way up the last branch, of e ranks, is ready
 before its turn and may be received in between. (The last term was read off the simulator, not
 derived; tests hold it to 34 ranks.) The root sends and receives ceil(log2 n) vectors,
-everyone else less; n - 1 vectors travel in each direction in all.
+all others less; n - 1 vectors travel in each direction in all.
 
 Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur et al. 2005.
 

@@ -159,7 +159,7 @@ class DoubleBinaryTreeGroup(Group):
                     blocks[number] = await node.call(divide_sum, blocks[number], self.size)
 
     async def _down(self, inner: "_TreeBlocks", outer: "_TreeBlocks", num_blocks: int) -> None:
-        """Finished blocks to everyone."""
+        """Sends finished blocks to all ranks."""
         tag = self._tag()
         for number in range(num_blocks):
             for place, blocks in inner:

@@ -13,7 +13,7 @@ communication operations in MPICH", sec. 4.5). That takes
     max((k + 1)(a + bN), (ceil(log2 e) + 2) a + (k + 2) bN)
 
 which is (k + 2)(a + bN) for e > 2^(k-1) and less otherwise: ranks that take part for themselves
-only start a round earlier, and what they send waits for nobody but at the NIC of its receiver.
+only start a round earlier, and what they send waits only at the NIC of its receiver.
 This formula was read off the simulator, not derived; tests hold it to 34 ranks.
 
 When to use it: for short vectors, where latencies count and not bytes.

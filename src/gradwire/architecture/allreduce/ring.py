@@ -35,7 +35,7 @@ class Ring(Architecture):
     examples = ("ring",)
 
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
-        # Payloads that do not add are gathered: the other route sends from everyone to everyone.
+        # Payloads that do not add are gathered: the other route needs messages between all pairs.
         return RingGroup(node, label, "gather", members)
 
 

@@ -40,7 +40,7 @@ from gradwire.core.protocols import Architecture
 class Torus2d(Architecture):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
 
-    rows: int = 0  # 0: whatever suits the number of workers
+    rows: int = 0  # 0: chosen for the number of workers
     cols: int = 0
 
     paper = "Mikami et al. 2018, Massively distributed SGD: ImageNet/ResNet-50 in a flash"

@@ -13,7 +13,7 @@ less than their number, and walks count for more in the same proportion: a highe
 worker that joins begins with a neighbour's z and weight 1.
 
 On graphs whose rows sum to one as well (all but those of `from_file`) weights stay 1 while
-nobody is lost, and this is `diffusion`.
+no worker is lost, and this is `diffusion`.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ _ROUNDS = 1000
 
 @dataclass(frozen=True, repr=False)
 class RandomRegular(Graph):
-    """A random connected graph in which everyone has `degree` neighbours."""
+    """A random connected graph in which every worker has `degree` neighbours."""
 
     degree: int
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Rank 0 receives from everyone, all others from rank 0.
+"""Rank 0 receives from all others, and they receive from rank 0.
 
 The hub has degree n - 1, so all weights of edges are 1/n and a leaf keeps 1 - 1/n of its own: the
 spectral gap is 1/n. That is no parameter server, which forms the mean in two messages.

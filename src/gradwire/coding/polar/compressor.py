@@ -1,4 +1,4 @@
-"""A lossy compressor of bits: N of them in, K of them sent, N heard.
+"""A lossy compressor of bits: it sends K bits for a block of N, from which N bits are decoded.
 
 Korada and Urbanke 2010, "Polar codes are optimal for lossy source coding". The sender looks for a
 codeword x = u F^(n) near the source word by successive cancellation and sends the free inputs of u;
@@ -7,7 +7,7 @@ codeword that is likeliest under them, so that uncertain positions give way.
 
     compressor = PolarCompressor(1024, 512)
     packed = compressor.compress(bits)            # [blocks, 1024] to [blocks, 64] bytes
-    heard = compressor.decompress(packed)         # differs from bits in about 12.5 % of them
+    decoded = compressor.decompress(packed)       # differs from bits in about 12.5 % of them
 
 Where we differ: decisions are `hard` by default (the more likely value, not a draw), which is
 better at every length tried, and the default f is a piecewise linear one on integers, so that all
@@ -113,9 +113,9 @@ class PolarCompressor:
     def compress_llr(self, llr: Tensor, key: Key | None = None) -> Tensor:
         """As `compress`, of log-likelihood ratios in nats, float [blocks, N], positive for zero.
 
-        Magnitudes count up to 127/8 nats; infinite ones are certain. They tell how much each
-        position matters; a scale that fits the rate is the sender's to choose: for +-a,
-        log((1 - D) / D) with 1 - h2(D) = K / N.
+        Magnitudes count up to 127/8 nats; infinite ones are certain. They weight the positions; the
+        sender should choose a scale that fits the rate: for +-a, log((1 - D) / D) with 1 - h2(D) =
+        K / N.
         """
         _check_tensor("compress_llr", llr)
         if not llr.dtype.is_floating_point:
@@ -135,7 +135,7 @@ class PolarCompressor:
         return self._pack(found, code, len(llr))
 
     def decompress(self, packed: Tensor) -> Tensor:
-        """What the receiver hears, uint8 [blocks, N]; padding bits are ignored."""
+        """The decoded bits, uint8 [blocks, N]; padding bits are ignored."""
         return kernels.bits_from_lanes(self._codewords(packed), len(packed))
 
     def decompress_packed(self, packed: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Searches for a codeword that the kernels do not make: drawn decisions, an exact f, and lists.
 
-Three ways to be slower than `kernels.polar_quantise`, in torch, all blocks at once; lists on
-integers also in C (`kernels.polar_list`), the same bits some nine times as fast:
+Three slower variants of `kernels.polar_quantise`, in torch, all blocks at once; lists on integers
+also in C (`kernels.polar_list`), with the same bits and about nine times as fast:
 
 `randomized`: input i is 0 with probability L / (1 + L), L the likelihood ratio that successive
 cancellation sees of it (Korada and Urbanke 2010, as their proof needs it). Under a node whose
@@ -183,7 +183,7 @@ class _CodewordSearch:
         """Of [blocks, paths, choices], `valid` a path, the best: metrics, choices, old columns."""
         blocks, paths, choices = costs.shape
         kept = min(self.list_size, paths * valid)
-        # Equal metrics must not fall as the machine likes: the index breaks ties.
+        # The index breaks ties of equal metrics, so that all machines agree.
         flat = costs.reshape(blocks, -1)
         metric, chosen = flat.sort(dim=1, stable=True)
         metric, chosen = metric[:, :kept], chosen[:, :kept]

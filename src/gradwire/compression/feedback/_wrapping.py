@@ -160,7 +160,7 @@ def check_alone(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
     """Refuses an inner compression that needs a message of every worker in every step."""
     why = None
     if not isinstance(inner, Codec):
-        why = "averages in exchanges in which everyone takes part"
+        why = "averages in exchanges in which all workers take part"
     elif inner.traits.statistic is not None:
         why = "needs a maximum over all workers in every step"
     if why is not None:

@@ -76,7 +76,7 @@ class SignVote(Codec):
             )
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        return Guarantee(grows=True)  # steps of equal size whatever is left to make up for
+        return Guarantee(grows=True)  # steps of equal size, however large the residual
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         votes = bool((x != 0).any())

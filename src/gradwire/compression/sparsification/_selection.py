@@ -206,7 +206,7 @@ def encode_positions(indices: Tensor, universe: int) -> Tensor:
 
 
 def num_positions(packed: Tensor, name: str, universe: int) -> int:
-    """How many positions `encode_positions` put there, as the front of the bytes says."""
+    """The number of positions, read from the front of the bytes."""
     width = _count_bytes(universe)
     expect(packed, name, packed.numel(), torch.uint8)
     if packed.numel() < width:

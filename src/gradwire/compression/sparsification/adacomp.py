@@ -30,7 +30,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class AdaComp(SignedSelection):
-    """Send the sign of what rivals the largest element of its bin; adapts by itself. Needs ef."""
+    """Send the sign of elements that grow as fast as the largest of their bin. Needs ef."""
 
     bin: int = 500  # elements among which one is the largest; the paper's 50 for convolutions
 

@@ -19,8 +19,9 @@ new ones in each step. Where sketch and candidates would be no shorter than the 
 itself is averaged.
 
 Use it as `ef(countsketch(...))` for very long vectors and many workers, where a sketch is far
-shorter than the vector and gathering everyone's top-k too long. On a single layer of some ten
-thousand elements the sketch outweighs what it saves: take `ef(topk(0.01))` or `ef(gtopk(0.01))`.
+shorter than the vector and gathering the top-k of all workers too long. On a single layer of some
+ten thousand elements the sketch outweighs what it saves: take `ef(topk(0.01))` or
+`ef(gtopk(0.01))`.
 """
 
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class CountSketch(Reducer):
         return kernels.sketch(x.to(scale_dtype(x.dtype)), self._hashes(key, x.device), self.columns)
 
     def estimates(self, sketch: Tensor, numel: int, key: Key) -> Tensor:
-        """[numel]: the median over rows of what each row says about each element."""
+        """[numel]: the median over rows of the estimates of each element."""
         table = sketch.reshape(self.rows, self.columns)
         return kernels.sketch_medians(table, self._hashes(key, sketch.device), numel)
 

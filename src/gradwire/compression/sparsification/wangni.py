@@ -7,7 +7,7 @@ to a whole number. How many are kept in fact is random; no bound depends on that
 
 1/lambda is the s with s (k - j) = sum of the magnitudes below s, where j elements reach s and are
 kept for certain. Their greedy algorithm stops after a few rounds of s <- (sum below s) / (k - j).
-As s falls from round to round until j does not change, we go on; the few vectors that take more
+As s falls from round to round until j does not change, we continue; the few vectors that take more
 than some rounds have their k largest elements sorted instead: if the j largest are certain,
 s = (sum of the others) / (k - j), and j is the first for which no other one exceeds that.
 
@@ -51,7 +51,7 @@ from gradwire.core.codec import (
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
-_NUM_CELLS = 1 << 16  # of the unit interval, told apart by the first random bits of an element
+_NUM_CELLS = 1 << 16  # of the unit interval, distinguished by the first random bits of an element
 _ROUNDS = 12
 
 

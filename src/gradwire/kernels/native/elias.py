@@ -1,6 +1,6 @@
 """Elias' codes in C: the bytes and integers of reference/elias.py, exactly.
 
-What C refuses the reference looks at, and says what is wrong with it.
+If C refuses its input, the reference finds the reason and raises the error.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Rice's code of the gaps of a sorted set in C: the bytes and indices of reference/gaps.py.
 
-What C refuses the reference looks at, and says what is wrong with it.
+If C refuses its input, the reference finds the reason and raises the error.
 """
 
 import ctypes

@@ -58,14 +58,14 @@ def select_above(
 
 
 def _dense(residual: Residual | None) -> Residual | None:
-    """As C may read it; what it is to write to is checked before."""
+    """The residual as C may read it; output vectors were checked before."""
     if isinstance(residual, Motion):
         return residual.replaced(dense(residual.residual), dense(residual.velocity))
     return None if residual is None else dense(residual)
 
 
 def _selection_arguments(x: Tensor, motion: Motion) -> tuple[Any, ...]:
-    """The arguments of C that say what elements are selected from."""
+    """The C arguments for the vector that elements are selected from."""
     vectors = (x, motion.residual, motion.velocity)
     rule = (motion.momentum, motion.scale, motion.nesterov, motion.masks)
     return (*(vector.data_ptr() for vector in vectors), *rule, x.numel())

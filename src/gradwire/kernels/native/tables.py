@@ -1,6 +1,6 @@
 """Rounding to tables, packed, and back, in C: the bits of reference/tables.py, exactly.
 
-What C does not do, other dtypes than float32 and very long tables, the reference does.
+The reference handles other dtypes than float32 and very long tables.
 """
 
 import torch

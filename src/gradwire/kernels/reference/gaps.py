@@ -82,7 +82,7 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
 
 
 def expect_zero_padding(packed: Tensor, num_bits: int) -> None:
-    """Refuses bytes that nobody sends: with ones behind the last of `num_bits` bits."""
+    """Refuses bytes with ones behind the last of `num_bits` bits: no sender makes them."""
     if num_bits % 8 and int(packed[-1]) >> num_bits % 8:
         raise ValueError(
             f"a stream of bits that ends in byte {int(packed[-1])}, expected zeros after "

@@ -1,9 +1,9 @@
-"""Which of two quantisers each element takes, given by a plane of bits instead of a trellis.
+"""Quantisation in which a plane of bits, not a trellis, selects the quantiser of each element.
 
 Quantisers, values, contexts and the code are those of reference/trellis.py, but that q is bit i of
 the plane for element i, whatever the indices are, and that a context remembers sizes |k| - q / 2
 (0 for k = 0): what the value is in terms of two steps. The plane is a word of a polar code, found
-by what each element says of its bit:
+from the ratio of each element:
 
     ratio = (least cost in quantiser 1 - least cost in quantiser 0) / 128,   rounded, in -127 .. 127
 

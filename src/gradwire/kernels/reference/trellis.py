@@ -55,7 +55,7 @@ def segment_starts(count: int, segments: int) -> list[int]:
 
 
 class ContextModel:
-    """What is expected of the next element, from those before it in its segment."""
+    """Predicts the size of the next element from those before it in its segment."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], first: int) -> None:
         self._shapes = shapes
@@ -108,7 +108,7 @@ class ContextModel:
         self._learn_size(min(abs(index), _MAX_SIZE) << _FRACTION_BITS)
 
     def learn_value(self, index: int, q: int) -> None:
-        """Where a plane names the quantisers: what the value is in terms of two steps."""
+        """Updates with a value in units of two steps, where a plane selects the quantisers."""
         half = q << (_FRACTION_BITS - 1) if index else 0
         self._learn_size((min(abs(index), _MAX_SIZE) << _FRACTION_BITS) - half)
 
