@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-all quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
+.PHONY: demo test test-all test-long quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -21,11 +21,14 @@ test: $(VENV)/.installed-dev
 	+$(MAKE) --jobs=2 lint quick
 
 quick: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
-# `make test`, then what it left out.
+# `make test`, then what it left out, but for trainings of many minutes.
 test-all: test
 	$(PYTEST) -m slow
+
+test-long: $(VENV)/.installed-dev
+	$(PYTEST) -m long
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

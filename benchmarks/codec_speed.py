@@ -27,7 +27,7 @@ import torch
 
 from gradwire import kernels
 from gradwire.compression import COMPRESSION
-from gradwire.compression.feedback.dgc import motion_of
+from gradwire.compression.feedback.dgc import make_motion
 from gradwire.compression.sparsification._selection import sampled_threshold
 from gradwire.core.fusion import decode_mean, encode_feedback
 from gradwire.core.key import Key
@@ -62,7 +62,7 @@ def main() -> None:
     def corrected(method: str) -> object:
         """What a worker does in a step of dgc, but for the mean: as for the codecs above."""
         dgc = parse(method)
-        motion = motion_of(dgc, x, {"residual": residual, "velocity": velocity}, 1)
+        motion = make_motion(dgc, x, {"residual": residual, "velocity": velocity}, 1)
         return encode_feedback(dgc.compression, x, motion, None, KEY)
 
     def threshold() -> object:

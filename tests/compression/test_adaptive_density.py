@@ -11,10 +11,10 @@ from gradwire.compression import COMPRESSION
 from gradwire.compression.sparsification._layer_positions import layers_in, write_positions
 from gradwire.compression.sparsification._water_filling import (
     Histogram,
-    coded_together,
     edges,
+    group_starts,
     least_magnitudes,
-    worth_keeping,
+    num_worth_keeping,
 )
 from gradwire.compression.sparsification.adaptive_density import AdaptiveDensity
 from gradwire.compression.sparsification.topk import TopK
@@ -147,7 +147,7 @@ def test_it_finds_what_brute_force_finds() -> None:
 
     def size(kept: tuple[int, int]) -> int:
         positions = torch.cat([own[:k].sort().values for own, k in zip(order, kept)])
-        firsts = coded_together(kept, [b - a for a, b in layers], [1, 1])
+        firsts = group_starts(kept, [b - a for a, b in layers], [1, 1])
         part, _ = write_positions(positions, kept, layers, firsts)
         return Payload.pack({"indices": part, "values": x[positions]}).nbytes
 
@@ -173,14 +173,14 @@ def test_of_two_layers_by_hand() -> None:
     assert histogram.largest == 8
     assert histogram.counts[0].nonzero().reshape(-1).tolist() == [0, 16, 32, 48]  # 16 an octave
     assert histogram.counts[1].nonzero().reshape(-1).tolist() == [64]
-    assert worth_keeping(histogram, 10, 0, [1, 1]).tolist() == [0, 0]
-    assert worth_keeping(histogram, 10, 10_000, [1, 1]).tolist() == [4, 16]
+    assert num_worth_keeping(histogram, 10, 0, [1, 1]).tolist() == [0, 0]
+    assert num_worth_keeping(histogram, 10, 10_000, [1, 1]).tolist() == [4, 16]
     # One of eight: 10 bits and 8 h(1/8) = 4.35 bits, three per cent more: 14.5.
-    assert worth_keeping(histogram, 10, 15, [1, 1]).tolist() == [1, 0]
+    assert num_worth_keeping(histogram, 10, 15, [1, 1]).tolist() == [1, 0]
     # Two: 20 + 1.03 * 6.49 = 26.7 bits; three are 37.9, of which a share does not count.
-    assert worth_keeping(histogram, 10, 27, [1, 1]).tolist() == [2, 0]
+    assert num_worth_keeping(histogram, 10, 27, [1, 1]).tolist() == [2, 0]
     # All of the second layer need no positions: 160 bits, and 4 are saved by them.
-    assert worth_keeping(histogram, 10, 48 + 161, [1, 1]).tolist() == [4, 16]
+    assert num_worth_keeping(histogram, 10, 48 + 161, [1, 1]).tolist() == [4, 16]
     assert least_magnitudes(histogram, [2, 0]) == [
         float(edges()[17]) * 8,
         8.0,
@@ -190,10 +190,10 @@ def test_of_two_layers_by_hand() -> None:
 
 def test_layers_of_one_density_are_coded_together() -> None:
     sizes = [10_000] * 4
-    assert coded_together([100, 100, 105, 95], sizes, [1] * 4) == [0]
-    assert coded_together([100, 5000, 5000, 95], sizes, [1] * 4) == [0, 1, 3]
-    assert coded_together([0, 0, 0, 5], sizes, [1] * 4) == [0]
-    assert coded_together([3], [10], [1]) == [0]
+    assert group_starts([100, 100, 105, 95], sizes, [1] * 4) == [0]
+    assert group_starts([100, 5000, 5000, 95], sizes, [1] * 4) == [0, 1, 3]
+    assert group_starts([0, 0, 0, 5], sizes, [1] * 4) == [0]
+    assert group_starts([3], [10], [1]) == [0]
     one, _ = sent(AdaptiveDensity(2000), Key(1).normal(NUMEL))
     kept = one.parts["values"].numel()
     alone, _ = TopK(kept / NUMEL).encode(Key(1).normal(NUMEL), None, KEY)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.compression import COMPRESSION
-from gradwire.compression._allocation import allocation, along_hulls, hull
+from gradwire.compression._allocation import allocate_along_hulls, choose_allocation, lower_hull
 from gradwire.compression.allocated import Allocated
 from gradwire.core.codec import Codec, Guarantee, unpack
 from gradwire.core.errors import NonFiniteError, NotationError, WireError
@@ -57,22 +57,22 @@ def squared(x: Tensor) -> float:
 def test_the_hull_by_hand() -> None:
     #  size   1   2   4   3  10  10
     #  error 10   6   3   5   0   4: of 3 the line from 2 to 4 is below, the last saves nothing
-    assert hull([1, 2, 4, 3, 10, 10], [10, 6, 3, 5, 0, 4]) == [0, 1, 2, 4]
-    assert hull([5, 5, 7], [3, 2, 2]) == [1]  # no better for more bytes
-    assert hull([1, 2, 3], [4, 3, 0]) == [0, 2]
-    assert hull([7], [1]) == [0]
+    assert lower_hull([1, 2, 4, 3, 10, 10], [10, 6, 3, 5, 0, 4]) == [0, 1, 2, 4]
+    assert lower_hull([5, 5, 7], [3, 2, 2]) == [1]  # no better for more bytes
+    assert lower_hull([1, 2, 3], [4, 3, 0]) == [0, 2]
+    assert lower_hull([7], [1]) == [0]
 
 
 def test_two_layers_by_hand() -> None:
     sizes, errors = [[10, 20, 40], [10, 30]], [[100, 40, 10], [50, 20]]
     # Per byte: 6 (a to 20), 1.5 (a to 40), 1.5 (b to 30).
-    assert along_hulls(sizes, errors, 20) == [0, 0]
-    assert along_hulls(sizes, errors, 30) == [1, 0]
-    assert along_hulls(sizes, errors, 49) == [1, 0]
-    assert along_hulls(sizes, errors, 50) == [2, 0]
-    assert along_hulls(sizes, errors, 70) == [2, 1]
+    assert allocate_along_hulls(sizes, errors, 20) == [0, 0]
+    assert allocate_along_hulls(sizes, errors, 30) == [1, 0]
+    assert allocate_along_hulls(sizes, errors, 49) == [1, 0]
+    assert allocate_along_hulls(sizes, errors, 50) == [2, 0]
+    assert allocate_along_hulls(sizes, errors, 70) == [2, 1]
     # What is left goes to a change that fits: 15 bytes are too few for the second choice of a.
-    assert allocation([[10, 90], [10, 20]], [[900, 0], [50, 49]], 35) == [0, 1]
+    assert choose_allocation([[10, 90], [10, 20]], [[900, 0], [50, 49]], 35) == [0, 1]
 
 
 def problem(seed: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -92,7 +92,7 @@ def test_it_is_what_brute_force_finds_up_to_one_step_of_a_hull(seed) -> None:
     every = [
         (cost(sizes, plan), cost(errors, plan)) for plan in itertools.product(range(4), repeat=5)
     ]
-    hulls = [hull(*own) for own in zip(sizes, errors)]
+    hulls = [lower_hull(*own) for own in zip(sizes, errors)]
     gap = max(
         errors[i][a] - errors[i][b]
         for i, own in enumerate(hulls)
@@ -100,12 +100,12 @@ def test_it_is_what_brute_force_finds_up_to_one_step_of_a_hull(seed) -> None:
     )
     least = sum(map(min, sizes))
     for budget in range(least, sum(map(max, sizes)) + 1, 3):
-        plan = allocation(sizes, errors, budget)
+        plan = choose_allocation(sizes, errors, budget)
         assert cost(sizes, plan) <= budget
         best = min(error for size, error in every if size <= budget)
         assert best - 1e-9 <= cost(errors, plan) <= best + gap
         # Where the hulls end is the optimum for the bytes it takes.
-        corner = along_hulls(sizes, errors, budget)
+        corner = allocate_along_hulls(sizes, errors, budget)
         best = min(error for size, error in every if size <= cost(sizes, corner))
         assert cost(errors, corner) == pytest.approx(best)
         assert cost(errors, plan) <= cost(errors, corner) + 1e-9
@@ -118,7 +118,7 @@ def test_all_layers_have_the_same_slope(seed) -> None:
     for budget in (40, 60, 90):
         if budget < sum(map(min, sizes)):
             continue
-        plan = along_hulls(sizes, errors, budget)
+        plan = allocate_along_hulls(sizes, errors, budget)
         low, high = 0.0, float("inf")  # what prices each layer allows for
         for own, lost, choice in zip(sizes, errors, plan):
             for other in range(4):

@@ -6,7 +6,7 @@ import torch
 import gradwire
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
-from gradwire.compression.lowrank.atomo import Atomo, _decomposed, _probabilities
+from gradwire.compression.lowrank.atomo import Atomo, _decompose, _probabilities
 from gradwire.core.codec import Guarantee, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import encode_feedback
@@ -148,12 +148,12 @@ def test_a_rank_below_one_is_refused() -> None:
 
 def test_the_sign_of_a_pair_is_that_of_its_largest_entry() -> None:
     matrices = Key(3).normal(4 * 20 * 12).view(4, 20, 12)
-    u, s, vh = _decomposed(matrices)
+    u, s, vh = _decompose(matrices)
     largest = u.gather(-2, u.abs().argmax(dim=-2, keepdim=True))
     assert (largest > 0).all()
     assert torch.allclose((u * s[:, None].float()) @ vh, matrices, atol=1e-5)
     # -M has the same u and the opposite v, whatever the library made of either.
-    turned = _decomposed(-matrices)
+    turned = _decompose(-matrices)
     assert torch.allclose(turned[0], u, atol=1e-5)
     assert torch.allclose(turned[2], -vh, atol=1e-5)
 

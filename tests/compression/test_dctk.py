@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compression import COMPRESSION
-from gradwire.compression.sparsification.dctk import _basis, _Cut, _side
+from gradwire.compression.sparsification.dctk import _chunk_length, _ChunkGrid, _dct_basis
 from gradwire.core.codec import LOSSLESS, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import decode_mean, encode_feedback
@@ -34,7 +34,7 @@ def decoded(text: str, x=X, spec=SPEC):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 31, 64])
 def test_the_basis_is_orthonormal_and_that_of_the_definition(n) -> None:
-    basis = _basis(n, torch.float64, CPU)
+    basis = _dct_basis(n, torch.float64, CPU)
     eye = torch.eye(n, dtype=torch.float64)
     assert torch.allclose(basis @ basis.mT, eye, atol=1e-14)
     for i in range(n):
@@ -44,7 +44,9 @@ def test_the_basis_is_orthonormal_and_that_of_the_definition(n) -> None:
             assert float(basis[i, j]) == pytest.approx(expected, abs=1e-14)
 
 
-@pytest.mark.parametrize("cut", [_Cut(3, 10, 7, 5, 4), _Cut(2, 1, 9, 1, 3), _Cut(1, 8, 8, 8, 8)])
+@pytest.mark.parametrize(
+    "cut", [_ChunkGrid(3, 10, 7, 5, 4), _ChunkGrid(2, 1, 9, 1, 3), _ChunkGrid(1, 8, 8, 8, 8)]
+)
 def test_the_transform_keeps_the_norm_and_has_an_inverse(cut) -> None:
     """Parseval, for every chunk of every matrix together; what is filled up holds nothing."""
     x = Key(3).normal(cut.num * cut.n * cut.m).double().view(cut.num, cut.n, cut.m)
@@ -55,7 +57,7 @@ def test_the_transform_keeps_the_norm_and_has_an_inverse(cut) -> None:
 
 
 def test_two_dimensions_are_the_outer_product_of_one() -> None:
-    u, v = _basis(8, torch.float32, CPU)[3], _basis(4, torch.float32, CPU)[2]
+    u, v = _dct_basis(8, torch.float32, CPU)[3], _dct_basis(4, torch.float32, CPU)[2]
     x = -5 * torch.outer(u, v)
     codec = COMPRESSION.parse("dctk(8, 1)")
     parts, _ = codec.split(x.reshape(-1), codec.init(Spec.of(x)), Key(1))
@@ -89,7 +91,7 @@ def test_chunks_by_hand() -> None:
     ],
 )
 def test_a_dimension_is_cut_into_few_equal_chunks(n, chunk, side) -> None:
-    assert _side(n, chunk) == side
+    assert _chunk_length(n, chunk) == side
 
 
 @pytest.mark.parametrize("text", ["dctk(8, 3)", "dctk(64, 8)", "dctk(16, 40)"])
@@ -97,7 +99,7 @@ def test_exactly_the_largest_coefficients_are_kept(text) -> None:
     codec, heard = COMPRESSION.parse(text), decoded(text)[0]
     for _, start, stop, shape in TENSORS:
         n, m = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0])
-        cut = _Cut(1, n, m, _side(n, codec.chunk), _side(m, codec.chunk))
+        cut = _ChunkGrid(1, n, m, _chunk_length(n, codec.chunk), _chunk_length(m, codec.chunk))
         if cut.numel <= codec.k:
             assert torch.equal(heard[start:stop], X[start:stop])
             continue

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compression.source_coding import _dq_quantised, _dq_search
-from gradwire.compression.source_coding._dq_quantised import Way, quantised
+from gradwire.compression.source_coding._dq_quantised import Way, quantise
 from gradwire.compression.source_coding._dq_wire import PLANE
 from gradwire.compression.source_coding.dq import DQ
 from gradwire.core.errors import WireError
@@ -38,7 +38,7 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
     x = saved_gradients().get(name, x)
     spec = spec_of(name, x) if name in saved_gradients() else Spec.of(x)
     is_plane, error = measured(rate, x, spec)
-    monkeypatch.setattr(_dq_search, "LEAST_PLANE", 99.0)
+    monkeypatch.setattr(_dq_search, "MIN_PLANE_BITS", 99.0)
     is_other, trellis = measured(rate, x, spec)
     assert is_plane
     assert not is_other
@@ -51,7 +51,7 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
 def test_the_sample_tells_which_is_better(name, monkeypatch) -> None:
     x = saved_gradients()[name]
     _, error = measured(2.0, x, spec_of(name, x))
-    monkeypatch.setattr(_dq_search, "LEAST_PLANE", 99.0)
+    monkeypatch.setattr(_dq_search, "MIN_PLANE_BITS", 99.0)
     _, trellis = measured(2.0, x, spec_of(name, x))
     assert error < 1.02 * trellis
 
@@ -61,8 +61,8 @@ def test_with_a_given_step_it_takes_fewer_bits_for_the_same_error(name, monkeypa
     x = saved_gradients().get(name, Key(seed=3).normal(1 << 14))
     spec, codec = spec_of(name, x) if name in saved_gradients() else Spec.of(x), DQ(step=0.2)
     figures = []
-    for least in (_dq_quantised.LEAST_PLANE, 99.0):
-        monkeypatch.setattr(_dq_quantised, "LEAST_PLANE", least)
+    for least in (_dq_quantised.MIN_PLANE_BITS, 99.0):
+        monkeypatch.setattr(_dq_quantised, "MIN_PLANE_BITS", least)
         payload, state = codec.encode(x, codec.init(spec), KEY)
         error = float((codec.decode(payload, spec, KEY) - x).square().sum())
         figures.append((bool(payload.parts["code"][0] & PLANE), payload.nbytes, error))
@@ -111,7 +111,7 @@ def test_bytes_do_not_depend_on_the_backend(monkeypatch) -> None:
         monkeypatch.setenv("GRADWIRE_KERNELS", backend)
         for way in (Way.PLANE_ALL, Way.PLANE_SMALL, Way.PLANE_NONE):
             code = torch.frombuffer(
-                quantised(x, shapes, 0.5, None, 2, 1, way).code(), dtype=torch.uint8
+                quantise(x, shapes, 0.5, None, 2, 1, way).code(), dtype=torch.uint8
             )
             heard = DQ(2.0).join({"code": code}, spec, KEY)
             assert float((heard - x).square().mean()) < 0.1
@@ -123,7 +123,7 @@ def test_bytes_do_not_depend_on_the_backend(monkeypatch) -> None:
 
 def test_forged_bytes_are_refused() -> None:
     x = Key(seed=8).normal(3000)
-    tried = quantised(x, ((1, 3000),), 0.5, None, 2, 1, Way.PLANE_NONE)
+    tried = quantise(x, ((1, 3000),), 0.5, None, 2, 1, Way.PLANE_NONE)
     code = torch.frombuffer(tried.code(), dtype=torch.uint8)
 
     def decode(forged: torch.Tensor) -> torch.Tensor:

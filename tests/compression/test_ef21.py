@@ -294,7 +294,7 @@ def test_estimates_of_half_floats_do_not_lose_small_steps(reduce) -> None:
         ("ef21(sign, participation=0.0)", "participation lies in"),
         ("ef21(sign, participation=1.5)", "participation lies in"),
         ("ef21(sign, bidirectional=True, participation=0.5)", "Leave out one of the two"),
-        ("ef21(powersgd(2), participation=0.5)", "everyone takes part.*Leave out participation"),
+        ("ef21(powersgd(2), participation=0.5)", "all workers take part.*Leave out participation"),
         ('ef21(partition({"*": "sign"}), participation=0.5)', "Leave out participation"),
         ("ef21(terngrad(share=True), participation=0.5)", "maximum over all workers"),
     ],

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.compression import COMPRESSION
-from gradwire.compression._layers import gathered, taken_apart
+from gradwire.compression._layers import join_messages, split_messages
 from gradwire.compression.layerwise import Layerwise
 from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.topk import TopK
@@ -239,15 +239,15 @@ def test_lengths_that_do_not_add_up_are_refused() -> None:
     specs = [Spec((80,), torch.float32)] * 3
     inner = TopK(0.1)
     sent = [inner.encode(Key(i).normal(80), None, KEY)[0].parts for i in range(3)]
-    parts = gathered(inner, sent, torch.device("cpu"))
-    again = taken_apart(inner, parts, specs)
+    parts = join_messages(inner, sent, torch.device("cpu"))
+    again = split_messages(inner, parts, specs)
     assert all(torch.equal(a[n], b[n]) for a, b in zip(again, sent) for n in ("indices", "values"))
     for lengths in (b"\1", b"\1\x7f\x7f", b"\1\1", b"\1\1\1\1", b"\2", b"\0\0"):
         wrong = torch.tensor(list(lengths), dtype=torch.uint8)
         with pytest.raises(WireError):
-            taken_apart(inner, {**parts, "lengths": wrong}, specs)
+            split_messages(inner, {**parts, "lengths": wrong}, specs)
     with pytest.raises(WireError, match="values"):
-        taken_apart(inner, {**parts, "values": parts["values"][1:]}, specs)
+        split_messages(inner, {**parts, "values": parts["values"][1:]}, specs)
 
 
 def test_it_trains() -> None:

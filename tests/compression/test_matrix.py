@@ -26,7 +26,7 @@ def test_cutting_and_assembling_are_inverse(dtype, chosen) -> None:
     matrices, rest = bucket.matrices(x), bucket.rest(x)
     assert bucket.numel == 50
     assert bucket.num_plain == rest.numel() == 50 - sum(m.numel() for m in matrices)
-    assert torch.equal(bucket.assembled([m.to(dtype) for m in matrices], rest), x)
+    assert torch.equal(bucket.assemble([m.to(dtype) for m in matrices], rest), x)
     assert all(m.dtype == torch.promote_types(dtype, torch.float32) for m in matrices)
 
 

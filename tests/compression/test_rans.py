@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.coding.rans import decode_rans, encode_rans, quantised
+from gradwire.coding.rans import decode_rans, encode_rans, quantise_counts
 from gradwire.compression import COMPRESSION
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
@@ -47,16 +47,16 @@ def test_it_comes_within_a_per_cent_of_the_entropy(weights, count) -> None:
 
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=200).filter(any), st.integers(8, 14))
 def test_quantised_frequencies_add_up_and_none_is_lost(counts, precision) -> None:
-    found = quantised(torch.tensor(counts), precision)
+    found = quantise_counts(torch.tensor(counts), precision)
     assert int(found.sum()) == 1 << precision
     assert [f > 0 for f in found.tolist()] == [c > 0 for c in counts]
 
 
 def test_frequencies_by_hand() -> None:
     # 3/7 and 4/7 of 16 are 6.86 and 9.14: the larger fraction is rounded up.
-    assert quantised(torch.tensor([3, 4]), 4).tolist() == [7, 9]
+    assert quantise_counts(torch.tensor([3, 4]), 4).tolist() == [7, 9]
     # A symbol that is rarer than 1/16 takes one, which the others give.
-    assert quantised(torch.tensor([1000, 1, 1, 0]), 4).tolist() == [14, 1, 1, 0]
+    assert quantise_counts(torch.tensor([1000, 1, 1, 0]), 4).tolist() == [14, 1, 1, 0]
 
 
 @pytest.mark.parametrize(

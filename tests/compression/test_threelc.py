@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.quantization.threelc import ThreeLC, _lengthened
+from gradwire.compression.quantization.threelc import ThreeLC, _restore_runs
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -62,7 +62,7 @@ def test_shortening_loses_nothing(runs) -> None:
     packed = torch.tensor([121 if byte < 150 else byte for byte in data], dtype=torch.uint8)
     short = kernels.shorten_runs(packed, 121, 14)
     assert short.numel() <= packed.numel()
-    assert torch.equal(_lengthened(short, packed.numel()), packed)
+    assert torch.equal(_restore_runs(short, packed.numel()), packed)
 
 
 @given(

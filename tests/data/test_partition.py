@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradwire.core.key import Key
 from gradwire.core.registry import Registry
-from gradwire.data import ByLabel, ByRole, Dataset, Dirichlet, Iid, Partition
+from gradwire.data import ByLabel, ByRole, DataPartition, Dataset, Dirichlet, Iid
 from gradwire.data.partition import dirichlet, log_gamma_variates
 
 
@@ -29,7 +29,7 @@ def spoken(sizes: list[int]) -> Dataset:
     return Dataset("spoken", "text", text, text, text, text, num_classes=2, roles=roles)
 
 
-def check_laws(partition: Partition, dataset: Dataset, num_workers: int, seed: int) -> list:
+def check_laws(partition: DataPartition, dataset: Dataset, num_workers: int, seed: int) -> list:
     shards = partition.shards(dataset, num_workers, Key(seed))
     assert shards is not None
     assert len(shards) == num_workers
@@ -49,7 +49,7 @@ def label_counts(dataset: Dataset, shards: list) -> torch.Tensor:
 
 
 def test_notation() -> None:
-    registry = Registry("partition", Partition, "gradwire.data.partition")
+    registry = Registry("partition", DataPartition, "gradwire.data.partition")
     assert registry.names() == ["by_label", "by_role", "dirichlet", "iid"]
     for partition, text in [
         (Iid(), "iid"),

@@ -72,7 +72,7 @@ def test_every_function_that_runs_call_has_an_entry() -> None:
         for config in function_costs.configs():
             experiment = prepare(replace(config, model="mlp((8,))"))
             simulate_prepared(replace(experiment, charge=Charge(seen, {})))
-    assert {"compression.lowrank.powersgd._lost", "core.group.mean_in_order"} <= seen.names
+    assert {"compression.lowrank.powersgd._residual", "core.group.mean_in_order"} <= seen.names
     assert seen.names <= set(COSTS.table.functions)
 
 
@@ -231,7 +231,7 @@ def test_what_is_measured_can_be_read_and_charged(tmp_path, monkeypatch, quick) 
     calibration.write_costs(path, (), lambda what, done, total: told.append(what))
     costs = read_costs(str(path))
     assert set(costs.table.codecs) >= {"sign", "rans"}
-    assert "compression.lowrank.powersgd._lost" in costs.table.functions
+    assert "compression.lowrank.powersgd._residual" in costs.table.functions
     assert "training.optimizer.clipped_update(sgd)" in costs.table.functions
     assert told[:5] == [*chosen, *chosen, ""]
     run = gradwire.simulate(**QUICK, compression="ef(sign)", coding_costs=str(path))

@@ -57,7 +57,7 @@ def test_a_cell_can_be_measured_again(study, results) -> None:
     assert sent == pytest.approx(row["bytes"], rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mnist_again(study) -> None:
     """14 epochs of the CNN, twice: minutes."""
     found = {}

@@ -114,10 +114,10 @@ def test_jobs_of_servers(train, seen) -> None:
 def test_workers_that_leave_and_come_back(train, seen, architecture) -> None:
     faults = ["crash(1, at=0.1, rejoin=0.2)"]
     train("bsp", architecture, workers=4, steps=60, faults=faults, heartbeat_s=0.05)
-    assert {_posts.JoinNotice, _posts.JoinAnswer, _posts.NewIncarnation, _posts.Post} <= seen
+    assert {_posts.JoinNotice, _posts.JoinAnswer, _posts.NewIncarnation, _posts.RoundHeader} <= seen
     seen.clear()
     train("asp", "gossip(ring, adpsgd)", workers=4, steps=60, faults=faults, heartbeat_s=0.05)
-    assert {_posts.ModelRequest, _posts.Answer} <= seen
+    assert {_posts.ModelRequest, _posts.ModelAnswer} <= seen
 
 
 def test_servers_whose_workers_leave(train, seen) -> None:

@@ -104,7 +104,7 @@ def test_fewer_lanes_find_what_64_find(blocks, n) -> None:
 
 def test_stepwise_operations_go_through_the_cpu() -> None:
     llr, kinds = ratios(2, 64, 20), kernels.polar_kinds(some(64, 0.5))
-    run = _dispatch._through_cpu(llr.device, reference.polar_quantise)
+    run = _dispatch._run_on_cpu(llr.device, reference.polar_quantise)
     assert torch.equal(run(llr, kinds, True), reference.polar_quantise(llr, kinds, True))
     other = torch.device("meta")  # not the CPU; a result of its kind comes back
     picked = _dispatch.pick_stepwise(other, native.polar_quantise, reference.polar_quantise)

@@ -21,7 +21,7 @@ from gradwire.core.errors import DeadlockError, GradwireWarning, NonFiniteError,
 from gradwire.core.node import Framed, Node
 from gradwire.core.reducer import Reducer
 from gradwire.testing import wire_laws
-from gradwire.testing.forging import spoilt
+from gradwire.testing.forging import forge_floats
 from gradwire.testing.quadratics import Trained, train
 from gradwire.training import client
 from gradwire.training.plan import NONFINITE
@@ -43,14 +43,14 @@ def a_hostile_rank(value: float) -> Iterator[None]:
         return node.rank == HOSTILE and label != NONFINITE
 
     def bad_send(node: Node, dst: int, tag: Any, data: Tensor, label: str = "") -> Any:
-        data = spoilt(data, value) if is_spoilt(node, label) else data
+        data = forge_floats(data, value) if is_spoilt(node, label) else data
         return send(node, dst, tag, data, label)
 
     def bad_framed(
         node: Node, dst: int, tag: Any, message: Framed, nbytes: int, label: str = ""
     ) -> Any:
         if is_spoilt(node, label) and message.data is not None:
-            message = Framed(message.header, spoilt(message.data, value))
+            message = Framed(message.header, forge_floats(message.data, value))
         return send_framed(node, dst, tag, message, nbytes, label)
 
     with patch.object(Node, "send", bad_send), patch.object(Node, "send_framed", bad_framed):
@@ -153,13 +153,13 @@ def test_a_model_that_is_fetched_is_checked(value) -> None:
 
 
 def test_a_server_that_answers_nan_is_named() -> None:
-    learned_nothing = client.ServerClient._piece
+    learned_nothing = client.ServerClient._decode_shard
 
     async def bad(*args: Any) -> Tensor:
         return torch.full_like(await learned_nothing(*args), float("nan"))
 
     with (
-        patch.object(client.ServerClient, "_piece", bad),
+        patch.object(client.ServerClient, "_decode_shard", bad),
         pytest.raises(NonFiniteError, match="server 0 answered a model with NaN or infinity"),
     ):
         train("asp", "parameter_server", workers=2, steps=2)

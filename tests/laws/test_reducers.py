@@ -14,8 +14,8 @@ def test_every_rank_gets_the_same_mean_of_the_right_shape(reducer, size) -> None
 
 
 @pytest.mark.parametrize("architecture", [AllReduce("scatter"), Ring()], ids=repr)
-def test_every_road_leads_to_one_mean(reducer, architecture) -> None:
-    reducer_laws.every_road_leads_to_one_mean(reducer, architecture)
+def test_every_route_gives_the_same_mean(reducer, architecture) -> None:
+    reducer_laws.every_route_gives_the_same_mean(reducer, architecture)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -145,7 +145,7 @@ def test_a_server_goes_on_from_its_snapshot(
     if "fedavg" in synchronization:
         settings |= {"num_examples": (30, 10, 20, 20), "batch_size": 10}
     expected = train(synchronization, architecture, compression, **settings)
-    monkeypatch.setattr(quadratics, "NotingServer", Mortal)
+    monkeypatch.setattr(quadratics, "RecordingServer", Mortal)
     monkeypatch.setattr(Mortal, "every", every)
     trained = train(synchronization, architecture, compression, **settings)
     same(trained, expected)
@@ -203,7 +203,7 @@ def test_a_timeout_begins_anew_if_pushes_wait(monkeypatch, train) -> None:
         "heartbeat_s": 100.0,  # so that each step times out
     }
     expected = train("bsp(timeout=0.05)", HOLDING, "identity", **settings)
-    monkeypatch.setattr(quadratics, "NotingServer", Mortal)
+    monkeypatch.setattr(quadratics, "RecordingServer", Mortal)
     trained = train("bsp(timeout=0.05)", HOLDING, "identity", **settings)
     for server, twin in zip(trained.servers, expected.servers, strict=True):
         assert torch.equal(server.params, twin.params)
@@ -219,7 +219,7 @@ def test_without_news_a_restored_server_looks_who_is_there(monkeypatch, train) -
         "_change_membership",
         lambda server, news: real(server, news) if news.there else None,
     )
-    monkeypatch.setattr(quadratics, "NotingServer", Mortal)
+    monkeypatch.setattr(quadratics, "RecordingServer", Mortal)
     settings = {
         "workers": 3,
         "steps": 15,

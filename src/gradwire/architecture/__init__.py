@@ -1,4 +1,4 @@
-"""Dimension: who talks to whom."""
+"""Dimension: which nodes exchange messages."""
 
 from gradwire.core.protocols import Architecture
 from gradwire.core.registry import Registry

@@ -1,4 +1,4 @@
-"""What coders of symbols share: one stream of bytes, numbers in front, fixed width as a way out.
+"""Shared by coders of symbols: one stream of bytes, numbers in front, fixed width as fallback.
 
     byte 0    0: the symbols at fixed width follow, because no code of them is shorter
               1: a coder's own stream follows
@@ -25,7 +25,7 @@ Coded = tuple[bytes, list[Tensor]] | None
 
 
 class StreamReader:
-    """Takes a received stream apart from its front; what is missing is a WireError."""
+    """Reads a received stream from its front; missing bytes are a WireError."""
 
     def __init__(self, packed: Tensor) -> None:
         self.rest = packed
@@ -36,7 +36,7 @@ class StreamReader:
         taken, self.rest = self.rest[:num_bytes], self.rest[num_bytes:]
         return taken
 
-    def number(self, largest: int, what: str) -> int:
+    def read_number(self, largest: int, what: str) -> int:
         """A number in 0 .. largest, in as many bytes as `largest` needs."""
         value = int.from_bytes(bytes(self.take(number_bytes(largest), what).tolist()), "little")
         if value > largest:
@@ -52,19 +52,19 @@ def number_bytes(largest: int) -> int:
     return -(-largest.bit_length() // 8)
 
 
-def number(value: int, largest: int) -> bytes:
-    """A number in 0 .. largest as `StreamReader.number` reads it."""
+def write_number(value: int, largest: int) -> bytes:
+    """A number in 0 .. largest as `StreamReader.read_number` reads it."""
     assert 0 <= value <= largest
     return value.to_bytes(number_bytes(largest), "little")
 
 
-def joined(head: bytes, parts: list[Tensor], device: torch.device) -> Tensor:
+def concatenate(head: bytes, parts: list[Tensor], device: torch.device) -> Tensor:
     """Bytes and the parts behind them in one uint8."""
     front = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     return torch.cat([front.to(device), *(part.to(device) for part in parts)])
 
 
-def write(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Coded]) -> Tensor:
+def write_symbols(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Coded]) -> Tensor:
     """The shorter of `code(symbols)`, if there is such a code, and the symbols at fixed width."""
     if symbols.numel() == 0 or alphabet == 1:
         return torch.empty(0, dtype=torch.uint8, device=symbols.device)
@@ -72,14 +72,14 @@ def write(symbols: Tensor, alphabet: int, code: Callable[[Tensor], Coded]) -> Te
     if coded is not None:
         head, parts = coded
         if len(head) + sum(map(Tensor.numel, parts)) < packed_bytes(symbols.numel(), alphabet):
-            return joined(bytes([_CODED]) + head, parts, symbols.device)
-    return joined(bytes([_STORED]), [pack_symbols(symbols, alphabet)], symbols.device)
+            return concatenate(bytes([_CODED]) + head, parts, symbols.device)
+    return concatenate(bytes([_STORED]), [pack_symbols(symbols, alphabet)], symbols.device)
 
 
-def read(
+def read_symbols(
     packed: Tensor, count: int, alphabet: int, decode: Callable[[StreamReader], Tensor]
 ) -> Tensor:
-    """The inverse of `write`, as int32 [count]; `decode` reads the coder's own stream.
+    """The inverse of `write_symbols`, as int32 [count]; `decode` reads the coder's own stream.
 
     What a kernel refuses with a ValueError is a WireError here.
     """
@@ -92,16 +92,16 @@ def read(
     size = packed_bytes(count, alphabet)
     if packed.numel() > 1 + size:
         raise WireError(f"{packed.numel()} bytes of {count} symbols, expected at most {1 + size}")
-    if reader.number(1, "mode") == _STORED:
+    if reader.read_number(1, "mode") == _STORED:
         symbols = unpack_symbols(reader.take(size, "symbols"), count, alphabet)
     else:
-        symbols = checked(decode, reader)
+        symbols = call_kernel(decode, reader)
     reader.end()
     return symbols.to(torch.int32)
 
 
-def checked(decode: Callable[..., Any], *arguments: Any) -> Any:
-    """What a kernel makes of received bytes; what it refuses is a WireError."""
+def call_kernel(decode: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a kernel on received bytes; turns its ValueError into a WireError."""
     try:
         return decode(*arguments)
     except WireError:

@@ -12,7 +12,15 @@ from typing import Literal
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding._stream import Coded, StreamReader, checked, most_frequent, number, read, write
+from gradwire.coding._stream import (
+    Coded,
+    StreamReader,
+    call_kernel,
+    most_frequent,
+    read_symbols,
+    write_number,
+    write_symbols,
+)
 from gradwire.core.symbols import packed_bytes
 
 Code = Literal["gamma", "delta"]
@@ -28,23 +36,23 @@ def encode_elias(symbols: Tensor, alphabet: int, code: Code) -> Tensor:
         if sum(kernels.elias_sizes(lengths, delta)) >= packed_bytes(symbols.numel(), alphabet):
             return None
         coded = kernels.elias_encode(symbols, lengths, delta, centre=modal)
-        return number(modal, alphabet - 1), [coded]
+        return write_number(modal, alphabet - 1), [coded]
 
-    return write(symbols, alphabet, encode)
+    return write_symbols(symbols, alphabet, encode)
 
 
 def decode_elias(packed: Tensor, count: int, alphabet: int, code: Code) -> Tensor:
     """The inverse of `encode_elias`, as int32 [count]; other bytes are a WireError."""
 
     def decode(reader: StreamReader) -> Tensor:
-        modal = reader.number(alphabet - 1, "the frequent symbol")
+        modal = reader.read_number(alphabet - 1, "the frequent symbol")
         symbols, used = kernels.elias_decode_symbols(
             reader.rest, count, alphabet, modal, code == "delta"
         )
         reader.take(used, "an Elias code")
         return symbols
 
-    return read(packed, count, alphabet, decode)
+    return read_symbols(packed, count, alphabet, decode)
 
 
 def integers_bytes(values: Tensor, code: Code) -> int:
@@ -59,7 +67,7 @@ def encode_integers(values: Tensor, code: Code) -> Tensor:
 
 def decode_integers(reader: StreamReader, count: int, largest: int, code: Code) -> Tensor:
     """Takes `count` integers in 1 .. largest (int64) off a received stream."""
-    values, used = checked(kernels.elias_decode, reader.rest, count, largest, code == "delta")
+    values, used = call_kernel(kernels.elias_decode, reader.rest, count, largest, code == "delta")
     reader.take(used, "an Elias code")
     decoded: Tensor = values
     return decoded

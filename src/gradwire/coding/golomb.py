@@ -13,19 +13,26 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding._stream import Coded, StreamReader, most_frequent, number, read, write
+from gradwire.coding._stream import (
+    Coded,
+    StreamReader,
+    most_frequent,
+    read_symbols,
+    write_number,
+    write_symbols,
+)
 from gradwire.coding.indices import decode_indices, encode_indices
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
 
 def encode_golomb(symbols: Tensor, alphabet: int) -> Tensor:
     """Symbols 0 .. alphabet - 1 as uint8, at most one byte more than at fixed width."""
-    return write(symbols, alphabet, lambda symbols: _encode(symbols, alphabet))
+    return write_symbols(symbols, alphabet, lambda symbols: _encode(symbols, alphabet))
 
 
 def decode_golomb(packed: Tensor, count: int, alphabet: int) -> Tensor:
     """The inverse of `encode_golomb`, as int32 [count]; other bytes are a WireError."""
-    return read(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
+    return read_symbols(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
 
 
 def _encode(symbols: Tensor, alphabet: int) -> Coded:
@@ -39,12 +46,12 @@ def _encode(symbols: Tensor, alphabet: int) -> Coded:
     parts = [encode_indices(positions, count)]
     if alphabet > 2:
         parts.insert(0, pack_symbols(others, alphabet - 1))
-    return number(modal, alphabet - 1) + number(num_others, count - 1), parts
+    return write_number(modal, alphabet - 1) + write_number(num_others, count - 1), parts
 
 
 def _decode(reader: StreamReader, count: int, alphabet: int) -> Tensor:
-    modal = reader.number(alphabet - 1, "the frequent symbol")
-    num_others = reader.number(count - 1, "the number of other symbols")
+    modal = reader.read_number(alphabet - 1, "the frequent symbol")
+    num_others = reader.read_number(count - 1, "the number of other symbols")
     if alphabet > 2:
         packed = reader.take(packed_bytes(num_others, alphabet - 1), "other symbols")
         others = unpack_symbols(packed, num_others, alphabet - 1)

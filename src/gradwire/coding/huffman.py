@@ -16,11 +16,11 @@ from gradwire.coding._stream import (
     Coded,
     StreamReader,
     join_low,
-    read,
+    read_symbols,
     split_low,
     table_size,
     take_low,
-    write,
+    write_symbols,
 )
 from gradwire.coding.elias import decode_integers, encode_integers
 from gradwire.core.errors import WireError
@@ -31,12 +31,12 @@ _LIMIT = 15  # bits of the longest codeword
 
 def encode_huffman(symbols: Tensor, alphabet: int) -> Tensor:
     """Symbols 0 .. alphabet - 1 as uint8, at most one byte more than at fixed width."""
-    return write(symbols, alphabet, lambda symbols: _encode(symbols, alphabet))
+    return write_symbols(symbols, alphabet, lambda symbols: _encode(symbols, alphabet))
 
 
 def decode_huffman(packed: Tensor, count: int, alphabet: int) -> Tensor:
     """The inverse of `encode_huffman`, as int32 [count]; other bytes are a WireError."""
-    return read(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
+    return read_symbols(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
 
 
 def _encode(symbols: Tensor, alphabet: int) -> Coded:

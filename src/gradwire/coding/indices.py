@@ -98,13 +98,13 @@ def _decode_elias(body: Tensor, code: Code, universe: int, count: int) -> Tensor
     reader = StreamReader(body)
     steps = decode_integers(reader, count, universe, code)
     reader.end()
-    # In floating point, since the sum of steps that nobody sends could overflow.
+    # In floating point, since the sum of forged steps could overflow.
     total = float(steps.sum(dtype=torch.float64))
     _expect(total < 2**62, "as sum of gaps", total, f"at most {universe}")
     indices = torch.cumsum(steps, 0) - 1
     last = int(indices[-1])
     _expect(last < universe, "as last index", last, f"at most {universe - 1}")
-    # Nobody sends it where another code is as short; so a damaged mode cannot mean the same set.
+    # A sender never uses it where another code is as short; so a damaged mode is detected.
     shortest = min(_sizes(kernels.measure_gaps(indices, universe), universe, count))
     _expect(
         _ELIAS.get(shortest[1]) == code,
@@ -128,7 +128,7 @@ def _sizes(gaps: kernels.Gaps, universe: int, count: int) -> list[tuple[int, int
 
 
 def _largest_parameter(universe: int, count: int) -> int:
-    """What the sender never exceeds: the mean gap is at most (universe - count) / count."""
+    """The largest parameter in use: the mean gap is at most (universe - count) / count."""
     return min(max((universe - count) // count, 1).bit_length(), _MAX_PARAMETER)
 
 

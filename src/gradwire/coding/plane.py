@@ -1,20 +1,20 @@
 """A plane of bits, one for each element, in less than a bit each: words of polar codes.
 
-The sender has of each element a ratio, how much it prefers a zero (8 units to a nat, as in
-`kernels.polar_quantise`), and takes the words that successive cancellation finds. The receiver
-needs their free inputs. A vector is cut into pieces: up to 64 blocks of 32768 positions each, then
-one block for every power of two in the number of elements that are left, down to 256; what is left
-then is a block with some positions to spare. That errs less than to shorten blocks: a code of half
-the length loses less than one that lacks half its positions. Of each piece travel
+The sender has a log-likelihood ratio for each element, positive if it prefers a zero (8 units to a
+nat, as in `kernels.polar_quantise`), and takes the words that successive cancellation finds. The
+receiver needs their free inputs. A vector is cut into pieces: up to 64 blocks of 32768 positions
+each, then one block for every power of two in the number of elements that are left, down to 256;
+what is left then is a block with some positions to spare. That errs less than to shorten blocks: a
+code of half the length loses less than one that lacks half its positions. Of each piece travel
 
     1 byte: the rate, in 1/256 of a bit per position; the free inputs of all its blocks, packed
 
 The rate is the mean information of the ratios about the bits, 1 - h2(1 / (1 + e^-L)), so elements
-that do not care cost nothing. Polar codes take any mixture of positions, but not an order of them
-(rows of a matrix that are all small): the positions of a block are permuted, always in the same
-way. Free are the inputs of the largest polarization weight. At whole powers of two it is as good as
-an order made for the very ratios, and both sides have it without a table. No two weights of a block
-are closer than 0.00009, so that rounding does not change their order on any machine.
+without a preference cost nothing. Polar codes take any mixture of positions, but not an order of
+them (rows of a matrix that are all small): the positions of a block are permuted, always in the
+same way. Free are the inputs of the largest polarization weight. At whole powers of two it is as
+good as an order made for the very ratios, and both sides have it without a table. No two weights of
+a block are closer than 0.00009, so that rounding does not change their order on any machine.
 """
 
 import functools
@@ -33,21 +33,21 @@ from gradwire.coding.polar.polarization_weight import scores
 from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 
-_LONGEST, _SHORTEST = 1 << 15, 1 << 8  # positions of a block
-_RATES = 256  # per bit
-_MOST_RATE = 192
-_SAMPLE = 1 << 16  # elements on which a rate is decided
+_MAX_BLOCK, _MIN_BLOCK = 1 << 15, 1 << 8  # positions of a block
+_RATE_UNITS = 256  # per bit
+_MAX_RATE = 192
+_SAMPLE_NUMEL = 1 << 16  # elements on which a rate is decided
 
 
 def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
-    """What travels, uint8, and the bits that it stands for, packed, for ratios (int8 [numel])."""
+    """The code, uint8, and the packed bits that it decodes to, for ratios (int8 [numel])."""
     codes, planes, start = [], [], 0
     for lanes in _pieces(ratios.numel()):
         own = ratios[start : start + lanes.numel]
         start += lanes.numel
         if own.numel() < lanes.numel:
             own = torch.nn.functional.pad(own, (0, lanes.numel - own.numel()))
-        rate = min(max(round(_RATES * _mean_information(own)), 1), _MOST_RATE)
+        rate = min(max(round(_RATE_UNITS * _mean_information(own)), 1), _MAX_RATE)
         code, order = _code(lanes.length, rate), _order(lanes.length)
         word = kernels.polar_quantise(lanes.spread(own, order), code.kinds)
         codes.append(torch.tensor([rate], dtype=torch.uint8, device="cpu"))
@@ -61,8 +61,8 @@ def decode_plane(packed: Tensor, numel: int) -> tuple[Tensor, int]:
     planes, start = [], 0
     for lanes in _pieces(numel):
         rate = int(packed[start]) if packed.numel() > start else 0
-        if not 1 <= rate <= _MOST_RATE:
-            raise WireError(f"plane: a rate of {rate} / {_RATES}")
+        if not 1 <= rate <= _MAX_RATE:
+            raise WireError(f"plane: a rate of {rate} / {_RATE_UNITS}")
         num_rows = _num_rows(lanes.length, rate)
         end = start + 1 + lanes.num_bytes(num_rows)
         if packed.numel() < end:
@@ -78,20 +78,20 @@ def decode_plane(packed: Tensor, numel: int) -> tuple[Tensor, int]:
 def _pieces(numel: int) -> Iterator[Lanes]:
     """Whole blocks; the last of all may be more than what is left."""
     while numel > 0:
-        if numel >= _LONGEST:
-            blocks = min(numel // _LONGEST, kernels.POLAR_LANES)
-            piece = Lanes(blocks * _LONGEST, _LONGEST)
-        elif numel >= _SHORTEST:
-            piece = Lanes(1 << (numel.bit_length() - 1), _LONGEST)
+        if numel >= _MAX_BLOCK:
+            blocks = min(numel // _MAX_BLOCK, kernels.POLAR_LANES)
+            piece = Lanes(blocks * _MAX_BLOCK, _MAX_BLOCK)
+        elif numel >= _MIN_BLOCK:
+            piece = Lanes(1 << (numel.bit_length() - 1), _MAX_BLOCK)
         else:
-            piece = Lanes(max(64, 1 << (numel - 1).bit_length()), _LONGEST)
+            piece = Lanes(max(64, 1 << (numel - 1).bit_length()), _MAX_BLOCK)
         yield piece
         numel -= piece.numel
 
 
 def _mean_information(ratios: Tensor) -> float:
     """The mean information of a ratio about its bit, in bits."""
-    some = ratios[:: max(1, ratios.numel() // _SAMPLE)]
+    some = ratios[:: max(1, ratios.numel() // _SAMPLE_NUMEL)]
     counts = torch.bincount(some.abs(), minlength=CERTAIN + 1).double()
     return float(counts @ _information()) / some.numel()
 
@@ -110,7 +110,7 @@ class _PlaneCode(NamedTuple):
 
 
 def _num_rows(n: int, rate: int) -> int:
-    return max(1, rate * n // _RATES)
+    return max(1, rate * n // _RATE_UNITS)
 
 
 @functools.lru_cache(maxsize=512)
@@ -122,8 +122,10 @@ def _code(n: int, rate: int) -> _PlaneCode:
 
 @functools.cache
 def plane_digest() -> int:
-    """Of what both ends compute: the order of the inputs, and that of the positions."""
-    orders = (order for make in (_by_weight, _order) for order in (make(_LONGEST), make(_SHORTEST)))
+    """A digest of what both ends compute: the order of the inputs, and that of the positions."""
+    orders = (
+        order for make in (_by_weight, _order) for order in (make(_MAX_BLOCK), make(_MIN_BLOCK))
+    )
     return functools.reduce(lambda crc, own: zlib.crc32(own.numpy().tobytes(), crc), orders, 0)
 
 

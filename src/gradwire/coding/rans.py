@@ -21,45 +21,49 @@ from gradwire.coding._stream import (
     Coded,
     StreamReader,
     join_low,
-    number,
-    read,
+    read_symbols,
     split_low,
     table_size,
     take_low,
-    write,
+    write_number,
+    write_symbols,
 )
 from gradwire.coding.elias import decode_integers, encode_integers
 from gradwire.core.errors import WireError
 
-_PRECISION, _FINE = 12, 14
+_PRECISION_BITS, _FINE_PRECISION_BITS = 12, 14
 _MAX_LOG_LANES = 12
 _BITS_PER_LANE = 8192  # a lane costs about 20 bits
 
 
 def encode_rans(symbols: Tensor, alphabet: int) -> Tensor:
     """Symbols 0 .. alphabet - 1 as uint8, at most one byte more than at fixed width."""
-    return write(symbols, alphabet, lambda symbols: _encode(symbols, alphabet))
+    return write_symbols(symbols, alphabet, lambda symbols: _encode(symbols, alphabet))
 
 
 def decode_rans(packed: Tensor, count: int, alphabet: int) -> Tensor:
     """The inverse of `encode_rans`, as int32 [count]; other bytes are a WireError."""
-    return read(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
+    return read_symbols(packed, count, alphabet, lambda reader: _decode(reader, count, alphabet))
 
 
 def _encode(symbols: Tensor, alphabet: int) -> Coded:
     high, low = split_low(symbols, alphabet)
     counts = kernels.count_symbols(high, table_size(alphabet)).cpu()
     precision = _precision(counts)
-    frequencies = quantised(counts, precision)
+    frequencies = quantise_counts(counts, precision)
     log_lanes = _log_lanes(counts)
     code = kernels.rans_encode(high, frequencies, precision, 1 << log_lanes)
     table = encode_integers(frequencies + 1, "delta")
-    return number(precision + 16 * log_lanes, 255), [table, *low, code]
+    return write_number(precision + 16 * log_lanes, 255), [table, *low, code]
 
 
 def _decode(reader: StreamReader, count: int, alphabet: int) -> Tensor:
-    log_lanes, precision = divmod(reader.number(255, "precision and lanes"), 16)
-    if precision > _FINE or log_lanes > _MAX_LOG_LANES or 1 << log_lanes > max(1, count):
+    log_lanes, precision = divmod(reader.read_number(255, "precision and lanes"), 16)
+    if (
+        precision > _FINE_PRECISION_BITS
+        or log_lanes > _MAX_LOG_LANES
+        or 1 << log_lanes > max(1, count)
+    ):
         raise WireError(f"rANS of {precision} bits and {1 << log_lanes} lanes for {count} symbols")
     largest = (1 << precision) + 1
     frequencies = decode_integers(reader, table_size(alphabet), largest, "delta") - 1
@@ -72,7 +76,7 @@ def _decode(reader: StreamReader, count: int, alphabet: int) -> Tensor:
 # Tables are small, and numpy takes a microsecond where torch takes five.
 
 
-def quantised(counts: Tensor, precision: int) -> Tensor:
+def quantise_counts(counts: Tensor, precision: int) -> Tensor:
     """Counts (int64 [m]) as integers that add up to 2^precision, positive where counts are."""
     given = counts.numpy()
     total, target = int(given.sum()), 1 << precision
@@ -98,7 +102,10 @@ def _precision(counts: Tensor) -> int:
     given = counts.numpy()
     total, distinct = int(given.sum()), int(np.count_nonzero(given))
     fine = distinct > 256 or 16 * int(given.max()) > 15 * total
-    most, least = _FINE if fine else _PRECISION, max(1, (distinct - 1).bit_length())
+    most, least = (
+        _FINE_PRECISION_BITS if fine else _PRECISION_BITS,
+        max(1, (distinct - 1).bit_length()),
+    )
     return max(least, min(most, total.bit_length()))
 
 

@@ -1,4 +1,4 @@
-"""How likely the indices of a trellis-coded quantiser are: tables that travel in a few bytes.
+"""Probabilities of the indices of a trellis-coded quantiser: tables of a few bytes.
 
 In a context (see `kernels/reference/trellis.py`) an index is zero or not, if not it is +-1 or more,
 and if more it is geometric from 2 on. So a table is three probabilities. Each is written as the

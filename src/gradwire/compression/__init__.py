@@ -1,4 +1,4 @@
-"""Dimension: what travels."""
+"""Dimension: what is sent."""
 
 from gradwire.core.codec import Compression
 from gradwire.core.registry import Registry

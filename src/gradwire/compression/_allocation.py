@@ -1,4 +1,4 @@
-"""Which choice each layer gets for a budget of bytes (Shoham and Gersho 1988).
+"""Allocates a choice to each layer within a budget of bytes (Shoham and Gersho 1988).
 
 Sizes and errors are given for each layer and choice; `allocated.py` says what is minimised.
 """
@@ -7,11 +7,11 @@ import heapq
 from collections.abc import Sequence
 
 
-def allocation(
+def choose_allocation(
     sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: int
 ) -> list[int]:
     """A choice for each layer, of [layer][choice]; the sum of the least sizes must fit."""
-    plan = along_hulls(sizes, errors, budget)
+    plan = allocate_along_hulls(sizes, errors, budget)
     left = budget - sum(own[choice] for own, choice in zip(sizes, plan, strict=True))
     assert left >= 0, "the cheapest choices must fit"
     while True:  # each change lowers the error, so it ends
@@ -29,14 +29,14 @@ def allocation(
         plan[layer] = other
 
 
-def along_hulls(
+def allocate_along_hulls(
     sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: int
 ) -> list[int]:
     """The steps on the convex hulls that save most per byte, until the first that does not fit.
 
     There is a price lambda at which every layer's choice minimises error + lambda * size.
     """
-    hulls = [hull(own, lost) for own, lost in zip(sizes, errors, strict=True)]
+    hulls = [lower_hull(own, lost) for own, lost in zip(sizes, errors, strict=True)]
     places = [0] * len(hulls)
     left = budget - sum(own[points[0]] for own, points in zip(sizes, hulls, strict=True))
     steps: list[tuple[float, int, int]] = []  # what a byte saves (negative), layer, bytes
@@ -61,7 +61,7 @@ def along_hulls(
     return [points[place] for points, place in zip(hulls, places, strict=True)]
 
 
-def hull(sizes: Sequence[int], errors: Sequence[float]) -> list[int]:
+def lower_hull(sizes: Sequence[int], errors: Sequence[float]) -> list[int]:
     """The choices on the lower convex hull of (size, error), from the cheapest to the best."""
     points: list[int] = []
     for new in sorted(range(len(sizes)), key=lambda choice: (sizes[choice], errors[choice])):

@@ -1,8 +1,8 @@
-"""Messages of several tensors as one: parts of equal name lie behind one another.
+"""Joins the messages of several tensors into one: parts of equal name are concatenated.
 
-A header and a checksum for every tensor would cost more than a bias has to say. Of the parts of one
-codec for several tensors, those of equal name are joined. Where each ends is known for `values`,
-which the codec describes, and sent for the others:
+One header and checksum per tensor would cost more than a short tensor such as a bias. So the parts
+of equal name are concatenated. The codec describes where each tensor's `values` end; for the other
+parts the lengths are sent:
 
     nothing                   in every part all pieces are equally long
     ceil(num_parts / 8) bytes one bit for each part whose pieces are not
@@ -27,12 +27,12 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import packed_bytes
 
-LENGTHS = "lengths"  # the part that says where pieces end
+LENGTHS = "lengths"  # the part with the lengths of the pieces
 _SYMBOLS = "symbols"  # packed `values` that no other codec can take up
 
 
 def check_choice(name: str, codec: Compression) -> None:
-    """Refuses what cannot encode one tensor of several."""
+    """Refuses a compression that cannot encode one tensor among several."""
     if isinstance(codec, Reducer):
         raise ValueError(
             f"{name} encodes tensors, but {codec!r} is a way of averaging. If it wraps a codec, "
@@ -58,8 +58,8 @@ def check_choice(name: str, codec: Compression) -> None:
         )
 
 
-def covering(tensors: Sequence[Placed] | None, numel: int) -> tuple[Placed, ...]:
-    """The tensors of a vector of this length; an inner stage of a chain knows none."""
+def tensors_covering(tensors: Sequence[Placed] | None, numel: int) -> tuple[Placed, ...]:
+    """The tensors if they make up a vector of this length, else the whole vector as one tensor."""
     if tensors and tensors[-1][2] == numel:
         return tuple(tensors)
     return (("", 0, numel, (numel,)),)
@@ -75,7 +75,7 @@ def layer_keys(key: Key, tensors: Sequence[Placed]) -> list[Key]:
     return [key] if len(tensors) == 1 else [key.child(name) for name, *_ in tensors]
 
 
-def pieces(x: Tensor, tensors: Sequence[Placed]) -> Iterator[Tensor]:
+def split_tensors(x: Tensor, tensors: Sequence[Placed]) -> Iterator[Tensor]:
     """The tensors in a flat vector."""
     return (x[start:stop].reshape(shape) for _, start, stop, shape in tensors)
 
@@ -83,57 +83,59 @@ def pieces(x: Tensor, tensors: Sequence[Placed]) -> Iterator[Tensor]:
 def part_names(codec: Codec) -> tuple[str, ...]:
     """The parts of the messages of `codec` for several tensors, in wire order."""
     codec = as_sent(codec)
-    others = tuple(f"each.{name}" for name in _others(codec))
-    values = () if codec.leaves is Kind.NOTHING else (_values(codec),)
+    others = tuple(f"each.{name}" for name in _side_parts(codec))
+    values = () if codec.leaves is Kind.NOTHING else (_values_name(codec),)
     return (*((LENGTHS,) if others else ()), *others, *values)
 
 
-def gathered(codec: Codec, messages: Sequence[Parts], device: torch.device) -> dict[str, Tensor]:
-    """The parts of all messages that `codec.encode` made, as one."""
+def join_messages(
+    codec: Codec, messages: Sequence[Parts], device: torch.device
+) -> dict[str, Tensor]:
+    """Joins the parts of all messages that `codec.encode` made."""
     codec = as_sent(codec)
-    others = _others(codec)
+    others = _side_parts(codec)
     lengths = [[message[name].numel() for message in messages] for name in others]
-    parts = {f"each.{name}": _joined([m[name] for m in messages], device) for name in others}
+    parts = {f"each.{name}": _concatenate([m[name] for m in messages], device) for name in others}
     if others:
-        sent = bytearray(_written(lengths))
+        sent = bytearray(_encode_lengths(lengths))
         parts[LENGTHS] = _empty(device)
         if sent:
             parts[LENGTHS] = torch.frombuffer(sent, dtype=torch.uint8).to(device)
     if codec.leaves is not Kind.NOTHING:
-        parts[_values(codec)] = _joined([m["values"] for m in messages], device)
+        parts[_values_name(codec)] = _concatenate([m["values"] for m in messages], device)
     return parts
 
 
-def taken_apart(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[dict[str, Tensor]]:
-    """The inverse of `gathered`, for tensors of these specs. Trusts no part."""
+def split_messages(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[dict[str, Tensor]]:
+    """The inverse of `join_messages`, for tensors of these specs. Trusts no part."""
     codec = as_sent(codec)
     messages = _side_information(codec, parts, specs)
     if codec.leaves is Kind.NOTHING:
         return messages
-    values = parts[_values(codec)]
-    sizes = [_size(left) for left in _left(codec, messages, specs)]
+    values = parts[_values_name(codec)]
+    sizes = [_wire_size(left) for left in _values_specs(codec, messages, specs)]
     if sum(sizes) != values.numel():
         raise WireError(f"values: {values.numel()}, expected {sum(sizes)} of {len(specs)} tensors")
     return [
         {**message, "values": own}
-        for message, own in zip(messages, _cut(values, sizes), strict=True)
+        for message, own in zip(messages, _split_part(values, sizes), strict=True)
     ]
 
 
-def values_left(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[Spec]:
-    """What `values` of each tensor look like, for a codec that leaves real numbers."""
+def values_specs(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[Spec]:
+    """The specs of each tensor's `values`, for a codec that leaves real numbers."""
     if LENGTHS not in parts:  # before anything is sent: known, or a KeyError
-        return _left(codec, [{} for _ in specs], specs)
-    return _left(codec, _side_information(codec, parts, specs), specs)
+        return _values_specs(codec, [{} for _ in specs], specs)
+    return _values_specs(codec, _side_information(codec, parts, specs), specs)
 
 
-def payload_of(parts: Parts) -> Payload:
+def as_payload(parts: Parts) -> Payload:
     """A payload that `Codec.decode` takes; it was part of another and is no buffer by itself."""
     return Payload(torch.empty(0, dtype=torch.uint8), parts, 0)
 
 
-def named(name: str, encode: Any, *layer: Any) -> Any:
-    """What `encode` makes of a tensor; an error about its numbers names the tensor."""
+def encode_named(name: str, encode: Any, *layer: Any) -> Any:
+    """Encodes a tensor; an error about NaN or infinity names the tensor."""
     try:
         return encode(*layer)
     except NonFiniteError as error:
@@ -151,23 +153,23 @@ def encode_layers(
     key: Key,
 ) -> tuple[list[Parts], Tensor | None, list[State]]:
     """Each tensor of a flat vector with its codec: messages, what is lost, and the new states."""
-    messages, after, whole = [], [], Whole(tensors)
+    messages, after, whole = [], [], FlatVectorBuilder(tensors)
     vectors = [x] if residual is None else [x, residual]
-    cut = zip(*(pieces(vector, tensors) for vector in vectors), strict=True)
+    cut = zip(*(split_tensors(vector, tensors) for vector in vectors), strict=True)
     layers = zip(codecs, tensors, cut, states, layer_keys(key, tensors), strict=True)
     for codec, (name, *_), own, state, own_key in layers:
         if residual is None:
-            payload, new = named(name, codec.encode, *own, state, own_key)
+            payload, new = encode_named(name, codec.encode, *own, state, own_key)
         else:
-            payload, lost, new = named(name, encode_feedback, codec, *own, state, own_key)
+            payload, lost, new = encode_named(name, encode_feedback, codec, *own, state, own_key)
             whole.add(lost)
         messages.append(payload.parts)
         after.append(new)
     return messages, None if residual is None else whole.vector, after
 
 
-class Whole:
-    """A flat vector made of its tensors. Each is copied at once, while it is in the cache."""
+class FlatVectorBuilder:
+    """Builds a flat vector from its tensors. Each is copied at once, while it is in the cache."""
 
     def __init__(self, tensors: tuple[Placed, ...]) -> None:
         self._places = iter(tensors)
@@ -195,7 +197,7 @@ class Whole:
 
 
 def _side_information(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list[dict[str, Tensor]]:
-    others = _others(codec)
+    others = _side_parts(codec)
     if not others:
         return [{} for _ in specs]
     lengths = parts[LENGTHS]
@@ -205,33 +207,33 @@ def _side_information(codec: Codec, parts: Parts, specs: Sequence[Spec]) -> list
     # A longer one is refused before it becomes Python numbers: no length takes ten bytes.
     if lengths.numel() > len(others) * (1 + 9 * len(specs)):
         raise WireError(f"lengths: {lengths.numel()} bytes for {len(specs)} tensors")
-    table = _read(bytes(lengths.tolist()), [part.numel() for part in own], len(specs))
-    columns = [_cut(part, sizes) for part, sizes in zip(own, table, strict=True)]
+    table = _decode_lengths(bytes(lengths.tolist()), [part.numel() for part in own], len(specs))
+    columns = [_split_part(part, sizes) for part, sizes in zip(own, table, strict=True)]
     return [dict(zip(others, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _left(codec: Codec, messages: Sequence[Parts], specs: Sequence[Spec]) -> list[Spec]:
+def _values_specs(codec: Codec, messages: Sequence[Parts], specs: Sequence[Spec]) -> list[Spec]:
     return [codec.values_spec(spec.flat(), own) for spec, own in zip(specs, messages, strict=True)]
 
 
-def _size(left: Spec) -> int:
+def _wire_size(left: Spec) -> int:
     """Of `values` on the wire, in elements."""
     return left.numel if left.alphabet is None else packed_bytes(left.numel, left.alphabet)
 
 
-def _others(codec: Codec) -> tuple[str, ...]:
+def _side_parts(codec: Codec) -> tuple[str, ...]:
     return tuple(name for name in codec.parts if name != "values")
 
 
-def _values(codec: Codec) -> str:
+def _values_name(codec: Codec) -> str:
     return "values" if codec.leaves is Kind.REAL else _SYMBOLS
 
 
-def _cut(part: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+def _split_part(part: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     return part.split(list(sizes)) if sizes else ()
 
 
-def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+def _concatenate(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     if not parts:
         return _empty(device)
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
@@ -241,7 +243,7 @@ def _empty(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device)
 
 
-def _written(lengths: Sequence[Sequence[int]]) -> bytes:
+def _encode_lengths(lengths: Sequence[Sequence[int]]) -> bytes:
     """[part][tensor] as bytes; the receiver knows the sum for each part."""
     sent = [len(set(row)) > 1 for row in lengths]
     if not any(sent):
@@ -251,7 +253,7 @@ def _written(lengths: Sequence[Sequence[int]]) -> bytes:
     return mask.to_bytes(-(-len(lengths) // 8), "little") + write_varints(numbers)
 
 
-def _read(data: bytes, totals: Sequence[int], num_tensors: int) -> list[list[int]]:
+def _decode_lengths(data: bytes, totals: Sequence[int], num_tensors: int) -> list[list[int]]:
     width = -(-len(totals) // 8) if data else 0
     mask, data = int.from_bytes(data[:width], "little"), data[width:]
     table = []

@@ -1,4 +1,4 @@
-"""Each tensor encoded by the one of several codecs that a budget of bytes gives it.
+"""Encodes each tensor with one of several codecs, chosen within a budget of bytes.
 
 With the size R_l(c) of tensor l under choice c, in bytes, and its squared error D_l(c):
 
@@ -27,8 +27,8 @@ tensors with three choices: as long as 34 copies of the vector), the others what
 What a random codec loses depends on its draws, and so does whether it is chosen: even if all
 choices are unbiased the whole is not, and no guarantee is stated.
 
-Use it as `ef(allocated(...))` where layers want different treatment and nobody wants to write the
-rules by hand; with rules in mind take `partition`, for top-k alone `adaptive_density`.
+Use it as `ef(allocated(...))` where layers need different codecs and the rules shall not be written
+by hand. To write the rules, take `partition`; for top-k alone, `adaptive_density`.
 """
 
 from collections.abc import Sequence
@@ -40,20 +40,20 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression._allocation import allocation
+from gradwire.compression._allocation import choose_allocation
 from gradwire.compression._layers import (
-    Whole,
+    FlatVectorBuilder,
+    as_payload,
     check_choice,
-    covering,
     encode_layers,
-    gathered,
+    encode_named,
+    join_messages,
     layer_keys,
     layer_specs,
-    named,
     part_names,
-    payload_of,
-    pieces,
-    taken_apart,
+    split_messages,
+    split_tensors,
+    tensors_covering,
 )
 from gradwire.core.binary import write_varints
 from gradwire.core.codec import (
@@ -85,7 +85,7 @@ _MAX_CHOICES = 16  # a payload has at most 255 parts
 
 @dataclass(frozen=True, repr=False)
 class Allocated(Composite):
-    """Encode each tensor with the one of several codecs that a budget of bytes gives it."""
+    """Encode each tensor with one of several codecs, chosen within a budget of bytes."""
 
     target_bytes: int  # of a payload: per worker, step and bucket
     choices: tuple[Compression, ...]  # codecs or chains
@@ -155,7 +155,7 @@ class Allocated(Composite):
         return payload.parts, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        tensors = covering(spec.tensors, spec.numel)
+        tensors = tensors_covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
         plan = self._plan(parts["choice"], len(tensors))
         messages: list[Parts] = [{}] * len(tensors)
@@ -167,13 +167,13 @@ class Allocated(Composite):
                 for name in names:
                     expect(own[name], f"{number}.{name}", 0, torch.uint8)
                 continue
-            apart = taken_apart(codec, own, [specs[layer] for layer in mine])
+            apart = split_messages(codec, own, [specs[layer] for layer in mine])
             for layer, own_message in zip(mine, apart, strict=True):
                 messages[layer] = own_message
-        whole = Whole(tensors)
+        whole = FlatVectorBuilder(tensors)
         layers = zip(plan, messages, specs, layer_keys(key, tensors), strict=True)
         for choice, message, own_spec, own_key in layers:
-            whole.add(self.members[choice].decode(payload_of(message), own_spec, own_key))
+            whole.add(self.members[choice].decode(as_payload(message), own_spec, own_key))
         return whole.vector
 
     def _plan(self, choice: Tensor, num_layers: int) -> list[int]:
@@ -188,20 +188,20 @@ class Allocated(Composite):
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
     ) -> tuple[Payload, Tensor | None, State]:
         """The payload of a tensor of `spec`, what is lost with a residual, and the new state."""
-        tensors = covering(state and state["tensors"], x.numel())
+        tensors = tensors_covering(state and state["tensors"], x.numel())
         is_known = bool(state) and tensors == state["tensors"]
         # An inner stage of a chain gets other elements in each step, and remembers nothing.
         before = state if is_known else self.init(Spec((x.numel(),), x.dtype, tensors=tensors))
         done = None
         if before["plan"] is not None and key.step - before["planned"] < self.every:
-            done = self._as_planned(x, residual, spec, before, key)
-        payload, lost, after = done or self._allocated(x, residual, spec, before, key)
+            done = self._encode_as_planned(x, residual, spec, before, key)
+        payload, lost, after = done or self._encode_allocated(x, residual, spec, before, key)
         return payload, lost, after if is_known else state
 
-    def _as_planned(
+    def _encode_as_planned(
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
     ) -> tuple[Payload, Tensor | None, State] | None:
-        """Each tensor with the choice it has; None if that has become too large."""
+        """Encodes each tensor with its present choice; None if the payload exceeds the budget."""
         tensors, plan = state["tensors"], state["plan"]
         codecs = [self.members[choice] for choice in plan]
         states = [inner[choice] for inner, choice in zip(state["inner"], plan, strict=True)]
@@ -211,36 +211,36 @@ class Allocated(Composite):
             return None
         return payload, lost, {**state, "inner": _with_choices(state["inner"], plan, new)}
 
-    def _allocated(
+    def _encode_allocated(
         self, x: Tensor, residual: Tensor | None, spec: Spec, state: State, key: Key
     ) -> tuple[Payload, Tensor | None, State]:
-        """Each tensor with each choice, of which the best are sent."""
+        """Encodes each tensor with each choice; the best allocation is sent."""
         tensors = state["tensors"]
         keys = layer_keys(key, tensors)
         total = corrected(x, residual)
         specs = layer_specs(tensors, x.dtype)
         table = [
             [
-                _measured(codec, tensors[layer][0], piece, specs[layer], own, keys[layer])
+                _measure_choice(codec, tensors[layer][0], piece, specs[layer], own, keys[layer])
                 for codec, own in zip(self.members, state["inner"][layer], strict=True)
             ]
-            for layer, piece in enumerate(pieces(total, tensors))
+            for layer, piece in enumerate(split_tensors(total, tensors))
         ]
-        plan, payload = self._best(table, spec, x.device)
+        plan, payload = self._best_allocation(table, spec, x.device)
         chosen = [row[choice] for row, choice in zip(table, plan, strict=True)]
         after = _with_choices(state["inner"], plan, [own.state for own in chosen])
         state = {**state, "inner": after, "plan": tuple(plan), "planned": key.step}
         if residual is None:
             return payload, None, state
-        whole = Whole(tensors)
-        for layer, piece in enumerate(pieces(total, tensors)):
+        whole = FlatVectorBuilder(tensors)
+        for layer, piece in enumerate(split_tensors(total, tensors)):
             codec, parts = self.members[plan[layer]], chosen[layer].parts
-            decoded = codec.decode(payload_of(parts), specs[layer], keys[layer])
+            decoded = codec.decode(as_payload(parts), specs[layer], keys[layer])
             whole.add(clamp_to(piece - decoded, x.dtype))
         return payload, whole.vector, state
 
-    def _best(
-        self, table: "Sequence[Sequence[_Measured]]", spec: Spec, device: torch.device
+    def _best_allocation(
+        self, table: "Sequence[Sequence[_MeasuredChoice]]", spec: Spec, device: torch.device
     ) -> tuple[list[int], Payload]:
         """The allocation whose payload fits. Sizes add up but for some bytes of the header."""
         sizes = [[own.size_bytes for own in row] for row in table]
@@ -261,7 +261,7 @@ class Allocated(Composite):
         least = sum(row[choice] for row, choice in zip(sizes, cheapest, strict=True))
         budget = self.target_bytes - (payload.nbytes - least)
         while budget >= least:
-            plan = allocation(sizes, errors, budget)
+            plan = choose_allocation(sizes, errors, budget)
             other = packed(plan)
             if other.nbytes <= self.target_bytes:
                 return plan, other
@@ -275,7 +275,7 @@ class Allocated(Composite):
         parts = {"choice": pack_symbols(choices, len(self.choices)).to(device)}
         for number, codec in enumerate(self.members):
             own = [message for message, c in zip(messages, plan, strict=True) if c == number]
-            for name, part in gathered(codec, own, device).items():
+            for name, part in join_messages(codec, own, device).items():
                 parts[f"{number}.{name}"] = part
         return pack_parts(self, parts, spec)
 
@@ -309,7 +309,7 @@ def _with_choices(
     )
 
 
-class _Measured(NamedTuple):
+class _MeasuredChoice(NamedTuple):
     """A tensor under one choice."""
 
     parts: Parts
@@ -318,11 +318,13 @@ class _Measured(NamedTuple):
     error: float  # squared
 
 
-def _measured(codec: Codec, name: str, x: Tensor, spec: Spec, state: State, key: Key) -> _Measured:
-    payload, state = named(name, codec.encode, x, state, key)
+def _measure_choice(
+    codec: Codec, name: str, x: Tensor, spec: Spec, state: State, key: Key
+) -> _MeasuredChoice:
+    payload, state = encode_named(name, codec.encode, x, state, key)
     decoded = codec.decode(payload, spec, key)
     wide = scale_dtype(x.dtype)
     _, error = kernels.moments(x.to(wide) - decoded.to(wide))
     sides = [part.numel() for part_name, part in payload.parts.items() if part_name != "values"]
     size_bytes = sum(part.nbytes for part in payload.parts.values()) + len(write_varints(sides))
-    return _Measured(payload.parts, state, size_bytes, error)
+    return _MeasuredChoice(payload.parts, state, size_bytes, error)

@@ -1,4 +1,4 @@
-"""Each tensor of a bucket encoded by itself, all of them in one message.
+"""Encodes each tensor of a bucket separately, all of them in one message.
 
     C(x) = (C_1(x_1), ..., C_L(x_L))
 
@@ -6,23 +6,22 @@ where x_l are the tensors (weights, biases) in the bucket and C_l is the inner c
 and random draws of its own for each. If the inner one contracts by delta_l, or has the relative
 variance omega_l, the whole has the worst of them: errors and norms of tensors add up.
 
-How much is encoded together, the granularity, is a choice of every codec. Whole model or bucket
-is decided by the scheduling, `sequential("model")` or `sequential("layer")`, where the latter also
-sends a message per layer; per layer in one message by this: `ef(layerwise(topk(0.01)))`,
-`ef21(layerwise(sign))`, `layerwise(topk(0.01) >> qsgd(bits=4))`. Dutta et al. 2020 compare whole
-model and layers: the bounds for layers are no worse, in experiments either may train better.
+The granularity, how much is encoded together, can be chosen for every codec. The scheduling decides
+between the whole model and buckets, `sequential("model")` or `sequential("layer")`; the latter also
+sends a message per layer. This wrapper encodes layer by layer in one message:
+`ef(layerwise(topk(0.01)))`, `ef21(layerwise(sign))`, `layerwise(topk(0.01) >> qsgd(bits=4))`. Dutta
+et al. 2020 compare whole model and layers: the bounds for layers are no worse, in experiments
+either may train better.
 
-A codec that is LINEAR stays so, its `values` are those of all tensors in a row. Of others there is
-one header and one checksum for all tensors, and the lengths of what no codec can know in a byte
-or two each (`_layers.py` says how). The values may be encoded further on, then all of them
-together: `layerwise(topk(0.01)) >> qsgd(bits=4)`. Messages are gathered whole: shards would cut
-the tensors.
+A LINEAR codec stays LINEAR: its `values` are those of all tensors, concatenated. Other codecs have
+one header and one checksum for all tensors, and the lengths that receivers cannot know, in a byte
+or two each (see `_layers.py`). A next stage encodes all values together: `layerwise(topk(0.01)) >>
+qsgd(bits=4)`. Messages are gathered whole: shards would cut the tensors.
 
-Use it where one scale does not fit all layers (`sign`, `qsgd` without buckets), or to keep every
-layer moving that a global `topk` would starve. It costs a call of the inner codec per tensor, 0.1
-to 0.4 ms: `sign` of 25 million elements in 161 tensors takes as long as 3 copies of the vector
-instead of one, 6 with feedback instead of 3. For many small tensors see `partition` and its
-`min_size`.
+Use it where one scale does not fit all layers (`sign`, `qsgd` without buckets), or to update layers
+of which a global `topk` would select nothing. It costs a call of the inner codec per tensor, 0.1 to
+0.4 ms: `sign` of 25 million elements in 161 tensors takes as long as 3 copies of the vector instead
+of one, 6 with feedback instead of 3. For many small tensors see `partition` and its `min_size`.
 """
 
 from collections.abc import Sequence
@@ -32,17 +31,17 @@ from functools import cached_property
 from torch import Tensor
 
 from gradwire.compression._layers import (
-    Whole,
+    FlatVectorBuilder,
+    as_payload,
     check_choice,
-    covering,
     encode_layers,
-    gathered,
+    join_messages,
     layer_keys,
     layer_specs,
     part_names,
-    payload_of,
-    taken_apart,
-    values_left,
+    split_messages,
+    tensors_covering,
+    values_specs,
 )
 from gradwire.core.codec import (
     Algebra,
@@ -74,7 +73,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class Layerwise(Composite):
-    """Encode each tensor of a bucket by itself, all of them in one message."""
+    """Encode each tensor of a bucket separately, all of them in one message."""
 
     inner: Compression  # a codec or chain
 
@@ -153,8 +152,8 @@ class Layerwise(Composite):
         )
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
-        specs = layer_specs(covering(spec.tensors, spec.numel), spec.dtype)
-        left = values_left(self.codec, parts, specs)
+        specs = layer_specs(tensors_covering(spec.tensors, spec.numel), spec.dtype)
+        left = values_specs(self.codec, parts, specs)
         return Spec((sum(own.numel for own in left),), left[0].dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
@@ -165,7 +164,7 @@ class Layerwise(Composite):
         self, x: Tensor, residual: Tensor | None, state: State, key: Key
     ) -> tuple[Parts, Tensor | None, State]:
         """The parts of a flat vector, what is lost with a residual, and the new state."""
-        tensors = covering(state and state["tensors"], x.numel())
+        tensors = tensors_covering(state and state["tensors"], x.numel())
         if state and tensors == state["tensors"]:
             states = state["inner"]
         else:  # an inner stage of a chain gets other elements in each step, and keeps no state
@@ -174,20 +173,20 @@ class Layerwise(Composite):
         messages, lost, after = encode_layers(codecs, tensors, x, residual, states, key)
         if state and len(state["inner"]) == len(after):
             state = {**state, "inner": tuple(after)}
-        return gathered(self.codec, messages, x.device), lost, state
+        return join_messages(self.codec, messages, x.device), lost, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         return self.mean([parts], spec, [key])
 
     def mean(self, all_parts: Sequence[Parts], spec: Spec, keys: Sequence[Key]) -> Tensor:
         """The mean over the senders, tensor by tensor."""
-        tensors = covering(spec.tensors, spec.numel)
+        tensors = tensors_covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
-        received = [taken_apart(self.codec, parts, specs) for parts in all_parts]
+        received = [split_messages(self.codec, parts, specs) for parts in all_parts]
         own_keys = [layer_keys(key, tensors) for key in keys]
-        whole = Whole(tensors)
+        whole = FlatVectorBuilder(tensors)
         for i, own in enumerate(specs):
-            payloads = [payload_of(messages[i]) for messages in received]
+            payloads = [as_payload(messages[i]) for messages in received]
             if len(payloads) == 1:
                 mean = self.codec.decode(payloads[0], own, own_keys[0][i])
             else:
@@ -203,7 +202,7 @@ class _LayerwiseFusion(Fusion[Layerwise]):
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         check_tensor(self.codec, x)
-        # The inner codec looks for what is not finite, and can say in which tensor.
+        # The inner codec checks for NaN and infinity, and its error names the tensor.
         parts, state = self.codec.split(x.detach().reshape(-1).contiguous(), state, key)
         return pack_parts(self.codec, parts, Spec.of(x)), state
 
@@ -221,9 +220,9 @@ class _LayerwiseFusion(Fusion[Layerwise]):
         return encode_split_feedback(self.codec, x, residual, state, key)
 
     def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        codec, tensors = self.codec.codec, covering(spec.tensors, spec.numel)
+        codec, tensors = self.codec.codec, tensors_covering(spec.tensors, spec.numel)
         specs = layer_specs(tensors, spec.dtype)
-        messages = taken_apart(codec, parts, specs)
+        messages = split_messages(codec, parts, specs)
         layers = zip(tensors, specs, layer_keys(key, tensors), messages, strict=True)
         for (_, start, stop, _), own, own_key, message in layers:
             there = total[start:stop]

@@ -10,9 +10,9 @@ all of them. Tensors of fewer than `min_size` elements travel as they are.
 Treating layers differently is common practice: biases and normalisation are few and matter (Lin
 et al. 2018, Deep gradient compression; Vogels et al. 2019).
 
-Use it where tensors want different treatment: large matrices compressed hard, biases and
-normalisation hardly or not at all. Put `ef(...)` around the whole or into single rules, not both;
-if one codec suits all tensors, write that codec alone.
+Use it where tensors need different codecs: strong compression for large matrices, little or none
+for biases and normalisation. Put `ef(...)` around the whole or into single rules, not both; if one
+codec suits all tensors, write that codec alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ class Partition(Reducer):
         raise TypeError("a partition pushes as many messages as its rules for the bucket do")
 
     def decode_push(self, messages: Sequence[Tensor], spec: Spec, key: Key) -> Tensor:
-        cut, parts, start = _cut(self, spec.layout), [], 0
+        cut, parts, start = _make_cut(self, spec.layout), [], 0
         for piece in cut.pieces:
             stop = start + piece.reducer.num_messages
             own_key = key.child(piece.patterns)
@@ -110,7 +110,7 @@ class Partition(Reducer):
             start = stop
         if start != len(messages):
             raise WireError(f"{self!r}: {len(messages)} messages, expected {start}")
-        return _assembled(cut, spec, tuple(parts))
+        return _assemble(cut, spec, tuple(parts))
 
     def check_names(self, names: Sequence[str]) -> None:
         taken: dict[str, list[str]] = {patterns: [] for patterns in self.rules}
@@ -122,7 +122,7 @@ class Partition(Reducer):
                 why = (
                     f"all it would match ({', '.join(earlier[:3])}) is taken by rules before it"
                     if earlier
-                    else f"the tensors are {_listed(names)}"
+                    else f"the tensors are {_format_names(names)}"
                 )
                 raise ValueError(
                     f"{self!r}: the rule {patterns!r} matches no tensor; {why}. Remove or mend it."
@@ -131,7 +131,7 @@ class Partition(Reducer):
                 self.rules[patterns].check_names(own)
 
     def _check_momentum(self) -> None:
-        """Some tensors must not have a momentum and others none."""
+        """Refuses rules of which only some have a momentum."""
         if self.momentum_lives != "inside":
             return
         for patterns, rule in self.rules.items():
@@ -147,19 +147,19 @@ class Partition(Reducer):
             )
 
     def init(self, spec: Spec, size: int) -> State:
-        pieces = _cut(self, spec.layout).pieces
+        pieces = _make_cut(self, spec.layout).pieces
         states = [piece.reducer.init(piece.spec(spec), size) for piece in pieces]
         return {"tensors": spec.layout, "rules": tuple(states)}
 
     def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
         found = {}
-        cut, rules = _cut(self, states[0]["tensors"]), ["", *self.rules]
+        cut, rules = _make_cut(self, states[0]["tensors"]), ["", *self.rules]
         for i, piece in enumerate(cut.pieces):
             own = piece.reducer.remembered([s["rules"][i] for s in states], piece.spec(spec))
             for name, memory in own.items():
                 zeros = [memory.vectors[0].new_zeros(other.numel) for other in cut.pieces]
                 whole = [
-                    cut.assembled([*zeros[:i], vector, *zeros[i + 1 :]], spec.flat())
+                    cut.assemble([*zeros[:i], vector, *zeros[i + 1 :]], spec.flat())
                     for vector in memory.vectors
                 ]
                 # Other buckets have other pieces, but each rule takes the same tensors.
@@ -167,7 +167,7 @@ class Partition(Reducer):
         return found
 
     def restored(self, states: Sequence[State], memories: Memories, spec: Spec) -> list[State]:
-        cut, names = _cut(self, states[0]["tensors"]), ["", *self.rules]
+        cut, names = _make_cut(self, states[0]["tensors"]), ["", *self.rules]
         rules = []
         for i, piece in enumerate(cut.pieces):
             number = names.index(piece.patterns)
@@ -182,33 +182,33 @@ class Partition(Reducer):
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
-        node, spec, cut = group.node, Spec.of(x), _cut(self, state["tensors"])
+        node, spec, cut = group.node, Spec.of(x), _make_cut(self, state["tensors"])
         done: list[Reduced] = []
-        for piece, part, inner, rest in _shared_out(cut, x, state, residual):
+        for piece, part, inner, rest in _distribute(cut, x, state, residual):
             own_key = key.child(piece.patterns)
             done.append(await piece.reducer.mean(part, inner, own_key, group, rest))
         lost = [reduced.residual for reduced in done if reduced.residual is not None]
         return Reduced(
-            await node.share(_assembled, cut, spec, tuple(reduced.mean for reduced in done)),
-            partial(_own, cut, spec, done),
+            await node.share(_assemble, cut, spec, tuple(reduced.mean for reduced in done)),
+            partial(_own_contribution, cut, spec, done),
             {**state, "rules": tuple(reduced.state for reduced in done)},
-            None if residual is None else await node.call(_assembled, cut, spec, lost),
+            None if residual is None else await node.call(_assemble, cut, spec, lost),
         )
 
     async def push(
         self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
     ) -> Pushed:
-        spec, cut = Spec.of(x), _cut(self, state["tensors"])
+        spec, cut = Spec.of(x), _make_cut(self, state["tensors"])
         done: list[Pushed] = []
-        for piece, part, inner, rest in _shared_out(cut, x, state, residual):
+        for piece, part, inner, rest in _distribute(cut, x, state, residual):
             own_key = key.child(piece.patterns)
             done.append(await piece.reducer.push(part, inner, own_key, node, rest))
         lost = [pushed.residual for pushed in done if pushed.residual is not None]
         return Pushed(
             tuple(message for pushed in done for message in pushed.messages),
-            partial(_own, cut, spec, done),
+            partial(_own_contribution, cut, spec, done),
             {**state, "rules": tuple(pushed.state for pushed in done)},
-            None if residual is None else await node.call(_assembled, cut, spec, lost),
+            None if residual is None else await node.call(_assemble, cut, spec, lost),
         )
 
     def _rule(self, name: str) -> str:
@@ -222,7 +222,7 @@ class Partition(Reducer):
 
 
 class _Piece(NamedTuple):
-    """What one rule takes of a bucket."""
+    """The tensors of a bucket that one rule compresses."""
 
     patterns: str
     reducer: Reducer
@@ -237,7 +237,7 @@ class _Piece(NamedTuple):
         return Spec((self.numel,), bucket.dtype, tensors=self.tensors)
 
 
-class _Cut(NamedTuple):
+class _BucketCut(NamedTuple):
     """A bucket cut into runs, by one `split`, that one `cat` puts together again."""
 
     pieces: tuple[_Piece, ...]
@@ -246,28 +246,28 @@ class _Cut(NamedTuple):
     order: tuple[int, ...]  # where to find each run if those of the first piece come first, ...
 
     def parts(self, x: Tensor) -> list[Tensor]:
-        """What each piece has of a vector."""
+        """The part of a vector that belongs to each piece."""
         runs = x.split(self.sizes)
-        return [_joined(runs, own) for own in self.places]
+        return [_concatenate(runs, own) for own in self.places]
 
-    def assembled(self, parts: Sequence[Tensor], spec: Spec) -> Tensor:
+    def assemble(self, parts: Sequence[Tensor], spec: Spec) -> Tensor:
         """The inverse."""
         sizes = ([self.sizes[run] for run in own] for own in self.places)
         runs = [run for part, own in zip(parts, sizes) for run in part.split(own)]
-        return _joined(runs, self.order).reshape(spec.shape)
+        return _concatenate(runs, self.order).reshape(spec.shape)
 
 
-def _joined(runs: Sequence[Tensor], which: Sequence[int]) -> Tensor:
+def _concatenate(runs: Sequence[Tensor], which: Sequence[int]) -> Tensor:
     return runs[which[0]] if len(which) == 1 else torch.cat([runs[run] for run in which])
 
 
 @lru_cache(maxsize=1024)
-def _cut(rules: Partition, tensors: tuple[Placed, ...]) -> _Cut:
-    pieces = _pieces(rules, tensors)
+def _make_cut(rules: Partition, tensors: tuple[Placed, ...]) -> _BucketCut:
+    pieces = _rule_pieces(rules, tensors)
     ranges = sorted(own for piece in pieces for own in piece.runs)
     places = tuple(tuple(ranges.index(own) for own in piece.runs) for piece in pieces)
     found = [run for own in places for run in own]
-    return _Cut(
+    return _BucketCut(
         pieces,
         tuple(stop - start for start, stop in ranges),
         places,
@@ -275,7 +275,7 @@ def _cut(rules: Partition, tensors: tuple[Placed, ...]) -> _Cut:
     )
 
 
-def _pieces(rules: Partition, tensors: tuple[Placed, ...]) -> tuple[_Piece, ...]:
+def _rule_pieces(rules: Partition, tensors: tuple[Placed, ...]) -> tuple[_Piece, ...]:
     """The pieces of a bucket, in the order of the rules; small tensors come first."""
     taken: dict[str, list[Placed]] = {"": [], **{patterns: [] for patterns in rules.rules}}
     for tensor in tensors:
@@ -283,13 +283,13 @@ def _pieces(rules: Partition, tensors: tuple[Placed, ...]) -> tuple[_Piece, ...]
         taken["" if tensor[2] - tensor[1] < rules.min_size else patterns].append(tensor)
     reducers = {"": lift(Identity()), **{key: lift(rule) for key, rule in rules.rules.items()}}
     return tuple(
-        _Piece(patterns, reducers[patterns], runs(own), _moved(own))
+        _Piece(patterns, reducers[patterns], runs(own), _repack(own))
         for patterns, own in taken.items()
         if own
     )
 
 
-def _moved(tensors: Sequence[Placed]) -> tuple[Placed, ...]:
+def _repack(tensors: Sequence[Placed]) -> tuple[Placed, ...]:
     """The tensors one after the other."""
     moved, position = [], 0
     for name, start, stop, shape in tensors:
@@ -298,12 +298,12 @@ def _moved(tensors: Sequence[Placed]) -> tuple[Placed, ...]:
     return tuple(moved)
 
 
-def _assembled(cut: _Cut, spec: Spec, parts: Sequence[Tensor]) -> Tensor:
-    return cut.assembled(parts, spec)
+def _assemble(cut: _BucketCut, spec: Spec, parts: Sequence[Tensor]) -> Tensor:
+    return cut.assemble(parts, spec)
 
 
-def _shared_out(
-    cut: _Cut, x: Tensor, state: State, residual: Tensor | None
+def _distribute(
+    cut: _BucketCut, x: Tensor, state: State, residual: Tensor | None
 ) -> Iterator[tuple[_Piece, Tensor, State, Tensor | None]]:
     """Each piece with its part of x, its state and its part of the residual."""
     parts = cut.parts(x.detach().reshape(-1))
@@ -311,8 +311,8 @@ def _shared_out(
     return zip(cut.pieces, parts, state["rules"], kept)
 
 
-def _own(cut: _Cut, spec: Spec, done: Sequence[Reduced | Pushed]) -> Tensor:
-    return cut.assembled([result.own() for result in done], spec)
+def _own_contribution(cut: _BucketCut, spec: Spec, done: Sequence[Reduced | Pushed]) -> Tensor:
+    return cut.assemble([result.own() for result in done], spec)
 
 
 def _matches(name: str, patterns: str) -> bool:
@@ -322,5 +322,5 @@ def _matches(name: str, patterns: str) -> bool:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""Data sets, how they are dealt to workers, and the order in which workers draw from them.
+"""Data sets, their partitions over workers, and the order in which workers draw examples.
 
 The name of a data set is the name of the file that holds its `load()`: `load("cifar10")` runs
 `data/cifar10.py`. A new data set is one new file here, or a function of a
@@ -15,16 +15,16 @@ from typing import NamedTuple
 from gradwire.core.notation import unknown_name
 from gradwire.core.plugins import leave_out, load_plugins
 from gradwire.data.dataset import Dataset
-from gradwire.data.partition import ByLabel, ByRole, Dirichlet, Iid, Partition
+from gradwire.data.partition import ByLabel, ByRole, DataPartition, Dirichlet, Iid
 from gradwire.data.sampler import Sampler
 
 __all__ = [
     "ByLabel",
     "ByRole",
+    "DataPartition",
     "Dataset",
     "Dirichlet",
     "Iid",
-    "Partition",
     "Sampler",
     "load",
     "names",

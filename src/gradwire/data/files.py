@@ -1,10 +1,10 @@
-"""Where data files are found, and how they are fetched and read without trusting them.
+"""Finds, downloads and reads data files without trusting them.
 
 A file is looked for in `$GRADWIRE_DATA`, then in the user's cache (`$XDG_CACHE_HOME/gradwire`,
 or `~/.cache/gradwire`), with or without its sub-folder, plain or compressed. If it is in neither,
 it is downloaded from its public home into the cache: to a temporary file, at most as many bytes
 as it should have, checked by SHA-256, then renamed, so that a file with its final name is
-complete. Whatever goes wrong is a `DataError` that names the file and says what to do.
+complete. Every failure is a `DataError` that names the file and says what to do.
 """
 
 import gzip
@@ -74,7 +74,7 @@ def read(path: Path, limit_bytes: int) -> bytes:
     """The contents of a plain, .gz or .xz file, refused beyond `limit_bytes`."""
     try:
         with _opened(path) as stream:
-            # one byte more than allowed, so that reading goes on to the end and its checksum
+            # one byte more than allowed, so that reading reaches the end and its checksum
             content = stream.read(limit_bytes + 1)
     except _DAMAGE as error:
         raise damaged(path, str(error) or type(error).__name__) from error

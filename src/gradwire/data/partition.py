@@ -1,4 +1,4 @@
-"""How the training examples are dealt to workers: `iid`, `dirichlet(0.5)`, `by_label(2)`,
+"""Partitions of the training examples over workers: `iid`, `dirichlet(0.5)`, `by_label(2)`,
 `by_role`. A partition is an expression; `shards` gives each worker its indices, the same on every
 rank because they are drawn from a shared key.
 """
@@ -18,7 +18,7 @@ from gradwire.data.dataset import Dataset
 _MAX_DRAWS = 100
 
 
-class Partition(Expression, ABC):
+class DataPartition(Expression, ABC):
     """A rule that deals training examples to workers."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Partition(Expression, ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class Iid(Partition):
+class Iid(DataPartition):
     """Every worker draws from all examples, in one order that is new every epoch."""
 
     def shards(self, dataset: Dataset, num_workers: int, key: Key) -> list[Tensor] | None:
@@ -51,7 +51,7 @@ class Iid(Partition):
 
 
 @dataclass(frozen=True, repr=False)
-class Dirichlet(Partition):
+class Dirichlet(DataPartition):
     """Label skew: the examples of each class are dealt in shares drawn from Dirichlet(alpha).
 
     A large alpha tends to equal shares, a small one to one worker per class. The shares are over
@@ -88,7 +88,7 @@ class Dirichlet(Partition):
 
 
 @dataclass(frozen=True, repr=False)
-class ByLabel(Partition):
+class ByLabel(DataPartition):
     """Examples sorted by label and cut into equal pieces; every worker has some pieces.
 
     A worker sees few labels: `labels_per_worker`, and one more for each of its pieces that
@@ -118,7 +118,7 @@ class ByLabel(Partition):
 
 
 @dataclass(frozen=True, repr=False)
-class ByRole(Partition):
+class ByRole(DataPartition):
     """The speaking roles of a play, dealt whole: a worker speaks as one role or several."""
 
     paper: ClassVar[str] = "Caldas et al. 2018, LEAF: a benchmark for federated settings"

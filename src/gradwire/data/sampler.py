@@ -1,5 +1,5 @@
 """Which examples a worker sees in a step: a function of (rank, step) and nothing else, so that
-simulator, processes and restarts agree without talking.
+simulator, processes and restarts agree without communication.
 
 Without shards, one permutation per epoch orders all examples for all workers: n workers with
 batch B see together, in every step, exactly the examples that one worker with batch n B sees.
@@ -12,14 +12,14 @@ from torch import Tensor
 from gradwire.core.epochs import steps_per_epoch
 from gradwire.core.key import Key
 from gradwire.data.dataset import Dataset
-from gradwire.data.partition import Partition
+from gradwire.data.partition import DataPartition
 
 
 class Sampler:
     def __init__(
         self,
         dataset: Dataset,
-        partition: Partition,
+        partition: DataPartition,
         num_workers: int,
         batch_size: int,
         key: Key,

@@ -11,17 +11,17 @@ from gradwire.data import files
 
 LENGTH = 80  # characters per window, as in McMahan et al. 2017 and LEAF
 TRAIN_SHARE = 0.9  # the beginning of a text trains, the end tests
-_STRANGE = 255  # stands for characters outside the vocabulary
+_UNKNOWN_CHARACTER = 255  # stands for characters outside the vocabulary
 
 
 def encode(text: str, vocabulary: str, path: Path) -> Tensor:
     """The place of every character in `vocabulary`, which is sorted ASCII; uint8 [len(text)]."""
-    table = bytearray([_STRANGE]) * 256
+    table = bytearray([_UNKNOWN_CHARACTER]) * 256
     for number, code in enumerate(vocabulary.encode("ascii")):
         table[code] = number
     # what is not ASCII becomes "?" here, and is found by the second test
     numbers = text.encode("ascii", errors="replace").translate(table)
-    if _STRANGE in numbers or not text.isascii():
+    if _UNKNOWN_CHARACTER in numbers or not text.isascii():
         strange = sorted(set(text) - set(vocabulary))
         raise files.damaged(path, f"it holds characters that it should not: {strange[:10]}")
     return torch.frombuffer(bytearray(numbers), dtype=torch.uint8)

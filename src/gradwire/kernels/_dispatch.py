@@ -72,10 +72,10 @@ def pick_stepwise(
     """
     if cpu_backend() != "native":
         return reference
-    return native if device.type == "cpu" else _through_cpu(device, native)
+    return native if device.type == "cpu" else _run_on_cpu(device, native)
 
 
-def _through_cpu(device: torch.device, native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _run_on_cpu(device: torch.device, native: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(*arguments: Any) -> Tensor:
         here = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
         return native(*here).to(device)

@@ -37,7 +37,7 @@ def measure_gaps(indices: Tensor, universe: int) -> Gaps:
 def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
     """Rice's code of the gaps as uint8, the parameter plus one in front.
 
-    `quotients` is what `measure_gaps` says of this parameter.
+    `quotients` is the value that `measure_gaps` returns for this parameter.
     """
     run = pick(indices.device, native.encode_rice, reference.encode_rice)
     return run(indices, parameter, quotients)

@@ -41,7 +41,7 @@ def decode_levels(
 ) -> tuple[Tensor, int]:
     """What `encode_levels` encoded, but for what was lost: float32 [count]; the highest symbol.
 
-    Symbols above 2 * num_levels are none that `encode_levels` makes; the caller must look.
+    `encode_levels` never makes symbols above 2 * num_levels; the caller must check.
     """
     _check_levels("decode_levels", num_levels, bucket, width)
     check_packed("decode_levels", packed, count * width)

@@ -1,4 +1,4 @@
-"""A gradient that moves a velocity on its way into what is selected from (momentum correction)."""
+"""Momentum correction: a gradient updates a velocity before elements are selected."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Motion:
-    """A residual, and a velocity that x moves first: what `x + motion` stands for.
+    """A residual and a velocity that x updates first: the meaning of `x + motion`.
 
         u <- momentum * velocity + scale * x;   total = residual + u,
 
@@ -33,13 +33,13 @@ class Motion:
         return velocity, gradient + velocity * self.momentum
 
     def unmask(self, x: Tensor, positions: Tensor) -> None:
-        """Puts the new velocity back at what was selected and is not sent after all."""
+        """Restores the new velocity at positions that were selected but are not sent."""
         if self.masks:
             parts = (self.residual[positions], self.velocity[positions], self.moved[positions])
             self.moved[positions] = self._with(*parts).step(x[positions])[0]
 
     def total(self, x: Tensor) -> Tensor:
-        """What is selected from: the residual plus the step along the new velocity."""
+        """The vector to select from: the residual plus the step along the new velocity."""
         return self.step(x)[1] + self.residual
 
     def on(self, device: torch.device) -> "Motion":
@@ -67,7 +67,7 @@ Residual = Tensor | Motion
 
 
 def with_residual(x: Tensor, residual: Residual | None) -> Tensor:
-    """x + residual, or what a motion makes of x."""
+    """x + residual, or the total of a motion."""
     if residual is None:
         return x
     return residual.total(x) if isinstance(residual, Motion) else x + residual

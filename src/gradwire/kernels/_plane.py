@@ -1,4 +1,4 @@
-"""Quantisers that a plane of bits names; reference/plane.py says what is computed. On the CPU."""
+"""Quantisers selected by a plane of bits, on the CPU; reference/plane.py specifies them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Memory for large results, used again instead of given back.
+"""A pool of memory for large results.
 
 For large tensors, beyond 32 MiB always, malloc maps fresh pages, and touching them for the first
 time takes several times as long as the kernel that fills them. `empty` hands out tensors over

@@ -1,4 +1,4 @@
-"""How often each symbol of a message occurs, and where those are that differ from one."""
+"""Counts of each symbol of a message, and the positions of those that differ from one."""
 
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 x is a flat vector of float32 or float64, cut into buckets of `bucket` elements, the last of which
 may be shorter; scales and sums are one for each bucket. A scale of zero divides as one does. How
-symbols are packed is a `Packing`. Elements must be finite: the caller has looked.
+symbols are packed is a `Packing`. Elements must be finite: the caller has checked.
 """
 
 import torch

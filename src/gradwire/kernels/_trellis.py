@@ -1,4 +1,4 @@
-"""Trellis-coded quantisation; reference/trellis.py says what is computed. All on the CPU."""
+"""Trellis-coded quantisation on the CPU; reference/trellis.py specifies the computation."""
 
 import torch
 from torch import Tensor
@@ -92,9 +92,9 @@ def trellis_fit(
     """Indices and tables that fit each other: see reference/trellis_fit.py.
 
     With `levels` (int8 [32, 3]) and `offsets` (int32 [6]) the search takes those; without, some
-    that settle in `rounds` on one block of every `stride`. The last of `passes` gives the indices,
-    their contexts, the levels and offsets of these, the digits of the levels, the bits of all,
-    and the squared error and the energy of one block of every `stride`.
+    that converge in `rounds` on one block of every `stride`. The last of `passes` gives the
+    indices, their contexts, the levels and offsets of these, the digits of the levels, the bits of
+    all, and the squared error and the energy of one block of every `stride`.
     """
     check_vectors("trellis_fit", scaled=(scaled, torch.int32))
     check_range("trellis_fit", scaled, MOST_SCALED)

@@ -32,10 +32,10 @@ class CharLSTM(Model):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         check_text_shape(self, input_shape)
-        return _Network(num_classes, self.embedding, self.hidden, self.layers)
+        return _StackedLSTM(num_classes, self.embedding, self.hidden, self.layers)
 
 
-class _Network(nn.Module):
+class _StackedLSTM(nn.Module):
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)

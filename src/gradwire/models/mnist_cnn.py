@@ -26,13 +26,13 @@ class MnistCNN(Model):
                 f"{self} needs images of 28 x 28, an input shape (channels, 28, 28), "
                 f"got {input_shape}. Choose mnist, or a model for any size: mlp, resnet20."
             )
-        return _Network(input_shape[0], num_classes)
+        return _ConvNet(input_shape[0], num_classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.nll_loss(outputs, targets)  # the network ends in log_softmax
 
 
-class _Network(nn.Module):
+class _ConvNet(nn.Module):
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 10, kernel_size=5)

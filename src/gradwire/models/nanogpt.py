@@ -39,10 +39,10 @@ class NanoGPT(Model):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         check_text_shape(self, input_shape)
-        return _Network(self, input_shape[0], num_classes)
+        return _Transformer(self, input_shape[0], num_classes)
 
 
-class _Attention(nn.Module):
+class _CausalAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -57,11 +57,11 @@ class _Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     def __init__(self, config: NanoGPT) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width)
-        self.attention = _Attention(config.width, config.heads)
+        self.attention = _CausalAttention(config.width, config.heads)
         self.drop1 = nn.Dropout(config.dropout)
         self.norm2 = nn.LayerNorm(config.width)
         self.widen = nn.Linear(config.width, 4 * config.width)
@@ -73,13 +73,13 @@ class _Block(nn.Module):
         return x + self.drop2(self.narrow(F.gelu(self.widen(self.norm2(x)))))
 
 
-class _Network(nn.Module):
+class _Transformer(nn.Module):
     def __init__(self, config: NanoGPT, length: int, vocabulary: int) -> None:
         super().__init__()
         self.symbols = nn.Embedding(vocabulary, config.width)
         self.positions = nn.Parameter(torch.empty(length, config.width))
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(_TransformerBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, vocabulary, bias=False)
         if config.tie_weights:

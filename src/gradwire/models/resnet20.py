@@ -23,10 +23,10 @@ class ResNet20(Model):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         check_image_shape(self, input_shape)
-        return _Network(input_shape[0], num_classes)
+        return _ResNet(input_shape[0], num_classes)
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self, inner: int, outer: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inner, outer, 3, stride=stride, padding=1, bias=False)
@@ -45,7 +45,7 @@ class _Block(nn.Module):
         return F.relu(x + y)
 
 
-class _Network(nn.Module):
+class _ResNet(nn.Module):
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, _WIDTHS[0], 3, padding=1, bias=False)
@@ -55,7 +55,7 @@ class _Network(nn.Module):
         for outer in _WIDTHS:
             for _ in range(_BLOCKS_PER_WIDTH):
                 # The first block of a stage widens, and halves the image to pay for it.
-                blocks.append(_Block(inner, outer, stride=1 if outer == inner else 2))
+                blocks.append(_ResidualBlock(inner, outer, stride=1 if outer == inner else 2))
                 inner = outer
         self.blocks = nn.Sequential(*blocks)
         self.fc = nn.Linear(inner, num_classes)

@@ -1,4 +1,4 @@
-"""Dimension: when each part of a gradient travels."""
+"""Dimension: when each part of a gradient is sent."""
 
 from gradwire.core.protocols import Scheduling
 from gradwire.core.registry import Registry

@@ -1,4 +1,4 @@
-"""Dimension: when workers agree."""
+"""Dimension: when workers synchronize."""
 
 from gradwire.core.protocols import Synchronization
 from gradwire.core.registry import Registry

@@ -1,10 +1,10 @@
-"""What algorithms share whose workers push gradients and pull models, each on its own."""
+"""Base of algorithms whose workers push gradients and pull models independently."""
 
 from gradwire.core.protocols import Ability, Replica, Synchronization, Worker
 
 
 class Pushing(Synchronization):
-    """Push a gradient, go on with the model that the servers answer."""
+    """Push a gradient, continue with the model that the servers answer."""
 
     @property
     def needs(self) -> tuple[Ability, ...]:

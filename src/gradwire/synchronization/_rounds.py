@@ -1,8 +1,8 @@
 """Rounds among neighbours (`gossip`): steps alone, then an average with the neighbours.
 
 A round begins before its first gradient, where some algorithms send or combine models already, and
-ends after its last step with the walk: what the optimizer added to the parameters in between.
-A worker that comes (back) in the middle of a round trains alone until the next one begins.
+ends after its last step with the walk: the change of the parameters by the optimizer in between. A
+worker that joins in the middle of a round trains alone until the next one begins.
 """
 
 from torch import Tensor

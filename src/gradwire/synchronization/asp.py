@@ -1,15 +1,14 @@
 """Asynchronous SGD (Dean et al. 2012, Downpour SGD with n_push = n_fetch = 1).
 
-A worker pushes its gradient to the servers and goes on with the model they answer; nobody waits for
-anybody:  x <- x - lr * G_i(x')  where x' is the model that worker i last pulled (survey, eq. 7,
-for one worker at a time).
-The staleness of a gradient is the number of updates between the two. Every push is a full step of
-the optimizer: n workers make n updates in the time of one round.
+A worker pushes its gradient to the servers and continues with the model that they answer; no worker
+waits for another:  x <- x - lr * G_i(x')  where x' is the model that worker i last pulled (survey,
+eq. 7, for one worker at a time). The staleness of a gradient is the number of updates between the
+two. Every push is a full step of the optimizer: n workers make n updates in the time of one round.
 
 With scale_by_staleness the step is divided by the staleness, where that is above one (Zhang et al.
 2016, "Staleness-aware Async-SGD for distributed deep learning", eq. 6).
 
-Among neighbours (`gossip(graph, adpsgd)`) there are no servers: see there.
+Among neighbours there are no servers: see `gossip(graph, adpsgd)`.
 
 Use it where workers differ in speed and a lower learning rate is affordable: staleness grows with
 the number of workers, and with 32 of them rates that suit bsp diverge (survey, Table 2).
@@ -63,7 +62,7 @@ class ASP(Pushing):
                     memory["updates"] += 1
                     seen[rank] = memory["updates"]
                     await server.answer(rank, step + 1)
-                case Pull(rank=rank):  # it comes late: the others are here on average
+                case Pull(rank=rank):  # a late joiner starts at the average of the others
                     seen[rank] = memory["updates"]
                     await server.answer(rank, memory["updates"] // server.num_workers)
                 case Left() | Joined():

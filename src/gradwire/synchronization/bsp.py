@@ -3,18 +3,20 @@
 All workers hold the same model; every step they average their gradients and take the same
 optimizer step:  x <- x - lr * (1/n) sum_i grad F_i(x)
 
-Without more all must be there: a worker that is lost ends the run. With servers that hold the
-model, two policies let a step go on without some (and with them workers may be at different steps):
-- backup=e: servers take the first n - e gradients of a step and do without the others (Chen et al.
-  2016, "Revisiting distributed synchronous SGD", Algs. 3 and 4). It needs n - e workers to go on.
+By default every worker must take part: the loss of a worker ends the run. With servers that hold
+the model, two policies let a step complete without some workers (workers may then be at different
+steps):
+- backup=e: servers take the first n - e gradients of a step and ignore the others (Chen et al.
+  2016, "Revisiting distributed synchronous SGD", Algs. 3 and 4). It needs n - e workers to
+  continue.
 - timeout: from the first gradient of a step on servers wait so many seconds for the others.
-The mean is of those that are there. A gradient that comes too late does not count: its sender gets
-the current model and goes on with the current step, and its error feedback is as if it had not
-pushed. Each server decides by itself. What a worker that is lost has pushed to a step that is not
-complete does not count.
+The mean is over the gradients received. A gradient that comes too late is not used: its sender gets
+the current model, continues with the current step, and its error feedback is as if it had not
+pushed. Each server decides on its own. The pushes of a lost worker to an incomplete step are not
+used.
 
-Use it first: it is the reference that all others are compared with. Take backup=1 or 2 where now
-and then a step is slow; the work of these workers is lost, so prefer ssp where many are slow.
+Use it first: it is the reference for all others. Take backup=1 or 2 where occasional steps are
+slow; the work of these workers is lost, so prefer ssp where many are slow.
 """
 
 from dataclasses import dataclass
@@ -43,7 +45,7 @@ from gradwire.synchronization._rounds import mixed_step
 class BSP(Synchronization):
     """Average the gradients of all workers in every step."""
 
-    backup: int = 0  # workers without whom a step may go on
+    backup: int = 0  # workers without which a step may complete
     timeout: float | None = None  # seconds
 
     examples = ("bsp", "bsp(backup=1)", "bsp(timeout=0.5)")
@@ -76,7 +78,7 @@ class BSP(Synchronization):
             )
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
-        # Where the servers are: a worker that was too late skips the steps before.
+        # The step of the servers: a late worker skips the steps before it.
         return {} if self._waits_for_all else {"clock": torch.tensor(0)}
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
@@ -103,7 +105,7 @@ class BSP(Synchronization):
         memory.setdefault("clock", 0)  # the step that is collected
         pushes: dict[int, Tensor] = memory.setdefault("pushes", {})
         deadline = None
-        if self.timeout is not None and pushes:  # it goes on from a snapshot
+        if self.timeout is not None and pushes:  # it continues from a snapshot
             deadline = await server.now() + self.timeout
         for rank in range(server.num_workers):
             if rank not in server.members:
@@ -124,7 +126,7 @@ class BSP(Synchronization):
                     pushes[rank] = x
                     if self.timeout is not None and deadline is None:
                         deadline = await server.now() + self.timeout
-                case Pull(rank=rank):  # it comes (back)
+                case Pull(rank=rank):  # it joins
                     await server.answer(rank, memory["clock"])
                 case Left(rank=rank):
                     await self._do_without(server, rank)

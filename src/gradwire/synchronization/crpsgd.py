@@ -10,10 +10,10 @@ T mini-batches make about log(T) / log(growth) rounds, and where the objective s
 Polyak-Lojasiewicz condition the rate is that of T steps of parallel SGD. A step here is a
 mini-batch. With growth 1 it is bsp.
 
-Where we differ: the batch stops growing at `most`, if that is given, since a step that is too
-rare is of no use where the condition does not hold; and the last step of a run closes an unfinished
-round with what it has. A mini-batch with NaN or infinity is left out of the mean; a worker that has
-no other drops the round on all (nonfinite="skip").
+Where we differ: the batch stops growing at `most`, if that is given, since too few steps are
+harmful where the condition does not hold; and the last step of a run ends an unfinished round
+early. A mini-batch with NaN or infinity is left out of the mean; a worker that has no other drops
+the round on all (nonfinite="skip").
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class CRPSGD(Synchronization):
         }
 
     def ends_round(self, step: int, num_steps: int) -> bool:
-        return step in _ends(self.growth, self.most, num_steps)
+        return step in _round_ends(self.growth, self.most, num_steps)
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         node = worker.node
@@ -74,7 +74,7 @@ class CRPSGD(Synchronization):
 
 
 @lru_cache(maxsize=16)
-def _ends(growth: float, most: int, num_steps: int) -> frozenset[int]:
+def _round_ends(growth: float, most: int, num_steps: int) -> frozenset[int]:
     """The steps that end a round; the last one of a run always does."""
     ends, done, number = [num_steps - 1], 0, 0
     while done < num_steps:

@@ -2,8 +2,8 @@
 models", Alg. 1) and its streaming form (Douillard et al. 2025, "Streaming DiLoCo with overlapping
 communication", Alg. 2).
 
-Every worker takes `period` steps alone from the model y on which all agreed. The mean of what they
-walked is a gradient for y, the outer one, on which SGD with Nesterov's momentum takes a step:
+Every worker takes `period` steps alone from the common model y. The mean of their changes is an
+outer gradient for y, with which SGD with Nesterov's momentum takes a step:
 
     D <- (1/n) sum_i (y - x_i);   v <- mu v + D;   y <- y - eta (D + mu v);   x_i <- y
 
@@ -11,19 +11,19 @@ with eta = outer_lr and mu = outer_momentum; the paper's are the defaults. The i
 its own momentum. With eta = 1 and mu = 0 it is `localsgd`.
 
 Streaming: the tensors are dealt to `fragments` in turn, and each fragment has rounds of `period`
-steps of its own, which end at different times: no more than a part travels at once. An exchange
-may take `delay` steps (the paper's tau), in which workers go on; what comes of it is mixed in then:
+steps of its own, which end at different times: no more than a part travels at once. An exchange may
+take `delay` steps (the paper's tau), in which workers continue; then its result is mixed in:
 
     x_i <- mixing * x_i + (1 - mixing) * y        (for the fragment; mixing is the paper's alpha)
 
-0 drops what was walked meanwhile, 1 would ignore the others. Outer gradients are relative to y
-also with mixing.
+0 discards the local steps since then, 1 would ignore the other workers. Outer gradients are
+relative to y also with mixing.
 
-The last step of a run ends in an agreement on all fragments: exchanges under way are waited for,
-fragments that walked since their last one are exchanged, and all workers take y as it is.
+The last step of a run ends with agreement on all fragments: workers wait for pending exchanges,
+exchange the fragments that changed since their last one, and take y.
 
-What travels is what compression says. SparseLoCo (Sarfi et al. 2025) is diloco without outer
-momentum, with feedback on the largest entries in 2 bits each:
+The outer gradients are compressed as configured. SparseLoCo (Sarfi et al. 2025) is diloco without
+outer momentum, with feedback on the largest entries in 2 bits each:
 
     synchronization = "diloco(30, outer_lr=1.0, outer_momentum=0.0)"
     compression     = "ef(topk(0.03) >> eden(2, unbiased=False))"
@@ -44,24 +44,24 @@ from gradwire.core.protocols import Bucket, Replica, Synchronization, Worker
 _PENDING = "diloco"  # in the worker's scratch: exchanges under way, by fragment
 
 
-class _Exchange(NamedTuple):
-    """The mean walk of a fragment, on its way."""
+class _PendingExchange(NamedTuple):
+    """A pending exchange of a fragment's mean walk."""
 
-    due: int  # the step at whose end it is taken in
-    before: Replica  # the one that was there when it set off
+    due: int  # the step at whose end the result is applied
+    before: Replica  # the replica when the exchange started
     task: RunningProgram[tuple[Tensor | None, Replica]]
 
 
 @dataclass(frozen=True, repr=False)
 class DiLoCo(Synchronization):
-    """Take `period` steps alone; what all walked is a gradient for an outer optimizer."""
+    """Take `period` steps alone; the mean change is a gradient for an outer optimizer."""
 
     period: int
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1  # parts of the model that are exchanged at different times
     delay: int = 0  # steps that an exchange may take
-    mixing: float = 0.0  # how much of what was walked meanwhile stays
+    mixing: float = 0.0  # weight of the local parameters when a result is mixed in
 
     examples = (
         "diloco(50)",
@@ -128,14 +128,16 @@ class DiLoCo(Synchronization):
         if gradient is not None:
             replica = await worker.update(replica, gradient, step, shared=False)
         is_last = step + 1 == worker.num_steps
-        pending: dict[int, _Exchange] = worker.scratch.setdefault(_PENDING, {})
+        pending: dict[int, _PendingExchange] = worker.scratch.setdefault(_PENDING, {})
         finished = []
-        for fragment, exchange in list(pending.items()):  # in the order in which they set off
+        for fragment, exchange in list(pending.items()):  # in the order in which they started
             ends_again = self.ends_round(fragment, step)  # a ramp made the period shorter
             if is_last or exchange.due <= step or ends_again:
                 result = await worker.node.join(pending.pop(fragment).task)
                 mixing = 0.0 if is_last else self.mixing
-                replica = _merged(replica, exchange.before, result[1], self._of(fragment, worker))
+                replica = _merge_exchanged(
+                    replica, exchange.before, result[1], self._buckets_of(fragment, worker)
+                )
                 replica = await self._apply(worker, replica, fragment, result[0], mixing)
                 finished.append(fragment)
         for fragment in range(self.fragments):
@@ -143,12 +145,12 @@ class DiLoCo(Synchronization):
                 replica = await self._exchange(worker, replica, fragment, step, 0.0)
             elif not is_last and self.ends_round(fragment, step):
                 if self.delay:
-                    await self._set_off(worker, replica, fragment, step)
+                    await self._start_exchange(worker, replica, fragment, step)
                 else:
                     replica = await self._exchange(worker, replica, fragment, step, self.mixing)
         return replica
 
-    def _of(self, fragment: int, worker: Worker) -> list[int]:
+    def _buckets_of(self, fragment: int, worker: Worker) -> list[int]:
         """The numbers of its buckets: every so many-th, which the paper finds best."""
         return list(range(fragment, len(worker.buckets), self.fragments))
 
@@ -159,9 +161,11 @@ class DiLoCo(Synchronization):
         mean, replica = await self._mean(worker, replica, fragment, step)
         return await self._apply(worker, replica, fragment, mean, mixing)
 
-    async def _set_off(self, worker: Worker, replica: Replica, fragment: int, step: int) -> None:
+    async def _start_exchange(
+        self, worker: Worker, replica: Replica, fragment: int, step: int
+    ) -> None:
         """Begins to average what was walked."""
-        pending: dict[int, _Exchange] = worker.scratch[_PENDING]
+        pending: dict[int, _PendingExchange] = worker.scratch[_PENDING]
         earlier = [exchange.task for exchange in pending.values()]
 
         async def program() -> tuple[Tensor | None, Replica]:
@@ -170,13 +174,13 @@ class DiLoCo(Synchronization):
             return await self._mean(worker, replica, fragment, step)
 
         task = await worker.node.spawn(program())
-        pending[fragment] = _Exchange(step + self.delay, replica, task)
+        pending[fragment] = _PendingExchange(step + self.delay, replica, task)
 
     async def _mean(
         self, worker: Worker, replica: Replica, fragment: int, step: int
     ) -> tuple[Tensor | None, Replica]:
         walk = await worker.node.call(torch.sub, replica.params, replica.memory["anchor"])
-        chosen = None if self.fragments == 1 else self._of(fragment, worker)
+        chosen = None if self.fragments == 1 else self._buckets_of(fragment, worker)
         return await worker.mean(walk, replica, step, buckets=chosen)
 
     async def _apply(
@@ -184,8 +188,8 @@ class DiLoCo(Synchronization):
     ) -> Replica:
         """One step of the outer optimizer, and its result in the worker's own model."""
         node = worker.node
-        spans = _spans([worker.buckets[i] for i in self._of(fragment, worker)])
-        if mean is None:  # the walk led nowhere: all go back
+        spans = _spans([worker.buckets[i] for i in self._buckets_of(fragment, worker)])
+        if mean is None:  # the walk was dropped: all return to the anchor
             mixing = 0.0
         else:
             memory = replica.memory
@@ -202,7 +206,7 @@ class DiLoCo(Synchronization):
         anchor = replica.memory["anchor"]
         if self.fragments == 1 and not mixing:
             return replica.having(params=anchor)
-        return replica.having(params=await node.call(_mixed, replica.params, anchor, spans, mixing))
+        return replica.having(params=await node.call(_mix, replica.params, anchor, spans, mixing))
 
 
 Spans = tuple[tuple[int, int], ...]
@@ -225,7 +229,7 @@ def _nesterov(
     return anchor, velocity
 
 
-def _mixed(own: Tensor, anchor: Tensor, spans: Spans, mixing: float) -> Tensor:
+def _mix(own: Tensor, anchor: Tensor, spans: Spans, mixing: float) -> Tensor:
     """own, with mixing * own + (1 - mixing) * anchor on some spans."""
     own = own.clone()
     for start, stop in spans:
@@ -233,7 +237,9 @@ def _mixed(own: Tensor, anchor: Tensor, spans: Spans, mixing: float) -> Tensor:
     return own
 
 
-def _merged(replica: Replica, before: Replica, after: Replica, buckets: Sequence[int]) -> Replica:
+def _merge_exchanged(
+    replica: Replica, before: Replica, after: Replica, buckets: Sequence[int]
+) -> Replica:
     """The replica of now, with what an exchange of these buckets changed since `before`."""
     states: list[Any] = list(replica.exchange)
     for i in buckets:

@@ -2,12 +2,12 @@
 decentralized data", Alg. 1).
 
 In every round m = max(1, round(fraction * n)) clients are drawn. Each gets the model x, takes E
-epochs of SGD on its own n_k examples, and sends how far it came:
+epochs of SGD on its own n_k examples, and sends its walk x_k - x:
 
     x <- x + sum_k (n_k / sum_j n_j) (x_k - x)        over the clients k of the round
 
-The others send and receive nothing. Momentum begins anew in every round; a client goes through its
-data where it stopped the last time.
+The others send and receive nothing. Momentum restarts in every round; a client continues its pass
+over its data where it stopped.
 
 A round takes R steps of the run, as many as E epochs of an average client have mini-batches; the
 K_k mini-batches of client k are spread evenly over them. The last step of a run ends its round. An
@@ -15,15 +15,15 @@ epoch has floor(n_k / B) mini-batches of B examples and at least one, as a run's
 paper ceil(n_k / B), the last one being smaller).
 
 With servers (`parameter_server`) they hold the model: clients pull it and push their walks. On the
-simulator, what a client that is lost has not pushed is left out, and the weights are those of the
-others; one that comes back takes part from the next round on, with the mini-batches that would be
-its turn had it never left. On real processes clients pause together, so the run stops when one is
-lost, and goes on from a checkpoint. A walk that is not finite ends a run, or with nonfinite="skip"
-counts as one that led nowhere. With a collective mean (`allreduce`) the clients of a round average
-among themselves, and who was not there the last time gets the model from one who was; there "skip"
-drops everyone's walk.
+simulator, the walk of a lost client is left out, and the others are weighted among themselves; a
+client that rejoins takes part from the next round on, with the mini-batches that it would have
+reached without the loss. On real processes clients pause together, so the loss of one stops the
+run, which can be resumed from a checkpoint. A walk that is not finite ends a run, or counts as zero
+with nonfinite="skip". With a collective mean (`allreduce`) the clients of a round average among
+themselves, and a client that was not in the last round gets the model from one that was; there
+"skip" drops the walks of all clients.
 
-Use it where clients have much data of their own and a slow way to the server: `fedavg(0.1)`.
+Use it where clients have much data of their own and a slow link to the server: `fedavg(0.1)`.
 Clients with unlike data drift apart in long rounds; take fewer epochs there.
 """
 
@@ -113,9 +113,9 @@ class FedAvg(Synchronization):
         if worker.ability == "push_pull":
             return await worker.push(walk, replica, step)
         weight = _weights(worker.num_examples, clients)[worker.rank]
-        walk = await worker.node.call(_scaled, walk, weight)
+        walk = await worker.node.call(_scale, walk, weight)
         mean, replica = await worker.mean(walk, replica, step, members=clients)
-        # A walk that led nowhere: all go back.
+        # The walk was dropped: all return to the anchor.
         params = anchor if mean is None else await worker.node.share(torch.add, anchor, mean)
         return replica.having(params=params).remembering(anchor=params, round=torch.tensor(number))
 
@@ -141,7 +141,7 @@ class FedAvg(Synchronization):
         return replica
 
     async def _hand_over(self, worker: Worker, replica: Replica, number: int) -> Replica:
-        """Clients of the last round give the model to those of this one who were not there."""
+        """Clients of the last round send the model to those of this round that lack it."""
         if number == 0:
             return replica
         had = self._clients(worker.key, worker.size, number - 1)
@@ -153,8 +153,8 @@ class FedAvg(Synchronization):
         return replica.remembering(anchor=anchor, round=torch.tensor(number - 1))
 
     async def resume(self, worker: Worker, pulled: Pulled) -> tuple[Replica, int]:
-        # Servers may be in different rounds. Each waits for this client from the next on; those
-        # that are behind learn from this pull that it will be later.
+        # Servers may be in different rounds. Each waits for this client from its next round on;
+        # this pull tells servers that are behind the later round at which the client begins.
         first = pulled.latest
         replica = (await worker.pull(pulled.replica, first)).replica
         span = self._span(worker.num_examples, worker.batch_size)
@@ -171,7 +171,9 @@ class FedAvg(Synchronization):
         memory.setdefault("round", 0)
         pushes: dict[int, Tensor] = memory.setdefault("pushes", {})
         waiting: dict[int, int] = memory.setdefault("waiting", {})  # rank -> step of its pull
-        begins: dict[int, int] = memory.setdefault("begins", {})  # the first round of who came late
+        begins: dict[int, int] = memory.setdefault(
+            "begins", {}
+        )  # the first round of each late joiner
         joining: dict[int, int] = memory.setdefault("joining", {})  # the same, not yet agreed on
         span = self._span(server.num_examples, server.batch_size)
         while True:
@@ -185,10 +187,10 @@ class FedAvg(Synchronization):
                             f"walks of {sorted(pushes)}"
                         )
                     pushes[rank] = x
-                case Pull(rank=rank, step=step) if step < 0:  # it comes (back)
+                case Pull(rank=rank, step=step) if step < 0:  # it joins
                     begins[rank] = joining[rank] = memory["round"] + 1
                     await server.answer(rank, begins[rank] * span)
-                case Pull(rank=rank, step=step) if rank in joining:  # it says when it begins
+                case Pull(rank=rank, step=step) if rank in joining:  # it reports its first round
                     begins[rank] = max(joining.pop(rank), step // span)
                     await server.answer(rank, step)
                 case Pull(rank=rank, step=step):
@@ -217,11 +219,11 @@ class FedAvg(Synchronization):
             return
         ranks = sorted(pushes)
         weights = _weights(server.num_examples, ranks)
-        walks = [await server.call(_scaled, pushes[rank], weights[rank]) for rank in ranks]
+        walks = [await server.call(_scale, pushes[rank], weights[rank]) for rank in ranks]
         server.params = await server.call(torch.add, server.params, await server.mean(walks))
 
     def _clients(self, key: Key, num_workers: int, number: int) -> list[int]:
-        """The clients of a round, in order: everyone draws the same."""
+        """The clients of a round, in order; all ranks draw the same."""
         count = max(1, round(self.fraction * num_workers))
         drawn = key.child("fedavg").at(number).permutation(num_workers)[:count]
         return sorted(drawn.tolist())
@@ -240,5 +242,5 @@ def _weights(num_examples: Sequence[int], clients: Sequence[int]) -> dict[int, f
     return {rank: len(clients) * num_examples[rank] / total for rank in clients}
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _scale(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor

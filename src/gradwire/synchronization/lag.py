@@ -1,7 +1,7 @@
 """Lazily aggregated gradients, LAG-WK (Chen et al. 2018, "LAG: Lazily aggregated gradient for
 communication-efficient distributed learning", eq. 15a).
 
-Worker i says nothing, and its last gradient counts again, as long as
+Worker i sends nothing, and its last gradient is used again, as long as
 
     |G_i(x_t) - g_i|^2 <= 1/(alpha^2 n^2) sum_{d=1..D} xi |x_{t+1-d} - x_{t-d}|^2
 
@@ -9,17 +9,17 @@ where alpha is the rate for the sum of all gradients. We step along their mean, 
 
     lr^2 |G_i(x_t) - g_i|^2 <= sum_{d=1..D} xi |x_{t+1-d} - x_{t-d}|^2.
 
-The paper takes D = 10 and xi = 0.1; xi = 0 is bsp. Everyone speaks in the first step.
+The paper takes D = 10 and xi = 0.1; xi = 0 is bsp. In the first step every worker sends.
 
 Where we differ: moves are those of plain SGD, lr * (1/n) sum_i g_i, also where the optimizer is
-another: on digits, moves with momentum 0.9, ten times as long, kept all silent until training
-diverged. (With momentum xi = 0.01 is safer.) All workers hold the mean of what was sent, there need
-be no server. And the change is relative to what was sent last, so that codecs may lose something
-(`laq` has a rule that counts it).
+another: on digits, moves with momentum 0.9, ten times as long, kept all workers from sending until
+training diverged. (With momentum xi = 0.01 is safer.) All workers hold the mean of the g_i, so no
+server is needed. The change is relative to the gradient last decoded, so codecs may be lossy (`laq`
+has a rule that includes their error).
 
-Use it with full gradients or large batches of different data: workers with smooth losses speak
-rarely. With small mini-batches two gradients differ by noise, and everyone always speaks. Between
-many workers take parameter_server: elsewhere payloads are gathered by all, n - 1 times each.
+Use it with full gradients or large batches of different data: workers with smooth losses send
+rarely. With small mini-batches two gradients differ by noise, and every worker sends in every step.
+With many workers take parameter_server: otherwise each payload is gathered by all n - 1 others.
 
 3PC's rule (Richtarik et al. 2022) compares with the last change of the gradient in place of moves
 of the model. It needs nothing of the model and is a compression: write synchronization="bsp",
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.core.protocols import Replica, Worker
-from gradwire.synchronization._lazy import Lazy, square
+from gradwire.synchronization._lazy import Lazy, squared_norm
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +45,7 @@ class LAG(Lazy):
         "distributed learning"
     )
 
-    async def news(
+    async def change_size(
         self, worker: Worker, replica: Replica, change: Tensor, step: int
     ) -> tuple[float, dict[str, Tensor]]:
-        return await worker.node.call(square, change), {}
+        return await worker.node.call(squared_norm, change), {}

@@ -1,8 +1,8 @@
 """Local SGD (Stich 2019, "Local SGD converges fast and communicates little", Alg. 1).
 
 Every worker takes `period` optimizer steps of its own, then all replace their models by the
-average. What travels is the distance walked since the last agreement, so that compression works
-on small numbers:  x_i <- x_0 + mean_j(x_j - x_0).
+average. Workers send the change since the last agreement, so that compression works on small
+numbers:  x_i <- x_0 + mean_j(x_j - x_0).
 
 What becomes of the momentum at the end of a round:
 - "local": each worker keeps its own.
@@ -77,12 +77,12 @@ class LocalSGD(Synchronization):
         anchor = replica.memory["anchor"]
         mean, replica = await worker.mean(replica.params - anchor, replica, step)
         if mean is None:
-            return replica.having(params=anchor)  # the walk led nowhere: all go back
-        params = await worker.node.share(_walk, anchor, mean)
+            return replica.having(params=anchor)  # the walk was dropped: all return to the anchor
+        params = await worker.node.share(_add_walk, anchor, mean)
         replica = replica.having(params=params).remembering(anchor=params)
         if self.momentum == "local":
             return replica
-        return replica.having(optimizer=await self._together(worker, replica))
+        return replica.having(optimizer=await self._average_momentum(worker, replica))
 
     async def _mix(
         self, worker: Worker, replica: Replica, step: int, begins: bool, ends: bool
@@ -95,9 +95,9 @@ class LocalSGD(Synchronization):
         replica = replica.remembering(anchor=replica.params)
         if self.momentum == "local":
             return replica
-        return replica.having(optimizer=await self._together(worker, replica))
+        return replica.having(optimizer=await self._average_momentum(worker, replica))
 
-    async def _together(self, worker: Worker, replica: Replica) -> dict[str, Tensor]:
+    async def _average_momentum(self, worker: Worker, replica: Replica) -> dict[str, Tensor]:
         """The state of the optimizer with which all workers begin a round."""
         state = dict(replica.optimizer)
         if self.momentum == "reset":
@@ -108,7 +108,7 @@ class LocalSGD(Synchronization):
         return state
 
 
-def _walk(anchor: Tensor, distance: Tensor) -> Tensor:
+def _add_walk(anchor: Tensor, distance: Tensor) -> Tensor:
     return anchor + distance
 
 

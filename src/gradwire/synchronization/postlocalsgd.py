@@ -38,18 +38,18 @@ class PostLocalSGD(Synchronization):
         LocalSGD(self.period, self.momentum)  # refuses what it refuses
 
     @property
-    def _later(self) -> LocalSGD:
+    def _local_phase(self) -> LocalSGD:
         return LocalSGD(self.period, self.momentum)
 
     def memory(self, params: Tensor) -> dict[str, Tensor]:
-        return self._later.memory(params)
+        return self._local_phase.memory(params)
 
     def agreed(self, replica: Replica) -> Tensor:
-        return self._later.agreed(replica)
+        return self._local_phase.agreed(replica)
 
     async def step(self, worker: Worker, replica: Replica, step: int) -> Replica:
         if step >= self.start:
-            return await self._later.step_of_round(worker, replica, step, begin=self.start)
+            return await self._local_phase.step_of_round(worker, replica, step, begin=self.start)
         scale = -worker.lr(step)
         if not scale:  # a warm-up from zero: no step, so nothing to agree on
             _, replica = await worker.gradient(replica, step)

@@ -2,18 +2,18 @@
 mitigating communication bottlenecks in parameter servers").
 
 Servers take the gradients of the workers in a fixed order, one worker after the other, each as a
-step of its own:  x <- x - lr * G_i(x'),  and worker i goes on with the model right after its own
-step. A gradient that comes before its turn waits. So everyone's gradient has the same staleness,
-n - 1 steps of the others, and the exchanges with the servers are staggered: where bsp's pushes and
-pulls all meet at a server's network card, here one follows another.
+step of its own:  x <- x - lr * G_i(x'),  and worker i continues with the model right after its own
+step. A gradient that arrives before its turn waits. So every gradient has the same staleness, n - 1
+steps of the others, and the exchanges with the servers are staggered: where bsp's pushes and pulls
+all meet at a server's network card, here one follows another.
 
 Where we differ: the paper spreads the turns evenly over an iteration and, where workers differ in
 speed, gives them mini-batches in proportion. Here all workers set out together and the first round
 sets them apart by the time of one exchange, which is what it takes for exchanges not to collide;
 mini-batches are of equal size.
 
-A worker that is lost is left out of the order, after the gradient of it that may wait has been
-taken; one that comes back has its old place.
+A lost worker is removed from the order after its waiting gradient, if any, was applied; a worker
+that rejoins gets its old place.
 
 Use it where servers are the bottleneck and workers equally fast: one slow worker holds up all.
 """
@@ -43,15 +43,15 @@ class R2SP(Pushing):
     )
 
     async def serve(self, server: Server) -> None:
-        order = _Order(server)
+        order = _TurnOrder(server)
         while True:
             match await server.event():
                 case Push() as push if push.step < order.due(push.rank):
-                    # It came back, and other servers had not got as far as this one.
+                    # It rejoined, and other servers are behind this one.
                     await order.take(push)
                 case Push() as push:
                     order.wait(push)
-                case Pull(rank=rank):  # it comes (back)
+                case Pull(rank=rank):  # it joins
                     order.saw(rank)
                     await server.answer(rank, order.due(rank))
                 case Left(rank=rank) if rank in order.waiting:
@@ -61,7 +61,7 @@ class R2SP(Pushing):
             await order.advance()
 
 
-class _Order:
+class _TurnOrder:
     """Whose turn it is; kept in the server's memory."""
 
     def __init__(self, server: Server) -> None:

@@ -1,9 +1,9 @@
 """Stale synchronous parallel SGD (Ho et al. 2013, "More effective distributed ML via a stale
 synchronous parallel parameter server"; survey, eq. 6).
 
-The clock of a worker is the number of gradients it has pushed. A worker at clock c may go on when
-everyone's clock is at least c - s, so that the fastest is at most s ahead of the slowest. The model
-it goes on with has three parts (Ho et al. 2013, sec. 3, with s for the staleness):
+The clock of a worker is the number of gradients it has pushed. A worker at clock c may continue
+when all clocks are at least c - s, so that the fastest is at most s ahead of the slowest. Its model
+then has three parts (Ho et al. 2013, sec. 3, with s for the staleness):
 
     x_{i,c} = x_0 - lr/n sum_{k < c-s} sum_j G_{j,k}        of all workers: guaranteed
                   - lr/n sum_{c-s <= k < c} G_{i,k}         its own: it reads its writes
@@ -15,15 +15,15 @@ in the paper and here.
 Where we differ. A push counts 1/n, as in bsp, where the paper adds up. A clock that all workers
 have pushed is complete: its pushes are averaged in the order of the ranks and make one step of the
 optimizer, whatever that is. So with s = 0 the result is that of bsp, bit for bit. Pushes of clocks
-that are not complete are shown to those who pull as plain steps, lr/n times the gradient, until
+that are not complete are included in pulled models as plain steps, lr/n times the gradient, until
 their clock is complete; momentum and Adam's scaling come then.
 
-Each server has its own clock. Of a worker that is lost the pushes remain: a clock is averaged over
-all who pushed it. The others no longer wait for it. One that comes back starts at the clock of the
-slowest.
+Each server has its own clock. The pushes of a lost worker remain: a clock is averaged over all
+workers that pushed it. The others no longer wait for the lost one. A worker that rejoins starts at
+the clock of the slowest.
 
-Use it where workers are slow now and then, not always: a small s hides the delays of single steps
-(s = 1 .. 4), but in the long run everyone is as fast as the slowest.
+Use it where workers are slow occasionally, not permanently: a small s hides the delays of single
+steps (s = 1 .. 4), but in the long run all are as fast as the slowest.
 """
 
 from dataclasses import dataclass
@@ -122,10 +122,10 @@ class _Window:
             raise WireError(f"rank {rank} pushed step {step} {number} times, and comes back again")
         self.pushes.setdefault(step, {})[rank, number] = x
         total = self.sums.get(step)
-        self.sums[step] = x if total is None else await server.call(_added, total, x, 1.0)
+        self.sums[step] = x if total is None else await server.call(_add_scaled, total, x, 1.0)
         self.clocks[rank] = self.waiting[rank] = step + 1
-        if self.slowest <= self.memory["num_complete"]:  # else it is about to change anyway
-            self._show(await server.call(_added, self.shown, x, self._share(step)))
+        if self.slowest <= self.memory["num_complete"]:  # otherwise it is recomputed anyway
+            self._show(await server.call(_add_scaled, self.shown, x, self._share(step)))
 
     async def join(self, rank: int) -> None:
         self.clocks[rank] = self.memory["num_complete"]
@@ -166,12 +166,12 @@ class _Window:
     async def _show_all(self) -> None:
         shown = self.server.params
         for step, total in sorted(self.sums.items()):
-            shown = await self.server.call(_added, shown, total, self._share(step))
+            shown = await self.server.call(_add_scaled, shown, total, self._share(step))
         self._show(shown)
 
     def _show(self, shown: Tensor) -> None:
         self.shown = self.memory["shown"] = shown
 
 
-def _added(x: Tensor, y: Tensor, factor: float) -> Tensor:
+def _add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
     return x.add(y, alpha=factor)

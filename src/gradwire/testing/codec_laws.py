@@ -27,7 +27,7 @@ KEY = Key(seed=11, step=3).private(1).child("fc1.weight")
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Unlike `torch.equal` alone, this tells -0.0 from 0.0."""
+    """Unlike `torch.equal` alone, this distinguishes -0.0 from 0.0."""
     return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
 
@@ -36,7 +36,7 @@ def encoded(codec: Codec, x: Tensor, key: Key = KEY) -> Payload:
 
 
 def bytes_sent(buffer: Tensor) -> int:
-    """What the ledger says when this buffer goes from one node to another."""
+    """The bytes that the ledger counts when this buffer is sent to another node."""
 
     async def sender(node: Node) -> None:
         await node.send(1, "payload", buffer)

@@ -1,4 +1,4 @@
-"""Messages as a dishonest peer would write them: other values, with the checksum that is right."""
+"""Messages of a dishonest peer: changed values with a valid checksum."""
 
 import zlib
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.core.payload import DTYPES
 
 
-def spoilt(message: Tensor, value: float) -> Tensor:
+def forge_floats(message: Tensor, value: float) -> Tensor:
     """The message with this value in place of every float in it, and the right checksum."""
     if message.is_floating_point():
         return torch.full_like(message, value)
@@ -50,7 +50,7 @@ def _floats(data: bytes) -> list[tuple[torch.dtype, int, int]]:
     return found
 
 
-def sealed(data: bytes, context: int) -> bytes:
+def forge_checksum(data: bytes, context: int) -> bytes:
     """With the checksum that belongs to these bytes, for a codec and tensor of this context."""
     if len(data) < 8:
         return data

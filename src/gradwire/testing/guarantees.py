@@ -1,4 +1,4 @@
-"""What a stated guarantee means, tried on one vector under many keys."""
+"""Checks a stated guarantee on one vector under many keys."""
 
 import math
 

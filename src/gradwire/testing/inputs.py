@@ -1,4 +1,4 @@
-"""Tensors and codecs on which laws are tried."""
+"""Tensors and codecs on which laws are checked."""
 
 import random
 from collections.abc import Iterator

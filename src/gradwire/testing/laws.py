@@ -1,4 +1,4 @@
-"""What a law is, and how laws are checked on one expression."""
+"""Laws, and how they are checked on one expression."""
 
 import itertools
 import traceback
@@ -14,7 +14,7 @@ from gradwire.experiment.run.registries import registry_of
 
 
 class NotApplicable(Exception):
-    """A law says nothing about this expression: why."""
+    """The reason why a law does not apply to an expression."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Law:
             except NotApplicable:
                 continue
             except Exception as error:
-                told = "".join(f" for {name} = {_shown(v)}" for name, v in example.items())
-                message = f"{subject!r} breaks the law {self.name!r}{told}: {_reason(error)}"
+                context = "".join(f" for {name} = {_shown(v)}" for name, v in example.items())
+                message = f"{subject!r} breaks the law {self.name!r}{context}: {_reason(error)}"
                 raise AssertionError(message) from error
 
 

@@ -72,7 +72,7 @@ def _of_both(check: PairCheck) -> PairCheck:
 def no_pair_hangs(
     synchronization: Synchronization, architecture: Architecture, sizes: Sequence[int] = SIZES
 ) -> None:
-    """For any number of workers it runs to its end, or says before the first step why not."""
+    """For any number of workers it runs to its end, or is refused before the first step."""
     refusals = {}
     for size in sizes:
         try:
@@ -142,7 +142,7 @@ def without_compression_every_architecture_gives_the_mean(
 def gossip_preserves_the_average(
     architecture: Architecture, synchronization: Synchronization, size: int
 ) -> None:
-    """The mean of all models goes where gradient descent on the mean goes.
+    """The mean of all models follows gradient descent on the mean.
 
     All f_i have the same curvature, so the mean gradient is that at the mean.
     """

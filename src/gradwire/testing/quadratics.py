@@ -73,7 +73,7 @@ class Quadratics:
         return GradientResult(loss, gradient, {"running": running})
 
 
-class NotingServer(TrainingServer):
+class RecordingServer(TrainingServer):
     """Also keeps the values that were noted, in order."""
 
     def __init__(self, plan: Plan, number: int) -> None:
@@ -87,11 +87,11 @@ class NotingServer(TrainingServer):
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out."""
+    """The result of a training on quadratics."""
 
     plan: Plan
     replicas: list[Replica]
-    servers: list[NotingServer]
+    servers: list[RecordingServer]
     engine: VirtualEngine
     after: dict[tuple[int, int], Replica]  # (rank, step) -> the replica after it
     times: dict[tuple[int, int], float]  # (rank, step) -> when it was done, in virtual seconds
@@ -150,13 +150,13 @@ def train(
     bandwidth: str = "10Gbit",
     latency: str = "50us",
     layers: Sequence[int] = (5, 3),  # sizes of the model's tensors
-    curvatures: Sequence[float] | None = None,  # a_i; 1, 1.5, 2, ... unless told
-    minima: Tensor | None = None,  # b_i, [n, d]; drawn unless told
-    start: Tensor | None = None,  # [d]; drawn unless told
+    curvatures: Sequence[float] | None = None,  # a_i; 1, 1.5, 2, ... by default
+    minima: Tensor | None = None,  # b_i, [n, d]; drawn by default
+    start: Tensor | None = None,  # [d]; drawn by default
     drift: float = 0.0,  # of each entry of the minima, from batch to batch
     noise: float = 0.0,  # deviation of each entry of a gradient
     bad: Collection[tuple[int, int]] = (),  # (rank, step) at which a gradient is NaN
-    pause_at: Sequence[int] = (),  # steps before which the run ends and goes on
+    pause_at: Sequence[int] = (),  # steps before which the run ends and resumes
     faults: Sequence[str] = (),
     heartbeat_s: float = 0.5,
     seed: int = 0,
@@ -193,7 +193,7 @@ def train(
         key.child("computer"),
     )
     num_servers = plan.architecture.num_servers if plan.ability == "push_pull" else 0
-    servers = [NotingServer(plan, number) for number in range(num_servers)]
+    servers = [RecordingServer(plan, number) for number in range(num_servers)]
     num_others = plan.architecture.num_others
     keeps: list[dict[Any, Any]] = [{} for _ in range(num_others)]
 
@@ -215,7 +215,7 @@ def train(
     after: dict[tuple[int, int], Replica] = {}
     times: dict[tuple[int, int], float] = {}
 
-    class Looking:
+    class StepRecorder:
         def begins(self, worker: TrainingWorker) -> None:
             pass
 
@@ -226,10 +226,10 @@ def train(
         before = list(replicas)
 
         def program(node: Node) -> Any:
-            return program_of.train(plan, node, before[node.rank], first, last, Looking())
+            return program_of.train(plan, node, before[node.rank], first, last, StepRecorder())
 
         def rejoin(node: Node) -> Any:
-            return program_of.rejoin(plan, node, last, Looking())
+            return program_of.rejoin(plan, node, last, StepRecorder())
 
         daemons = [daemon(number) for number in range(num_others)]
         return engine.run([program] * workers, daemons, rejoin)

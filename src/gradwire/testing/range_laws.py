@@ -14,7 +14,7 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 from gradwire.testing.guarantees import assert_guarantee, decodings, relative_errors
 from gradwire.testing.laws import Laws, NotApplicable
-from gradwire.testing.reducer_laws import averaged, gradient
+from gradwire.testing.reducer_laws import gradient, run_means
 
 RANGE_LAWS = Laws()
 REDUCER_RANGE_LAWS = Laws()
@@ -80,7 +80,7 @@ def means_are_the_same_at_every_magnitude(reducer: Reducer, shape: tuple[int, ..
         def inputs(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return (gradient(rank, step, shape, torch.float64) * 2.0**exponent).to(dtype)
 
-        results, _ = averaged(reducer, 3, shape, range(3), inputs=inputs)
+        results, _ = run_means(reducer, 3, shape, range(3), inputs=inputs)
         return torch.stack([result.mean for result in results[0]]).double() * 2.0**-exponent
 
     expected = means(0)

@@ -1,4 +1,4 @@
-"""Laws of reducers: what n workers agree on, and what they keep."""
+"""Laws of reducers: the mean that n workers agree on, and their states."""
 
 import io
 import warnings
@@ -37,7 +37,7 @@ def zeros(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> T
     return torch.zeros(shape, dtype=dtype)
 
 
-def averaged(
+def run_means(
     reducer: Reducer,
     size: int,
     shape: tuple[int, ...],
@@ -72,7 +72,7 @@ def averaged(
 def every_rank_gets_the_same_mean_of_the_right_shape(reducer: Reducer, size: int) -> None:
     for shape in SHAPES:
         for dtype in (torch.float32, torch.float16):
-            results, _ = averaged(reducer, size, shape, dtype=dtype)
+            results, _ = run_means(reducer, size, shape, dtype=dtype)
             for step, first in enumerate(results[0]):
                 assert (first.mean.shape, first.mean.dtype) == (shape, dtype)
                 assert torch.isfinite(first.mean).all()
@@ -83,8 +83,8 @@ def every_rank_gets_the_same_mean_of_the_right_shape(reducer: Reducer, size: int
 
 
 @REDUCER_LAWS(architecture=(AllReduce("scatter"), Ring()))
-def every_road_leads_to_one_mean(reducer: Reducer, architecture: Architecture) -> None:
-    results, _ = averaged(reducer, 3, (12, 10), architecture=architecture)
+def every_route_gives_the_same_mean(reducer: Reducer, architecture: Architecture) -> None:
+    results, _ = run_means(reducer, 3, (12, 10), architecture=architecture)
     for steps in results:
         for result, first in zip(steps, results[0]):
             assert torch.equal(result.mean, first.mean)
@@ -93,7 +93,7 @@ def every_road_leads_to_one_mean(reducer: Reducer, architecture: Architecture) -
 
 @REDUCER_LAWS(size=(1, 3))
 def the_same_keys_give_the_same_bits_and_bytes(reducer: Reducer, size: int) -> None:
-    (first, engine), (again, other) = (averaged(reducer, size, (12, 10)) for _ in range(2))
+    (first, engine), (again, other) = (run_means(reducer, size, (12, 10)) for _ in range(2))
     assert engine.ledger.total_bytes == other.ledger.total_bytes
     for a, b in zip(first, again):
         assert all(torch.equal(x.mean, y.mean) for x, y in zip(a, b))
@@ -101,7 +101,7 @@ def the_same_keys_give_the_same_bits_and_bytes(reducer: Reducer, size: int) -> N
 
 @REDUCER_LAWS(size=SIZES)
 def zero_stays_zero(reducer: Reducer, size: int) -> None:
-    results, _ = averaged(reducer, size, (6, 10), range(3), inputs=zeros)
+    results, _ = run_means(reducer, size, (6, 10), range(3), inputs=zeros)
     for steps in results:
         for result in steps:
             assert torch.equal(result.mean, torch.zeros(6, 10))  # false if any is NaN
@@ -110,13 +110,13 @@ def zero_stays_zero(reducer: Reducer, size: int) -> None:
 @REDUCER_LAWS(size=(1, 4))
 def a_checkpoint_holds_the_state(reducer: Reducer, size: int) -> None:
     shape = (12, 10)
-    whole, _ = averaged(reducer, size, shape, range(4))
-    half, _ = averaged(reducer, size, shape, range(2))
+    whole, _ = run_means(reducer, size, shape, range(4))
+    half, _ = run_means(reducer, size, shape, range(2))
     file = io.BytesIO()
     torch.save([steps[-1].state for steps in half], file)
     file.seek(0)
     states = torch.load(file, weights_only=True)
-    resumed, _ = averaged(reducer, size, shape, range(2, 4), states=states)
+    resumed, _ = run_means(reducer, size, shape, range(2, 4), states=states)
     for steps, rest in zip(whole, resumed):
         for result, again in zip(steps[2:], rest):
             assert torch.equal(result.mean, again.mean)
@@ -124,16 +124,16 @@ def a_checkpoint_holds_the_state(reducer: Reducer, size: int) -> None:
 
 @REDUCER_LAWS()
 def a_state_is_not_changed_in_place(reducer: Reducer) -> None:
-    states = [steps[-1].state for steps in averaged(reducer, 2, (12, 10))[0]]
-    first, _ = averaged(reducer, 2, (12, 10), range(2, 4), states=states)
-    again, _ = averaged(reducer, 2, (12, 10), range(2, 4), states=states)
+    states = [steps[-1].state for steps in run_means(reducer, 2, (12, 10))[0]]
+    first, _ = run_means(reducer, 2, (12, 10), range(2, 4), states=states)
+    again, _ = run_means(reducer, 2, (12, 10), range(2, 4), states=states)
     for a, b in zip(first, again):
         assert all(torch.equal(x.mean, y.mean) for x, y in zip(a, b))
 
 
 @REDUCER_LAWS()
 def one_worker_sends_nothing(reducer: Reducer) -> None:
-    _, engine = averaged(reducer, 1, (12, 10))
+    _, engine = run_means(reducer, 1, (12, 10))
     assert engine.ledger.total_bytes == 0
 
 
@@ -150,12 +150,12 @@ def the_owner_of_a_shard_does_not_feed_back_what_would_grow(codec: Compression) 
     def same(rank: int, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return gradient(rank, 0, shape, dtype)
 
-    results, _ = averaged(
+    results, _ = run_means(
         lift(codec), 3, (600,), range(30), inputs=same, architecture=AllReduce("scatter")
     )
     exact = torch.stack([same(rank, 0, (600,), torch.float32) for rank in range(3)]).mean(0)
     errors = [float((result.mean - exact).norm()) for result in results[0]]
-    # Errors that are fed back may add up for a few steps before they settle.
+    # Errors that are fed back may add up for a few steps before they converge.
     assert max(errors[-5:]) <= 6 * max(*errors[:5], float(exact.norm()))
 
 

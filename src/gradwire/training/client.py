@@ -1,4 +1,4 @@
-"""What a worker sends to servers that hold the model, and receives from them."""
+"""A worker's side of push and pull with servers that hold the model."""
 
 from typing import Protocol
 
@@ -17,12 +17,12 @@ from gradwire.training.wire import (
     PushHeader,
     answer_codec,
     answer_key,
-    learned,
+    apply_change,
 )
 
 
-class Pending(Backward, Protocol):
-    """What is pushed when it is ready."""
+class PendingPush(Backward, Protocol):
+    """A vector that is pushed when it is ready."""
 
     was_dropped: bool  # it was NaN or infinite, and zeros took its place
 
@@ -33,34 +33,35 @@ class ServerClient:
     def __init__(self, plan: Plan, node: Node, life: float) -> None:
         self.plan = plan
         self.node = node
-        self.life = life  # when it came (back)
-        # What compression keeps, as of the last message: a crash takes it away.
+        self.life = life  # its incarnation: when it joined
+        # The compression's state after the last message; a crash loses it.
         self.exchange: tuple[State, ...] | None = None
         self._buckets = plan.buckets()
         self._shards = plan.shards()
         self._units = plan.units()
 
-    async def ask(self, step: int) -> None:
+    async def request_model(self, step: int) -> None:
         """Asks all servers for the model."""
         for server in range(len(self._shards)):
             header = PullHeader(step, self.life)
             await self.node.send_framed(
-                self._server(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
+                self._server_rank(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
             )
 
-    def _server(self, number: int) -> int:
+    def _server_rank(self, number: int) -> int:
         """The rank of a server."""
         return self.node.size + number
 
     async def push(
-        self, backward: Pending, replica: Replica, step: int, wants_answer: bool
+        self, backward: PendingPush, replica: Replica, step: int, wants_answer: bool
     ) -> Replica:
         """Sends each piece to its server when its bucket is ready."""
         plan, states = self.plan, list(replica.exchange)
         key = plan.key.at(step).private(self.node.rank)
 
         def turn(number: int) -> int:
-            # All begin with another server, so that none is idle while others are asked by all.
+            # Workers begin with different servers, so that no server is idle while another is
+            # crowded.
             return (self._units[number].server - self.node.rank) % len(self._shards)
 
         async def reduce(bucket: Bucket, x: Tensor) -> None:
@@ -74,7 +75,7 @@ class ServerClient:
                 for part, message in enumerate(pushed.messages):
                     header = PushHeader(i, part, num_parts, step, wants_answer, self.life)
                     await self.node.send_framed(
-                        self._server(unit.server),
+                        self._server_rank(unit.server),
                         REQUEST,
                         Framed(header, message),
                         HEADER_NBYTES,
@@ -83,34 +84,34 @@ class ServerClient:
 
         await plan.scheduling.exchange(backward, self._buckets, reduce)
         if backward.was_dropped:
-            replica = dropping(replica)
+            replica = with_dropped_step(replica)
         self.exchange = tuple(states)
         return replica.having(exchange=self.exchange)
 
-    async def pulled(self, replica: Replica, before: tuple[State, ...]) -> Pulled:
+    async def receive_model(self, replica: Replica, before: tuple[State, ...]) -> Pulled:
         """Waits for the answers of all servers.
 
-        A server that did not accept the push leaves what compression keeps as it was `before`:
-        nothing is lost of what was fed back.
+        For a server that did not accept the push, the compression's state is reset to `before`, so
+        that the residual stays complete.
         """
         plan, pieces, clocks = self.plan, [], []
         states, accepted = list(replica.exchange), True
         for server, shard in enumerate(self._shards):
-            header, message = await self._answer(self._server(server))
+            header, message = await self._receive_answer(self._server_rank(server))
             clocks.append(header.clock)
             if not header.accepted:
                 accepted = False
                 for i, unit in enumerate(self._units):
                     if unit.server == server:
                         states[i] = before[i]
-            piece = await self._piece(server, shard, header, message, replica)
+            piece = await self._decode_shard(server, shard, header, message, replica)
             if not is_finite(piece):
                 raise NonFiniteError(
                     f"server {server} answered a model with NaN or infinity. Lower the learning "
                     "rate or set clip_norm."
                 )
             pieces.append(piece)
-        # Workers that keep step get the same objects; others would only fill the memory.
+        # Workers in lockstep share one result; caching the results of others would only use memory.
         work = self.node.share if plan.synchronization.pauses else self.node.call
         whole = pieces[0] if len(pieces) == 1 else await work(concatenate, tuple(pieces))
         self.exchange = tuple(states)
@@ -119,7 +120,7 @@ class ServerClient:
             replica = replica.remembering(pulled=whole)
         return Pulled(replica, min(clocks), accepted, max(clocks))
 
-    async def _piece(
+    async def _decode_shard(
         self, server: int, shard: Bucket, header: AnswerHeader, message: Tensor, replica: Replica
     ) -> Tensor:
         """A server's part of the model. Servers are not trusted either."""
@@ -138,11 +139,11 @@ class ServerClient:
         try:
             codec = answer_codec(plan.reducer, header.clock)
             spec = plan.spec(shard, known.dtype)
-            return await self.node.call(learned, codec, known, message, spec, key)
-        except Exception as error:  # whatever a message can do to a codec
+            return await self.node.call(apply_change, codec, known, message, spec, key)
+        except Exception as error:  # a codec may raise anything on hostile bytes
             raise WireError(f"server {server} answered what is no change: {error}") from error
 
-    async def _answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
+    async def _receive_answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
         """The next answer of a server to this incarnation of the worker."""
         while True:
             message = await self.node.recv(server, ANSWER)
@@ -157,6 +158,6 @@ class ServerClient:
                 return header, message.data
 
 
-def dropping(replica: Replica) -> Replica:
-    """After a step that was dropped."""
+def with_dropped_step(replica: Replica) -> Replica:
+    """The replica after a dropped step."""
     return replica.having(num_dropped=replica.num_dropped + 1)

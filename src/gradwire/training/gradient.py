@@ -1,4 +1,4 @@
-"""What workers ask of a task and what they get: gradient requests and results, both values.
+"""Gradient requests of workers and the results of tasks; both are values.
 
 Nothing in a request is changed by evaluating it, so virtual workers may share tensors. The
 tensors of results are new, but results evaluated together may be rows of one tensor: treat them

@@ -95,7 +95,7 @@ class PureBatchNorm(nn.Module):
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose masks are made by the caller, who swaps them in as buffers `mask_<call>`.
+    """Dropout whose masks are made by the caller and swapped in as buffers `mask_<call>`.
 
     A first forward with `recording` set notes the shape of each call's mask.
     """

@@ -7,8 +7,8 @@ arguments, because virtual workers share them. The numbers are those of `torch.o
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,27 @@ from gradwire.core.notation import Expression
 State = dict[str, Tensor]
 
 
+class HeavyBall(NamedTuple):
+    """The part of an optimizer that can act on each worker, before compression."""
+
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+
+
 class Optimizer(Expression, ABC):
     """A rule that turns a gradient into new parameters."""
 
     lr: float  # the base rate; a schedule multiplies it
+
+    @property
+    def heavy_ball(self) -> HeavyBall | None:
+        """Its momentum, if the rest of the rule is linear in the gradient, so that it can move."""
+        return None
+
+    def without_momentum(self, weight_decay: float) -> "Optimizer":
+        """The same rule without momentum, with this weight decay; for rules with a `heavy_ball`."""
+        raise NotImplementedError(f"{self!r} cannot be separated from its momentum")
 
     @abstractmethod
     def init(self, params: Tensor) -> State:
@@ -57,6 +74,13 @@ class SGD(Optimizer):
             raise ValueError(
                 "sgd: nesterov needs a momentum, e.g. sgd(0.1, momentum=0.9, nesterov=True)"
             )
+
+    @property
+    def heavy_ball(self) -> HeavyBall:
+        return HeavyBall(self.momentum, self.nesterov, self.weight_decay)
+
+    def without_momentum(self, weight_decay: float) -> "SGD":
+        return replace(self, momentum=0.0, nesterov=False, weight_decay=weight_decay)
 
     def init(self, params: Tensor) -> State:
         return {"momentum": torch.zeros_like(params)} if self.momentum else {}

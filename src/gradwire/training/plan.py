@@ -1,4 +1,4 @@
-"""What is trained, and how: one value that all workers and servers of a run share."""
+"""The plan of a run: task, optimizer and the four dimensions, shared by all workers and servers."""
 
 import warnings
 from collections.abc import Callable
@@ -38,7 +38,7 @@ NONFINITE = "nonfinite"  # the label under which workers agree on whether a step
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and how: the same on every rank."""
+    """What is trained and how; equal on every rank."""
 
     task: Task
     batch: Callable[[int, int], Batch]  # (rank, step) -> mini-batch
@@ -54,8 +54,8 @@ class Plan:
     clip_norm: float | None = None
     local_clip: bool = False  # clip each worker's gradient to sqrt(n) times it, not the mean
     local_decay: float = 0.0  # weight decay, added to each worker's gradient
-    # What to do with NaN and infinity. "skip": all workers drop the step together; where they push
-    # to servers, each on its own, such a push is zero, and the step goes on with the others'.
+    # How NaN and infinity are handled. "skip": all workers drop the step together; where each
+    # worker pushes to servers, it pushes zeros, and the step continues with the other workers.
     nonfinite: NonFinite = "error"
     steps_per_epoch: float | None = None  # for hyper-parameters that change with time
     num_examples: tuple[int, ...] = ()  # of each worker; empty: equally many
@@ -74,7 +74,7 @@ class Plan:
             self._check_changes()
         if self.ability == "push_pull" and not self.reducer.can_push:
             raise ValueError(
-                f"{self.reducer!r} averages in exchanges in which everyone takes part, but with "
+                f"{self.reducer!r} averages in exchanges in which all workers take part, but with "
                 f"{self.synchronization!r} on {self.architecture!r} each worker pushes on its own. "
                 "Write a codec, or ef(...) around one."
             )
@@ -98,7 +98,7 @@ class Plan:
         return self.ability == "push_pull" and self.architecture.compresses_answers
 
     def _check_changes(self) -> None:
-        """Refuses compression that cannot send changes relative to what was decoded before."""
+        """Refuses compression that cannot send changes relative to the values decoded before."""
         codec = codec_of_changes(self.reducer, self.synchronization, 0)
         why = None
         if codec.traits.needs_feedback:
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def pauses(self) -> bool:
-        """Whether between two steps all workers stand at the same step and nothing is under way."""
+        """Whether all workers are at the same step between steps, with no message in flight."""
         rule = self.synchronization
         return rule.pauses and (self.ability != "mix" or rule.rounds_are_steps)
 
@@ -145,11 +145,11 @@ class Plan:
         return self.scheduling.buckets(self._tensors())
 
     def shards(self) -> list[Bucket]:
-        """What each server holds of the flat vector."""
+        """The shard of the flat vector that each server holds."""
         return cut_into_shards(self._tensors(), self.architecture.num_servers)
 
     def units(self) -> list[Unit]:
-        """What is encoded in one piece: buckets, cut where shards of servers end."""
+        """The units that are encoded separately: buckets, cut at the ends of shards."""
         if self.ability == "push_pull":
             return cut_at_shards(self.buckets(), self.shards())
         if self.ability == "mean":
@@ -173,7 +173,7 @@ class Plan:
         return [Bucket(t.name, t.start, t.stop) for t in self.task.layout.tensors]
 
     def spec(self, bucket: Bucket, dtype: torch.dtype) -> Spec:
-        """What a reducer knows of a bucket: its size, and the tensors that lie in it."""
+        """The spec of a bucket for reducers: its size, and the tensors in it."""
         tensors = []
         for name, start, stop, shape in self.task.layout.tensors:
             first, last = max(start, bucket.start), min(stop, bucket.stop)
@@ -184,13 +184,13 @@ class Plan:
         return Spec((bucket.numel,), dtype, tensors=tuple(tensors))
 
     def initial_replicas(self) -> list[Replica]:
-        """One per worker: the same model, and the same tensors, until they go separate ways."""
+        """One replica per worker. All share the same tensors until updates replace them."""
         params = self.task.initial_params()
         buffers = self.task.initial_buffers()
         optimizer = self.optimizer.init(params)
         memory = {**self.synchronization.memory(params), **self.architecture.memory(params)}
         if self.compresses_answers:
-            memory["pulled"] = params  # what the servers know that the worker has
+            memory["pulled"] = params  # the model that servers know this worker to have
         specs = [self.spec(unit.bucket, params.dtype) for unit in self.units()]
         return [
             Replica(

@@ -1,4 +1,4 @@
-"""The programs of workers: training from one step to another, and coming (back)."""
+"""The programs of workers: training from one step to another, and joining a running job."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class Observer(Protocol):
     """Observes workers while they train. It takes no virtual time."""
 
     def begins(self, worker: TrainingWorker) -> None:
-        """A worker starts, or has come (back)."""
+        """A worker starts or joins."""
         ...
 
     def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Pushes to one server: their parts are collected, checked and decoded.
+"""Collects, checks and decodes the parts of pushes to one server.
 
 A worker pushes its vector piece by piece, and each piece in one or several messages. Nothing of it
 is trusted: a part that does not fit is a `WireError`.
@@ -48,17 +48,17 @@ class PushAssembly:
             args = (messages, self._specs[i], key.child(piece.name))
             try:
                 decoded.append(await node.call(self._plan.reducer.decode_push, *args))
-            except Exception as error:  # whatever messages can do to a codec
+            except Exception as error:  # a codec may raise anything on hostile bytes
                 raise WireError(
                     f"rank {rank} pushed what is no {piece.name!r} of step {header.step}: {error}"
                 ) from error
         x = decoded[0] if len(decoded) == 1 else torch.cat(decoded)
-        if not is_finite(x):  # no codec encodes such: it would stay in the model
+        if not is_finite(x):  # no codec sends such values, and they would stay in the model
             raise WireError(f"rank {rank} pushed NaN or infinity in step {header.step}")
         return Push(rank, header.step, x, header.wants_answer)
 
     def _put(self, rank: int, header: PushHeader, data: Tensor | None) -> bool:
-        """Keeps a part; whether all parts of all pieces are there."""
+        """Stores a part; returns whether all parts of all pieces have arrived."""
         if any(key[0] == rank and key[1] != header.step for key in self.begun):
             raise WireError(
                 f"rank {rank} pushed {header} to server {self._number}, which waits for the rest "

@@ -1,4 +1,4 @@
-"""Goes on with other buckets or another number of workers, without losing what feedback owes."""
+"""Continues a run with other buckets or another number of workers, keeping all residuals."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from gradwire.training.plan import Plan
 
 
 def regroup(replicas: Sequence[Replica], old: Plan, new: Plan) -> list[Replica]:
-    """The replicas of a run under the old plan as those to go on with under the new one.
+    """Converts the replicas of a run from the old plan to the new one.
 
-    Both train the same model through the same compression. New workers get the model of rank 0;
-    those that leave hand over what they still owe.
+    Both train the same model through the same compression. New workers get the model of rank 0; the
+    residuals of workers that leave are handed over.
     """
     if repr(old.reducer) != repr(new.reducer):  # epochs may have other lengths
         raise ValueError(

@@ -1,12 +1,12 @@
-"""One server of a training run: it holds a shard of the model and does what synchronization says.
+"""One server of a training run: it holds a shard of the model and runs the synchronization's rule.
 
 It decodes what workers push, updates its shard with its part of the optimizer's state, and answers
-with the shard. Compressed answers are changes relative to what the worker knows: the server
-follows each worker's knowledge by decoding its own answers, so that what one answer loses is in
-the next.
+with the shard. Compressed answers are changes relative to the worker's copy of the shard. The
+server tracks each worker's copy by decoding its own answers, so the next answer contains what the
+last one lost.
 
 Workers are not trusted: a message that no worker may send is counted, warned of once and dropped.
-Its sender gets an error as answer, and the server goes on for the others.
+Its sender gets an error as answer, and the server continues to serve the others.
 """
 
 import warnings
@@ -36,7 +36,7 @@ from gradwire.training.wire import (
     PushHeader,
     answer_codec,
     answer_key,
-    learned,
+    apply_change,
 )
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ Noted = tuple[float, int, float]  # of all values of a name: sum, count, maximum
 
 
 class TrainingServer:
-    """Server number `number`, as `core.protocols.Server` has it."""
+    """Server number `number`; implements `core.protocols.Server`."""
 
     def __init__(self, plan: Plan, number: int) -> None:
         self.plan = plan
@@ -62,16 +62,18 @@ class TrainingServer:
         self._pushes = PushAssembly(plan, number, self.params.dtype)
         self._events: deque[Event] = deque()  # not yet handed to the algorithm
         self._expected: set[int] = set()  # workers that joined, and will pull
-        self._incarnations: dict[int, float] = {}  # of workers that joined later: when
+        self._incarnations: dict[int, float] = {}  # incarnations of workers that joined later
         self._awaiting: set[int] = set()  # workers that wait for an answer
         self._orphaned: set[int] = set()  # workers that waited for one and are gone
-        self._changed_s: dict[int, float] = {}  # when the scheduler saw a worker join or leave
+        self._changed_s: dict[
+            int, float
+        ] = {}  # when the scheduler reported a worker's join or loss
         self._answers: dict[int, int] = {}  # how many each worker got so far
-        # The shard as each worker knows it, with compressed answers. All begin with the same model.
+        # Each worker's copy of the shard, with compressed answers. All begin with the same model.
         self._shard_spec = plan.spec(shard, self.params.dtype)
         self._known = dict.fromkeys(plan.layout.workers, self.params)
         self._codec_states: dict[int, State] = {}
-        self.refused: Counter[int] = Counter()  # messages that made no sense, by sender
+        self.refused: Counter[int] = Counter()  # invalid messages, by sender
         self._current_rank = -1  # the sender of the event that the algorithm handles
         self._is_new = True  # it has not run yet, nor been restored
         self._missed_changes = False  # of the membership, since the snapshot
@@ -107,7 +109,7 @@ class TrainingServer:
         if self._is_new:
             self.members = there
         elif self._missed_changes:
-            # Those that came say so themselves.
+            # Workers that joined report it themselves.
             self._events.extend(Left(rank) for rank in sorted(self.members - there))
         self._is_new = self._missed_changes = False
         while True:
@@ -205,12 +207,12 @@ class TrainingServer:
             self._events.append(Left(rank))
 
     def _accepts(self, rank: int, life: float) -> bool:
-        """Whether a message counts: it does not if that incarnation of the worker is lost."""
+        """Whether a message is accepted: not if that incarnation of the worker is lost."""
         now = self._incarnations.get(rank, 0.0)
         if not 0.0 <= life <= now:
             raise WireError(
-                f"rank {rank} speaks to server {self.number} as of {life} s, but did not say that "
-                "it came back then"
+                f"rank {rank} sent server {self.number} a message of its incarnation {life} s, but "
+                "did not report that it joined then"
             )
         if life < now or rank not in self.members or rank in self._expected:
             return False
@@ -228,8 +230,8 @@ class TrainingServer:
         before = self._incarnations.get(rank, -inf)
         if not 0.0 <= life < inf or life <= before:
             raise WireError(
-                f"rank {rank} says to server {self.number} that it came at {life} s; before it had "
-                f"come at {before} s"
+                f"rank {rank} reports to server {self.number} that it joined at {life} s, but it "
+                f"joined at {before} s before"
             )
         changed_s = self._changed_s.get(rank, -inf)
         if life < changed_s:
@@ -323,10 +325,10 @@ class TrainingServer:
         }
 
     def restore(self, saved: dict[str, Any], *, is_replayed: bool = False) -> None:
-        """Goes on from a snapshot.
+        """Continues from a snapshot.
 
-        `is_replayed`: a journal replays all that happened since. Otherwise the server asks for the
-        members when it runs, and drops the workers that are not there.
+        `is_replayed`: a journal replays everything that happened since. Otherwise the server asks
+        for the membership when it runs, and drops the workers that are not members.
         """
         self.params = saved["params"]
         self.optimizer = saved["optimizer"]
@@ -370,6 +372,6 @@ class TrainingServer:
 def _encode_change(
     codec: Codec, params: Tensor, known: Tensor, spec: Spec, state: State, key: Key
 ) -> tuple[Tensor, Tensor, State]:
-    """The message about a change, what the worker knows after it, and the codec's state."""
+    """The encoded change, the worker's copy after it, and the codec's new state."""
     payload, state = codec.encode(params - known, state, key)
-    return payload.buffer, learned(codec, known, payload.buffer, spec, key), state
+    return payload.buffer, apply_change(codec, known, payload.buffer, spec, key), state

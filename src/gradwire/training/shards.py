@@ -1,4 +1,4 @@
-"""How the flat parameter vector is dealt to servers, and what workers therefore push as one."""
+"""Cuts the flat parameter vector into shards, and buckets into the units that are pushed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _SNAP = 0.1  # of a shard's size: how far a cut may move to spare a tensor
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is encoded in one piece, and the number of the server it goes to, if it does."""
+    """A range that is encoded in one piece, and the number of its server, if it has one."""
 
     bucket: Bucket
     server: int = 0

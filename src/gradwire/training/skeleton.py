@@ -97,7 +97,7 @@ class Skeleton:
         return self._masks[shape]
 
     def _record(self, inputs: Tensor) -> None:
-        """One forward that notes the masks' shapes, and refuses what is not a pure function."""
+        """Records the masks' shapes in one forward; refuses modules that are not pure."""
         constants = {
             name: (buffer, buffer._version)
             for name, buffer in self.module.named_buffers()
@@ -119,7 +119,7 @@ class Skeleton:
         if not torch.equal(random_before, _random_state(self.device)):
             raise ValueError(
                 f"{kind} draws from torch's generator in its forward, so its numbers would depend "
-                "on who runs before it; use nn.Dropout modules, whose masks come from keys"
+                "on which code ran before; use nn.Dropout modules, whose masks come from keys"
             )
         now = dict(self.module.named_buffers())
         for name, (buffer, version) in constants.items():

@@ -42,7 +42,7 @@ class AnswerHeader:
     accepted: bool  # whether the push counted
     number: int  # counts the answers to this worker
     is_whole: bool  # whether the shard comes as it is, not as a compressed change
-    life: float = 0.0  # of the worker that asked: a later incarnation ignores the answer
+    life: float = 0.0  # incarnation of the worker that asked: a later one ignores the answer
 
 
 def answer_key(key: Key, number: int, rank: int, server: int) -> Key:
@@ -62,7 +62,7 @@ def answer_codec(reducer: Reducer, step: int) -> Codec:
 
 
 def check_answers(reducer: Reducer, shards: Sequence[Spec]) -> None:
-    """Refuses compression without such a codec, and warns of one that loses more and more."""
+    """Refuses compression without such a codec, and warns if its error may grow."""
     codec = answer_codec(reducer, 0)
     if not all(codec.guarantee(shard).contracts for shard in shards):
         warnings.warn(
@@ -73,6 +73,6 @@ def check_answers(reducer: Reducer, shards: Sequence[Spec]) -> None:
         )
 
 
-def learned(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
+def apply_change(codec: Codec, known: Tensor, buffer: Tensor, spec: Spec, key: Key) -> Tensor:
     """The shard after an answer with a change, given the shard before."""
     return known + codec.decode(unpack(codec, buffer, spec), spec, key)

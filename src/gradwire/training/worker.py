@@ -27,23 +27,23 @@ from gradwire.core.protocols import (
 )
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
-from gradwire.training.client import ServerClient, dropping
+from gradwire.training.client import ServerClient, with_dropped_step
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.optimizer import clip_by_norm, clipped_update
 from gradwire.training.plan import NONFINITE, Plan, codec_of_changes
 
 
-class _Dropped(Exception):
+class _StepDropped(Exception):
     """This step is dropped on every rank."""
 
 
 class TrainingWorker:
-    """One rank's abilities, as `core.protocols.Worker` has them."""
+    """One rank's abilities: implements `core.protocols.Worker`."""
 
     def __init__(self, plan: Plan, node: Node, life: float = 0.0) -> None:
         self.plan = plan
         self.node = node
-        self.life = life  # when it came (back)
+        self.life = life  # its incarnation: when it joined
         self.scratch: dict[str, Any] = {}
         self._buckets = plan.buckets()
 
@@ -84,7 +84,7 @@ class TrainingWorker:
 
     @cached_property
     def client(self) -> ServerClient:
-        """Its side of the talk with servers that hold the model."""
+        """The worker's side of push and pull with servers that hold the model."""
         return ServerClient(self.plan, self.node, self.life)
 
     @cached_property
@@ -95,15 +95,15 @@ class TrainingWorker:
         result = await self._evaluated(replica, step)
         if not is_finite(result.gradient):
             if self.plan.nonfinite == "error":
-                raise NonFiniteError(self._complaint(result.gradient, "gradient", step))
-            return None, _evaluated(dropping(replica), None)
-        # Servers do not clip; steps of its own a worker clips when it takes them.
+                raise NonFiniteError(self._nonfinite_message(result.gradient, "gradient", step))
+            return None, _evaluated(with_dropped_step(replica), None)
+        # Servers do not clip. A worker's own steps are clipped when it takes them.
         clips = self.plan.clips_locally and self.plan.synchronization.exchanges == "gradients"
         gradient = await self.ready(result.gradient, replica, step, clips)
         return gradient, _evaluated(replica, result)
 
     async def ready(self, gradient: Tensor, replica: Replica, step: int, clips: bool) -> Tensor:
-        """A gradient as it is exchanged: clipped and with weight decay, where that comes before."""
+        """The gradient as exchanged: clipped and decayed, if that happens before compression."""
         plan = self.plan
         if clips and plan.clip_norm is not None:
             # The mean of n independent gradients is sqrt(n) times shorter than each.
@@ -111,16 +111,16 @@ class TrainingWorker:
             gradient = await self.node.call(clip_by_norm, gradient, most)
         decay = at(plan.local_decay, step, plan.steps_per_epoch)
         if decay:
-            gradient = await self.node.call(_decaying, gradient, replica.params, decay)
+            gradient = await self.node.call(_add_weight_decay, gradient, replica.params, decay)
         return gradient
 
     async def mean_gradient(
         self, replica: Replica, step: int, *, scale: float = 1.0
     ) -> tuple[Tensor | None, Replica]:
-        backward = _Gradient(self, replica, step, scale)
+        backward = _PendingGradient(self, replica, step, scale)
         mean, exchange = await self._exchange(backward, replica, step)
         if mean is None:
-            return None, _evaluated(dropping(replica), None)
+            return None, _evaluated(with_dropped_step(replica), None)
         assert backward.result is not None
         return mean, _evaluated(replica, backward.result).having(exchange=exchange)
 
@@ -139,10 +139,10 @@ class TrainingWorker:
                 f"{self.plan.synchronization!r} has exchanges among some. Write a codec, or "
                 "ef(...) around one."
             )
-        backward = _Vector(self, x, step, members)
+        backward = _PendingVector(self, x, step, members)
         mean, exchange = await self._exchange(backward, replica, step, buckets, members)
         if mean is None:
-            return None, dropping(replica)
+            return None, with_dropped_step(replica)
         return mean, replica.having(exchange=exchange)
 
     async def mean_of_some(
@@ -163,9 +163,9 @@ class TrainingWorker:
         mean = means[0] if len(means) == 1 else await self.node.share(concatenate, tuple(means))
         if not await self.node.share(is_finite, mean):
             if plan.nonfinite == "error":
-                raise NonFiniteError(self._not_finite("the mean of changes", step))
-            # As if nobody had spoken.
-            return torch.zeros_like(x), torch.zeros_like(x), dropping(replica)
+                raise NonFiniteError(self._foreign_nonfinite_message("the mean of changes", step))
+            # As if no worker had sent a change.
+            return torch.zeros_like(x), torch.zeros_like(x), with_dropped_step(replica)
         own = owns[0] if len(owns) == 1 else await self.node.call(concatenate, owns)
         return mean, own, replica.having(exchange=tuple(states))
 
@@ -176,13 +176,13 @@ class TrainingWorker:
         pieces = []
         for bucket, state in zip(self._buckets, replica.exchange):
             piece, own_key = x[bucket.start : bucket.stop], key.child(bucket.name)
-            pieces.append(await self.node.call(_decoded, codec, piece, state, own_key))
+            pieces.append(await self.node.call(_decode_own, codec, piece, state, own_key))
         return pieces[0] if len(pieces) == 1 else await self.node.call(concatenate, pieces)
 
     async def exact_mean(self, x: Tensor, name: str) -> Tensor:
         mean = await self.plan.architecture.group(self.node, name).mean(x)
         if not await self.node.share(is_finite, mean):
-            raise NonFiniteError(self._not_finite(f"the mean of {name!r}"))
+            raise NonFiniteError(self._foreign_nonfinite_message(f"the mean of {name!r}"))
         return mean
 
     async def fetch(self, x: Tensor, holders: Mapping[int, int], name: str) -> Tensor:
@@ -199,23 +199,25 @@ class TrainingWorker:
         return got
 
     async def push_pull(self, x: Tensor, replica: Replica, step: int) -> Pulled:
-        backward = _Vector(self, x, step)
+        backward = _PendingVector(self, x, step)
         pushed = await self.client.push(backward, replica, step, wants_answer=True)
-        return await self.client.pulled(pushed, replica.exchange)
+        return await self.client.receive_model(pushed, replica.exchange)
 
     async def push_pull_gradient(self, replica: Replica, step: int) -> Pulled | None:
-        backward = _Gradient(self, replica, step)
+        backward = _PendingGradient(self, replica, step)
         pushed = await self.client.push(backward, replica, step, wants_answer=True)
         assert backward.result is not None
         pushed = _evaluated(pushed, None if backward.was_dropped else backward.result)
-        return await self.client.pulled(pushed, replica.exchange)
+        return await self.client.receive_model(pushed, replica.exchange)
 
     async def push(self, x: Tensor, replica: Replica, step: int) -> Replica:
-        return await self.client.push(_Vector(self, x, step), replica, step, wants_answer=False)
+        return await self.client.push(
+            _PendingVector(self, x, step), replica, step, wants_answer=False
+        )
 
     async def pull(self, replica: Replica, step: int) -> Pulled:
-        await self.client.ask(step)
-        return await self.client.pulled(replica, replica.exchange)
+        await self.client.request_model(step)
+        return await self.client.receive_model(replica, replica.exchange)
 
     async def update(
         self, replica: Replica, gradient: Tensor, step: int, *, shared: bool
@@ -238,7 +240,7 @@ class TrainingWorker:
 
     async def _exchange(
         self,
-        backward: "_Gradient | _Vector",
+        backward: "_PendingGradient | _PendingVector",
         replica: Replica,
         step: int,
         chosen: Sequence[int] | None = None,
@@ -258,15 +260,16 @@ class TrainingWorker:
 
         try:
             await plan.scheduling.exchange(backward, buckets, reduce)
-        except _Dropped:
+        except _StepDropped:
             return None, replica.exchange
         pieces = [mean for mean in means if mean is not None]
         assert len(pieces) == len(buckets), f"{plan.scheduling!r} left out a bucket"
         whole = pieces[0] if len(pieces) == 1 else await self.node.share(concatenate, tuple(pieces))
-        # What others sent meets the model here. All have the same mean, so all decide alike.
+        # Received values are checked here, before the update. All have the same mean and decide
+        # alike.
         if not await self.node.share(is_finite, whole):
             if plan.nonfinite == "error":
-                raise NonFiniteError(self._not_finite("the mean", step))
+                raise NonFiniteError(self._foreign_nonfinite_message("the mean", step))
             return None, replica.exchange
         return whole, tuple(states)
 
@@ -277,15 +280,15 @@ class TrainingWorker:
         finite = is_finite(x)
         if self.plan.nonfinite == "error":
             if not finite:
-                raise NonFiniteError(self._complaint(x, what, step))
+                raise NonFiniteError(self._nonfinite_message(x, what, step))
         else:
             group = self.plan.architecture.group(self.node, NONFINITE, members)
             bad = await group.mean(torch.tensor([0.0 if finite else 1.0]))
-            if float(bad) != 0:  # nor is it if a peer says NaN
-                raise _Dropped
+            if float(bad) != 0:  # NaN counts as well: a peer may send it
+                raise _StepDropped
         return x
 
-    def _not_finite(self, what: str, step: int | None = None) -> str:
+    def _foreign_nonfinite_message(self, what: str, step: int | None = None) -> str:
         when = "" if step is None else f" in step {step}"
         return (
             f"NaN or infinity in {what}{when} on rank {self.rank}, which sent finite values: "
@@ -293,7 +296,7 @@ class TrainingWorker:
             'clip_norm; nonfinite="skip" drops such steps.'
         )
 
-    def _complaint(self, x: Tensor, what: str, step: int) -> str:
+    def _nonfinite_message(self, x: Tensor, what: str, step: int) -> str:
         where = int((~torch.isfinite(x)).nonzero()[0])
         return (
             f"{float(x[where])} in the {what} of {self.plan.tensor_at(where)} on rank {self.rank} "
@@ -302,7 +305,7 @@ class TrainingWorker:
         )
 
 
-class _Gradient:
+class _PendingGradient:
     """A backward pass under way."""
 
     def __init__(
@@ -320,7 +323,7 @@ class _Gradient:
         self.result = await worker._evaluated(self.replica, self.step)
         gradient = self.result.gradient
         if plan.ability == "push_pull" and plan.nonfinite == "skip":
-            # Servers wait for something, and nobody else knows: nothing is what it says.
+            # Servers wait for this push and no other worker knows of the problem: it pushes zeros.
             if not is_finite(gradient):
                 self.was_dropped = True
                 return torch.zeros_like(gradient)
@@ -332,8 +335,8 @@ class _Gradient:
         return gradient
 
 
-class _Vector:
-    """A vector that is already there, where a schedule expects a backward pass."""
+class _PendingVector:
+    """A vector that is ready, in place of the backward pass that a schedule expects."""
 
     def __init__(
         self,
@@ -351,23 +354,23 @@ class _Vector:
     async def whole(self) -> Tensor:
         worker = self.worker
         if worker.ability == "push_pull" and worker.plan.nonfinite == "skip":
-            # As with gradients: nothing is what it says.
+            # As with gradients: it pushes zeros.
             self.was_dropped = not is_finite(self.x)
             return torch.zeros_like(self.x) if self.was_dropped else self.x
         return await worker.checked(self.x, "update", self.step, self.members)
 
 
 def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
-    """After a gradient. None: it was dropped, and with it its statistics and its loss."""
+    """The replica after a gradient. None: it was dropped, with its statistics and its loss."""
     replica = replica.having(num_gradients=replica.num_gradients + 1)
     if result is None:
         return replica
     return replica.having(buffers=result.buffers, loss=result.loss)
 
 
-def _decoded(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
+def _decode_own(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
     return Lifted(codec).decoded(x, state, key)
 
 
-def _decaying(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
+def _add_weight_decay(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
     return gradient.add(params, alpha=decay)

@@ -24,7 +24,7 @@ def answer(question: str, value: int, asked: list[str]) -> torch.Tensor:
         asked.append(question)
         return torch.full((5,), value)
 
-    return cache.cached(question, 5, torch.int64, compute)
+    return cache.cached_tensor(question, 5, torch.int64, compute)
 
 
 def test_what_was_computed_once_is_read(folder) -> None:
@@ -94,7 +94,7 @@ def test_constructions_are_kept(folder, monkeypatch) -> None:
     def fails(*_: object) -> torch.Tensor:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(monte_carlo, "_drawn", fails)
+    monkeypatch.setattr(monte_carlo, "_sample_entropies", fails)
     monkeypatch.setattr("gradwire.coding.polar.tal_vardy.scores", fails)
     _free_positions.cache_clear()
     assert torch.equal(monte_carlo.entropies(64, table, groups=2), drawn)

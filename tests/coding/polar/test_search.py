@@ -35,7 +35,7 @@ def test_a_list_of_one_is_the_kernel(f) -> None:
 
 
 def test_the_exact_f_is_the_exact_f() -> None:
-    tree = search._Search([], "exact", False, 1, Key(0))
+    tree = search._CodewordSearch([], "exact", False, 1, Key(0))
     a, b = 3 * Key(1).normal(1000), 3 * Key(2).normal(1000)
     exact = 2 * torch.atanh(torch.tanh(a.double() / 2) * torch.tanh(b.double() / 2))
     assert torch.allclose(tree._f(torch.stack([a, b]))[0].double(), exact, atol=1e-5)

@@ -35,7 +35,7 @@ from gradwire.testing import quadratics
 from gradwire.training import program
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import AnswerHeader, PullHeader, PushHeader, answer_codec
-from gradwire.training.worker import TrainingWorker, _Vector
+from gradwire.training.worker import TrainingWorker, _PendingVector
 from runtime.process.parity_cases import connect
 
 HONEST, HOSTILE, SERVER, SCHEDULER = 0, 1, 2, 4
@@ -230,7 +230,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
     async def asks(node: Node) -> list[str]:
         worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[HOSTILE]
         zeros = torch.zeros(21, dtype=torch.float64)
-        replica = await worker.client.push(_Vector(worker, zeros, 0), replica, 0, True)
+        replica = await worker.client.push(_PendingVector(worker, zeros, 0), replica, 0, True)
         said = []
         for _ in range(REPEATS):
             await worker.client.ask(1)  # it waits for an answer already

@@ -1,4 +1,4 @@
-"""What rings are made of: every member sends only to its right neighbour."""
+"""Collectives on a ring, in which every member sends only to its right neighbour."""
 
 from collections.abc import Awaitable, Callable
 

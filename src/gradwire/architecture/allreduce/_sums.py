@@ -13,6 +13,6 @@ def addend(x: Tensor, count: int) -> Tensor:
     return x / count if is_half(x) else x
 
 
-def averaged(total: Tensor, count: int) -> Tensor:
+def divide_sum(total: Tensor, count: int) -> Tensor:
     """The mean, from the sum of `count` addends."""
     return total if is_half(total) else total / count

@@ -1,4 +1,4 @@
-"""What trees are made of: each rank's place in them, and messages along their branches.
+"""Collectives on trees: each rank's position, and messages along the branches.
 
 Below every branch is a range of ranks without gaps, so what is merged on the way up stays in the
 order of the ranks.
@@ -21,7 +21,7 @@ class TreePosition:
     below: tuple[range, ...]  # the ranks of each child's subtree, itself among them
 
 
-def binomial(rank: int, size: int) -> TreePosition:
+def binomial_position(rank: int, size: int) -> TreePosition:
     """In the tree whose root is rank 0 and in which r hangs below r without its lowest bit."""
     children: list[int] = []
     below: list[range] = []
@@ -34,7 +34,7 @@ def binomial(rank: int, size: int) -> TreePosition:
     return TreePosition(rank - span if rank else None, tuple(children), tuple(below))
 
 
-def in_order(rank: int, size: int) -> TreePosition:
+def in_order_position(rank: int, size: int) -> TreePosition:
     """In the binary tree whose left subtrees are full and that is numbered from left to right.
 
     Its leaves are the even ranks. No branch is longer than log2(size).
@@ -88,7 +88,7 @@ async def gather(group: Group, place: TreePosition, message: Tensor) -> dict[int
     return held
 
 
-async def spread(
+async def spread_down(
     group: Group, place: TreePosition, held: dict[int, Tensor], names: Sequence[int], start: int = 0
 ) -> list[Tensor]:
     """The messages of these names, which the root holds; `gather` left every rank some of them.
@@ -109,4 +109,4 @@ async def spread(
 async def all_gather(group: Group, place: TreePosition, message: Tensor) -> list[Tensor]:
     """Up to the root and down again."""
     held = await gather(group, place, message)
-    return await spread(group, place, held, range(group.size))
+    return await spread_down(group, place, held, range(group.size))

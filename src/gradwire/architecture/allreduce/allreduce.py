@@ -6,7 +6,7 @@ and sends the mean to all: reduce-scatter by pairwise exchange, then all-gather 
 latency a and b seconds per byte this takes 2(a + (n-1)/n bN), and 2(n-1)/n N bytes leave each
 rank: as few as around a ring, at two latencies.
 
-In one round ("gather") everyone sends all of its vector to everyone: a + (n-1)bN.
+In one round ("gather") every rank sends its whole vector to all others: a + (n-1)bN.
 
 `auto` gathers between two ranks, where the bytes are the same, and where the vector has fewer
 elements than there are ranks, so that some would own nothing. It looks at sizes only, never at
@@ -39,7 +39,7 @@ _ADDED_NATIVELY = (torch.float32, torch.float64)
 class AllReduce(Architecture):
     """Every rank ends with the mean, by the cheapest route the codec allows."""
 
-    # How payloads that cannot be added are averaged: everyone decodes everyone's ("gather"),
+    # How payloads that cannot be added are averaged: every rank decodes all payloads ("gather"),
     # or shards are averaged by their owner and encoded again ("scatter").
     route: Literal["auto", "gather", "scatter"] = "auto"
     algorithm: Algorithm = "auto"  # how vectors are averaged
@@ -62,7 +62,7 @@ class AllReduce(Architecture):
 
 
 class DirectGroup(Group):
-    """Collectives in which everyone sends to everyone."""
+    """Collectives with direct messages between all pairs."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class DirectGroup(Group):
         return await super().mean(x)
 
     def _sends(self, x: Tensor, gathers: bool) -> list[tuple[int, int]]:
-        """The messages of `mean`: to whom, and how many bytes."""
+        """The messages of `mean`: receivers and sizes in bytes."""
         peers = [(self.rank + shift) % self.size for shift in range(1, self.size)]
         nbytes = [piece.numel() * x.element_size() for piece in x.tensor_split(self.size)]
         if gathers:

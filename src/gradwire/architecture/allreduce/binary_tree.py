@@ -11,7 +11,7 @@ With N bytes, latency a and b seconds per byte it takes 2 log2(n) (a + bN) for p
 of which k a + (k + 1) bN are for the way down. On the way up the last branch, of e ranks, is ready
 before its turn and may be received in between. (The last term was read off the simulator, not
 derived; tests hold it to 34 ranks.) The root sends and receives ceil(log2 n) vectors,
-everyone else less; n - 1 vectors travel in each direction in all.
+all others less; n - 1 vectors travel in each direction in all.
 
 Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur et al. 2005.
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradwire.architecture.allreduce import _trees
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -49,7 +49,7 @@ class BinaryTreeGroup(Group):
     """Collectives along the branches of a binomial tree; `reduce_tree` is one already."""
 
     async def all_gather(self, message: Tensor) -> list[Tensor]:
-        place = _trees.binomial(self.rank, self.size)
+        place = _trees.binomial_position(self.rank, self.size)
         return await _trees.all_gather(self, place, message)
 
     async def mean(self, x: Tensor) -> Tensor:
@@ -68,4 +68,4 @@ class _Sum(Merging):
         return torch.add(a, b)
 
     def finalize(self, merged: Tensor, /) -> Tensor:
-        return averaged(merged, self.count)
+        return divide_sum(merged, self.count)

@@ -1,10 +1,10 @@
 """All-reduce along two binary trees at once, each for one half of the vector, in pipelined blocks.
 
-Who has children in one tree is a leaf of the other, so each rank's NIC carries what one inner
-node and one leaf carry, and both directions are in use all the time (Sanders, Speck and Träff
-2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL from 2.4 on).
-The first tree is numbered in order, its leaves are the even ranks; the second is its mirror image,
-r <-> n - 1 - r. With an odd number of ranks the last one stands above both roots.
+A rank with children in one tree is a leaf of the other, so each rank's NIC carries the traffic of
+one inner node and one leaf, and both directions are in use all the time (Sanders, Speck and Träff
+2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL from 2.4 on). The
+first tree is numbered in order, its leaves are the even ranks; the second is its mirror image, r
+<-> n - 1 - r. With an odd number of ranks the last one stands above both roots.
 
 Up: a rank sends on the sum of block i of its inner tree as soon as both children's are there, and
 in the tree in which it is a leaf it is h blocks ahead, where h is the height of its subtree: sums
@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from gradwire.architecture.allreduce import _trees
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.architecture.allreduce._trees import TreePosition
 from gradwire.core.group import Group, Merging, concatenate
 from gradwire.core.node import Node
@@ -76,22 +76,24 @@ def two_trees(rank: int, size: int) -> tuple[TreePosition, TreePosition]:
     even = size - size % 2
     if rank == even:
         root = _trees.root_of(range(even))
-        return _above(root, even), _above(even - 1 - root, even)
-    first = _trees.in_order(rank, even)
-    second = _mirrored(_trees.in_order(even - 1 - rank, even), even)
-    return (first, second) if even == size else (_below(first, even), _below(second, even))
+        return _top_position(root, even), _top_position(even - 1 - root, even)
+    first = _trees.in_order_position(rank, even)
+    second = _mirror_position(_trees.in_order_position(even - 1 - rank, even), even)
+    return (
+        (first, second) if even == size else (_with_child(first, even), _with_child(second, even))
+    )
 
 
-def _above(root: int, rank: int) -> TreePosition:
+def _top_position(root: int, rank: int) -> TreePosition:
     """The last rank's, on top of a tree of all others."""
     return TreePosition(None, (root,), (range(rank),))
 
 
-def _below(place: TreePosition, rank: int) -> TreePosition:
+def _with_child(place: TreePosition, rank: int) -> TreePosition:
     return replace(place, parent=rank) if place.parent is None else place
 
 
-def _mirrored(place: TreePosition, size: int) -> TreePosition:
+def _mirror_position(place: TreePosition, size: int) -> TreePosition:
     """Its children are in falling order: what the two trees do is symmetrical."""
     last = size - 1
     return TreePosition(
@@ -135,7 +137,7 @@ class DoubleBinaryTreeGroup(Group):
         wanted = self._blocks or min(size_bytes // _BLOCK_BYTES, _MOST_BLOCKS)
         return max(1, min(wanted, half.numel()))
 
-    async def _up(self, inner: "_Trees", outer: "_Trees", num_blocks: int) -> None:
+    async def _up(self, inner: "_TreeBlocks", outer: "_TreeBlocks", num_blocks: int) -> None:
         """Sums of blocks to the root, which divides them."""
         node, tag = self.node, self._tag()
         ahead = max(_height(place) for place, _ in inner)
@@ -154,10 +156,10 @@ class DoubleBinaryTreeGroup(Group):
                 if place.parent is not None:
                     await self.send(place.parent, tag, blocks[number])
                 else:
-                    blocks[number] = await node.call(averaged, blocks[number], self.size)
+                    blocks[number] = await node.call(divide_sum, blocks[number], self.size)
 
-    async def _down(self, inner: "_Trees", outer: "_Trees", num_blocks: int) -> None:
-        """Finished blocks to everyone."""
+    async def _down(self, inner: "_TreeBlocks", outer: "_TreeBlocks", num_blocks: int) -> None:
+        """Sends finished blocks to all ranks."""
         tag = self._tag()
         for number in range(num_blocks):
             for place, blocks in inner:
@@ -184,7 +186,7 @@ class DoubleBinaryTreeGroup(Group):
         return await _trees.broadcast(self, self._first, x)
 
 
-_Trees = list[tuple[TreePosition, list[Tensor]]]
+_TreeBlocks = list[tuple[TreePosition, list[Tensor]]]
 
 
 def _height(place: TreePosition) -> int:

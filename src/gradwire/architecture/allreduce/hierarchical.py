@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from gradwire.architecture.allreduce import _rings, _trees
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -68,10 +68,10 @@ class HierarchicalGroup(Group):
     ) -> None:
         super().__init__(node, label, route, members)
         # Two ranks are in one group or leaders of two: messages of both kinds never mix.
-        self._groups = _cut(self.size, min(num_groups, self.size))
+        self._groups = _cut_into_ranges(self.size, min(num_groups, self.size))
         mine = next(ranks for ranks in self._groups if self.rank in ranks)
         self._near = Group(node, label, route, [self.members[rank] for rank in mine])
-        self._place = _trees.binomial(self._near.rank, self._near.size)
+        self._place = _trees.binomial_position(self._near.rank, self._near.size)
         self._leaders: Group | None = None  # if this rank is one
         if self._place.parent is None:
             leaders = [self.members[ranks.start] for ranks in self._groups]
@@ -83,11 +83,11 @@ class HierarchicalGroup(Group):
         x = addend(x, self.size)
         x = await _trees.reduce(self._near, self._place, x, torch.add)
         if self._leaders is not None:
-            x = await _rings.all_reduce(self._leaders, x, self._finished)
+            x = await _rings.all_reduce(self._leaders, x, self._finish_chunk)
         return await _trees.broadcast(self._near, self._place, x)
 
-    async def _finished(self, chunk: Tensor) -> Tensor:
-        return await self.node.call(averaged, chunk, self.size)
+    async def _finish_chunk(self, chunk: Tensor) -> Tensor:
+        return await self.node.call(divide_sum, chunk, self.size)
 
     async def all_gather(self, message: Tensor) -> list[Tensor]:
         near = await _trees.gather(self._near, self._place, message)
@@ -98,7 +98,7 @@ class HierarchicalGroup(Group):
             bundles[self._leaders.rank] = [held[rank] for rank in sorted(held)]
             await _rings.pass_around(self._leaders, bundles, self._leaders.rank)
             held = dict(enumerate(message for bundle in bundles for message in bundle))
-        return await _trees.spread(self._near, self._place, held, range(self.size), start)
+        return await _trees.spread_down(self._near, self._place, held, range(self.size), start)
 
     async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         x = await _trees.reduce(self._near, self._place, x, merging.merge)
@@ -107,7 +107,7 @@ class HierarchicalGroup(Group):
         return await _trees.broadcast(self._near, self._place, x)
 
 
-def _cut(size: int, parts: int) -> list[range]:
+def _cut_into_ranges(size: int, parts: int) -> list[range]:
     """Ranges of `size` ranks, the longer ones first."""
     length, longer = divmod(size, parts)
     starts = [part * length + min(part, longer) for part in range(parts + 1)]

@@ -13,7 +13,7 @@ communication operations in MPICH", sec. 4.5). That takes
     max((k + 1)(a + bN), (ceil(log2 e) + 2) a + (k + 2) bN)
 
 which is (k + 2)(a + bN) for e > 2^(k-1) and less otherwise: ranks that take part for themselves
-only start a round earlier, and what they send waits for nobody but at the NIC of its receiver.
+only start a round earlier, and what they send waits only at the NIC of its receiver.
 This formula was read off the simulator, not derived; tests hold it to 34 ranks.
 
 When to use it: for short vectors, where latencies count and not bytes.
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.core.group import Group
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -46,7 +46,7 @@ class RecursiveDoubling(Architecture):
 
 
 class RecursiveDoublingGroup(Group):
-    """Collectives among 2^k ranks, of which some take part for their neighbour as well."""
+    """Collectives among 2^k ranks, some of which also act for their neighbour."""
 
     async def mean(self, x: Tensor) -> Tensor:
         node, tag, after = self.node, self._tag(), self._tag()
@@ -60,9 +60,9 @@ class RecursiveDoublingGroup(Group):
             peer = self._member(self._number ^ span)
             await self.send(peer, tag, x)
             other = await self.recv(peer, tag)
-            # Shared by all who hold these two sums now.
+            # Shared by all ranks that hold these two sums.
             x = await node.share(torch.add, *((x, other) if self.rank < peer else (other, x)))
-        x = await node.share(averaged, x, self.size)
+        x = await node.share(divide_sum, x, self.size)
         if self._is_handed_over:
             await self.send(self.rank + 1, after, x)
         return x
@@ -108,7 +108,7 @@ class RecursiveDoublingGroup(Group):
 
     @property
     def _number(self) -> int:
-        """Among those who take part."""
+        """The number of this rank among those that take part."""
         return self.rank // 2 if self.rank < 2 * self._excess else self.rank - self._excess
 
     def _member(self, number: int) -> int:

@@ -21,7 +21,7 @@ from gradwire.architecture.allreduce._rings import (
     pass_around,
     pass_from_last,
 )
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -35,7 +35,7 @@ class Ring(Architecture):
     examples = ("ring",)
 
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
-        # Payloads that do not add are gathered: the other route sends from everyone to everyone.
+        # Payloads that do not add are gathered: the other route needs messages between all pairs.
         return RingGroup(node, label, "gather", members)
 
 
@@ -52,7 +52,7 @@ class RingGroup(Group):
             return x
 
         async def finish(chunk: Tensor) -> Tensor:
-            return await self.node.call(averaged, chunk, self.size)
+            return await self.node.call(divide_sum, chunk, self.size)
 
         return await all_reduce(self, addend(x, self.size), finish)
 

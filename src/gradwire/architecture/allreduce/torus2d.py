@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gradwire.architecture.allreduce import _rings
-from gradwire.architecture.allreduce._sums import addend, averaged
+from gradwire.architecture.allreduce._sums import addend, divide_sum
 from gradwire.architecture.allreduce.ring import RingGroup
 from gradwire.core.group import Group, Merging
 from gradwire.core.node import Node
@@ -40,7 +40,7 @@ from gradwire.core.protocols import Architecture
 class Torus2d(Architecture):
     """Reduce-scatter in rows, all-reduce in columns, all-gather in rows."""
 
-    rows: int = 0  # 0: whatever suits the number of workers
+    rows: int = 0  # 0: chosen for the number of workers
     cols: int = 0
 
     paper = "Mikami et al. 2018, Massively distributed SGD: ImageNet/ResNet-50 in a flash"
@@ -94,7 +94,7 @@ class Torus2dGroup(Group):
             return x
 
         async def finish(piece: Tensor) -> Tensor:
-            return await self.node.call(averaged, piece, self.size)
+            return await self.node.call(divide_sum, piece, self.size)
 
         async def over_rows(piece: Tensor) -> Tensor:
             return await _rings.all_reduce(self._column, piece, finish)

@@ -1,8 +1,8 @@
-"""What the gossip algorithms share: how each of them turns a walk into a round.
+"""Base of the gossip algorithms: each turns the walk of a worker into a round of averaging.
 
-All update rules are written with the walk u_t in the place of -lr * g_t: what the local optimizer
-added to the parameters since the round began. For SGD and rounds of one step it is -lr * g_t, as
-in the papers; momentum, Adam and several local steps work likewise.
+All update rules are written with the walk u_t in place of -lr * g_t: the change of the parameters
+by the local optimizer since the round began. For SGD and rounds of one step it is -lr * g_t, as in
+the papers; momentum, Adam and several local steps work likewise.
 """
 
 from abc import ABC
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class GossipAlgorithm(Expression, ABC):
     """How neighbours average. Hyper-parameters only; state lies in the memory of replicas."""
 
-    # What it does with a codec that loses something: nothing ("refuses"), the obvious that does not
-    # converge ("naively"), or what its paper proves ("by rule").
+    # Its use of lossy codecs: it refuses them ("refuses"), it sends compressed models, which does
+    # not converge ("naively"), or it follows the rule of its paper ("by rule").
     compresses: ClassVar[Literal["refuses", "naively", "by rule"]] = "refuses"
-    # What the codec must be for that rule to converge.
+    # The property of the codec that this rule needs to converge.
     needs_codec: ClassVar[Literal["unbiased", "contraction", ""]] = ""
     # Why the graph must not vary, and why weights must be symmetric; empty if they may be anything.
     needs_constant: ClassVar[str] = ""
@@ -42,7 +42,7 @@ class GossipAlgorithm(Expression, ABC):
         return {}
 
     def memory_of_newcomer(self, params: Tensor, life: float) -> dict[str, Tensor]:
-        """What one keeps that comes (back) at the time `life` and has got this model."""
+        """The memory of a worker that joins at the time `life` with this model."""
         return self.memory(params)
 
     def counts(self, memories: Sequence[Mapping[str, Tensor]]) -> dict[str, Counts]:
@@ -50,7 +50,7 @@ class GossipAlgorithm(Expression, ABC):
         return {}
 
     def owed(self, replica: Replica) -> Tensor | None:
-        """What of the model has not been sent to neighbours yet, where changes travel."""
+        """The part of the model not sent to neighbours yet, for algorithms that send changes."""
         return None
 
     async def before(self, neighbours: "Neighbours", replica: Replica, step: int) -> Replica:
@@ -74,7 +74,7 @@ class GossipAlgorithm(Expression, ABC):
         model, first = await neighbours.presence.rejoin(
             replica.params, in_rounds=not self.asynchronous
         )
-        # What was the initial model is the current one, also for the synchronization.
+        # The received model takes the place of the initial one, also for the synchronization.
         memory = {
             name: model if value is replica.params else value
             for name, value in replica.memory.items()

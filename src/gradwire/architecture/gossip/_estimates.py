@@ -1,15 +1,15 @@
-"""What neighbours hold of one another where only compressed changes travel.
+"""Estimates of the neighbours' models, for algorithms that send compressed changes only.
 
-Each worker keeps "estimate", what all its neighbours hold of its model, and "estimate j", what it
-holds of neighbour j. Both change by what was sent, decoded in the same way by everyone, so they
-stay equal to the last bit. They begin with the model that all workers start from. (In the papers
-they begin with zero, or with that model sent once.)
+Each worker keeps "estimate", the estimate of its model that all its neighbours hold, and "estimate
+j", its estimate of neighbour j. Both are updated by the same decoded messages, so they stay equal
+to the last bit. They begin with the model that all workers start from. (In the papers they begin
+with zero, or with that model sent once.)
 
-Copies per neighbour, and not their weighted sum, so that a lost worker's part can be left out.
-Messages say which version they are a change of (16 bytes): the life of the sender, and how many
-changes there were. Who comes (back) and its neighbours introduce themselves with an uncompressed
-vector in their first round together. If a message does not fit what is held, it is left out, and
-its sender asked to introduce itself.
+A worker keeps one copy per neighbour, not their weighted sum, so that a lost worker can be left
+out. A message names the version that it changes (16 bytes): the incarnation of the sender and the
+number of its changes. In the first round after a join, the joined worker and its neighbours send
+each other an introduction: an uncompressed vector. A message that does not match the version held
+is ignored, and its sender is asked for an introduction.
 """
 
 import torch
@@ -33,29 +33,34 @@ class EstimatingAlgorithm(GossipAlgorithm):
         return _initial(params, life)
 
     def owed(self, replica: Replica) -> Tensor:
-        """What nobody holds of this worker's model: it is lost if the worker is."""
+        """The part of this worker's model that no neighbour holds; it is lost with the worker."""
         return replica.params - replica.memory["estimate"]
 
     async def before(self, neighbours: Neighbours, replica: Replica, step: int) -> Replica:
-        life, count = version = _version(replica.memory["version"])
-        if life != INITIAL and not count:  # nobody holds anything of it, and it may have walked
+        life, count = version = _unpack_version(replica.memory["version"])
+        if (
+            life != INITIAL and not count
+        ):  # no neighbour holds an estimate of it, and it may have changed
             replica = replica.remembering(estimate=replica.params)
         await neighbours.introduce(replica.memory["estimate"], version, step)
         return replica
 
 
 def _initial(params: Tensor, life: float = INITIAL) -> dict[str, Tensor]:
-    """What is kept, given the model that all, or this worker in this life, start from."""
-    return {"estimate": params, "version": _stamp((life, 0))}
+    """The initial memory, given the model that all workers, or this incarnation, start from."""
+    return {"estimate": params, "version": _pack_version((life, 0))}
 
 
 def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[NeighbourMessage]:
-    """What this worker holds of the neighbours that are there, and in which version."""
+    """This worker's estimates of the neighbours that are present, with their versions."""
     found, memory = [], replica.memory
-    is_first = _version(memory["version"]) == (INITIAL, 0)  # "estimate" is what all start from
+    is_first = _unpack_version(memory["version"]) == (
+        INITIAL,
+        0,
+    )  # "estimate" is what all start from
     for rank, weight in neighbours.sources(step).items():
         if f"estimate {rank}" in memory:
-            version = _version(memory[f"version {rank}"])
+            version = _unpack_version(memory[f"version {rank}"])
             found.append(
                 NeighbourMessage(rank, weight, memory[f"estimate {rank}"], version=version)
             )
@@ -64,7 +69,7 @@ def estimates(neighbours: Neighbours, replica: Replica, step: int) -> list[Neigh
     return found
 
 
-async def exchanged(
+async def exchange_changes(
     neighbours: Neighbours,
     replica: Replica,
     message: Tensor,
@@ -78,13 +83,13 @@ async def exchanged(
     """
     node, memory = neighbours.node, replica.memory
     known = {one.rank: one for one in estimates(neighbours, replica, step)}
-    version = _version(memory["version"])
+    version = _unpack_version(memory["version"])
     buffer, exchange = await neighbours.encoded(message, replica.exchange, step)
     await neighbours.send(buffer, step, version=version)
     own = await neighbours.decode(neighbours.rank, buffer, replica, step)
     entries = {
-        "estimate": await node.share(_learned, memory["estimate"], own, old, new),
-        "version": _stamp(_next(version)),
+        "estimate": await node.share(_apply_change, memory["estimate"], own, old, new),
+        "version": _pack_version(_next_version(version)),
     }
     received = []
     for one in await neighbours.receive(step):
@@ -93,29 +98,29 @@ async def exchanged(
             its_version, x = neighbours.introduced.pop(one.rank)
             held = NeighbourMessage(one.rank, one.weight, x, version=its_version)
         if held is None or held.version != one.version:
-            await neighbours.ask_who(one.rank)
+            await neighbours.request_introduction(one.rank)
             continue
         assert one.version is not None
         change = await neighbours.decode(one.rank, one.x, replica, step)
-        estimate = await node.share(_learned, held.x, change, old, new)
+        estimate = await node.share(_apply_change, held.x, change, old, new)
         entries[f"estimate {one.rank}"] = estimate
-        entries[f"version {one.rank}"] = _stamp(_next(one.version))
+        entries[f"version {one.rank}"] = _pack_version(_next_version(one.version))
         received.append(held._replace(x=estimate))
     return replica.having(exchange=exchange).remembering(**entries), received
 
 
-def _next(version: tuple[float, int]) -> tuple[float, int]:
+def _next_version(version: tuple[float, int]) -> tuple[float, int]:
     return version[0], version[1] + 1
 
 
-def _stamp(version: tuple[float, int]) -> Tensor:
+def _pack_version(version: tuple[float, int]) -> Tensor:
     return torch.tensor(version, dtype=torch.float64)
 
 
-def _version(stamp: Tensor) -> tuple[float, int]:
+def _unpack_version(stamp: Tensor) -> tuple[float, int]:
     life, count = stamp.tolist()
     return life, int(count)
 
 
-def _learned(estimate: Tensor, message: Tensor, old: float, new: float) -> Tensor:
+def _apply_change(estimate: Tensor, message: Tensor, old: float, new: float) -> Tensor:
     return estimate * old + message * new

@@ -1,4 +1,4 @@
-"""One worker among its neighbours, as `core.protocols.Mixing` has it."""
+"""One worker's rounds with its neighbours: implements `core.protocols.Mixing`."""
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ class GossipMixing:
 
     @property
     def params(self) -> Tensor | None:
-        """The model that others would get now. Without rounds it goes on changing after the last
-        step, for as long as others average with it."""
+        """The current model. Without rounds others average with it after the last step, too."""
         return self.neighbours.presence.model
 
     async def attend(self, replica: Replica, step: int) -> None:

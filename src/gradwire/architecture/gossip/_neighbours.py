@@ -1,9 +1,9 @@
-"""One worker among its neighbours: from whom it receives, to whom it sends, and what.
+"""The neighbours of one worker: the messages that it sends to and receives from them.
 
-In a round i sends one message to each j with W[j, i] > 0 and waits for one of each j with
-W[i, j] > 0. If j is lost, its weight goes to oneself, W_ii += W_ij, from then on: the matrix of
-those that are left stays symmetric with rows of sum one if it was so before. Between a crash and
-its notice messages to the lost worker go nowhere. `_presence.py` knows who is there.
+In a round i sends one message to each j with W[j, i] > 0 and waits for one of each j with W[i, j] >
+0. If j is lost, i takes over its weight, W_ii += W_ij: the matrix of the remaining workers stays
+symmetric with rows of sum one if it was so before. Messages sent between a crash and its notice are
+lost. `_presence.py` tracks which neighbours are present.
 """
 
 import math
@@ -21,10 +21,10 @@ from gradwire.architecture.gossip._posts import (
     NUMBER_NBYTES,
     ROUNDS,
     NewIncarnation,
-    Post,
+    RoundHeader,
     UnknownVersion,
 )
-from gradwire.architecture.gossip._presence import NeighbourPresence, not_finite
+from gradwire.architecture.gossip._presence import NeighbourPresence, nonfinite_error
 from gradwire.core.codec import Codec, State, is_finite, unpack
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
@@ -36,7 +36,7 @@ from gradwire.core.spec import Spec
 
 
 class NeighbourMessage(NamedTuple):
-    """What a neighbour said in a round."""
+    """A neighbour's message of a round."""
 
     rank: int
     weight: float  # W[i, rank]
@@ -46,7 +46,7 @@ class NeighbourMessage(NamedTuple):
 
 
 class Neighbours:
-    """The neighbours of one worker, and what it knows of them. Lives as long as a segment."""
+    """The neighbours of one worker and the state it keeps about them, for one segment."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class Neighbours:
         self.key = key
         self.presence = NeighbourPresence(node, others)
         self.period = 1  # steps of a round
-        self.asked: int | None = None  # who has not answered a request yet
+        self.asked: int | None = None  # neighbours that have not answered a request yet
         self.num_moves = 0  # of the model, by averages and steps, where there are no rounds
         self._matrix = matrix
         self._varies = varies
         self._known: tuple[dict[int, float], dict[int, float]] | None = None
         self._ahead: defaultdict[int, deque[Framed]] = defaultdict(deque)  # read too early
-        # What strangers said by way of introduction, and which version of it.
+        # Introductions of neighbours, with their versions.
         self.introduced: dict[int, tuple[tuple[float, int], Tensor]] = {}
 
     # Weights.
 
     def sources(self, step: int) -> dict[int, float]:
-        """From whom it receives in a round, with weights W[i, j]: the members it knows of."""
+        """The neighbours that it receives from in a round, with weights W[i, j]."""
         return self._there(self._weights(step)[0], step)
 
     def targets(self, step: int) -> dict[int, float]:
-        """To whom it sends in a round, with weights W[j, i]."""
+        """The neighbours that it sends to in a round, with weights W[j, i]."""
         return self._there(self._weights(step)[1], step)
 
     def _there(self, weights: Mapping[int, float], step: int) -> dict[int, float]:
@@ -108,7 +108,7 @@ class Neighbours:
         """Sends the message of this round; returns the sum of the receivers' weights W[j, i]."""
         header_nbytes = HEADER_NBYTES + (0 if push_weight is None else NUMBER_NBYTES)
         header_nbytes += 0 if version is None else 2 * NUMBER_NBYTES
-        message = Framed(Post("data", step, push_weight, version), x)
+        message = Framed(RoundHeader("data", step, push_weight, version), x)
         share, members = 0.0, await self.node.members()
         for rank, weight in self.targets(step).items():
             if rank in members:  # else the message would be lost
@@ -147,7 +147,7 @@ class Neighbours:
 
         Their rounds may have begun in another segment of the run, and not know it any more.
         """
-        message, members = Framed(Post("missed", step)), await self.node.members()
+        message, members = Framed(RoundHeader("missed", step)), await self.node.members()
         for rank in self.presence.others:
             if rank in members:
                 await self.node.send_framed(rank, ROUNDS, message, HEADER_NBYTES, LABEL)
@@ -157,11 +157,11 @@ class Neighbours:
         strangers = self.presence.strangers
         for rank in sorted(strangers & self.targets(step).keys()):
             strangers.discard(rank)
-            message = Framed(Post("introduction", step, version=version), x)
+            message = Framed(RoundHeader("introduction", step, version=version), x)
             nbytes = HEADER_NBYTES + 2 * NUMBER_NBYTES
             await self.node.send_framed(rank, ROUNDS, message, nbytes, LABEL)
 
-    async def ask_who(self, rank: int) -> None:
+    async def request_introduction(self, rank: int) -> None:
         """Asks a neighbour to introduce itself, in its next round."""
         await self.node.send_framed(rank, JOIN, Framed(UnknownVersion()), HEADER_NBYTES, LABEL)
 
@@ -192,7 +192,7 @@ class Neighbours:
                     assert message.data is not None
                     self.check(rank, message.data)
                     self.introduced[rank] = header.version, message.data
-            if not presence.has(rank, step):  # it came back meanwhile
+            if not presence.has(rank, step):  # it rejoined meanwhile
                 return None
 
     async def _next(self, rank: int) -> Framed:
@@ -230,18 +230,18 @@ class Neighbours:
         return await self.node.share(_decode, self.codec(step), _spec(replica), key, buffer, rank)
 
     def check(self, rank: int, x: Tensor, weight: float | None = None) -> None:
-        """Refuses NaN and infinity in what a neighbour said, before it meets the model."""
+        """Refuses NaN and infinity in a neighbour's message, before it is used."""
         if weight is not None and not (math.isfinite(weight) and weight > 0):
             raise NonFiniteError(f"rank {rank} sent the weight {weight}, expected one above 0")
         if x.is_floating_point() and not is_finite(x):
-            raise not_finite(rank)
+            raise nonfinite_error(rank)
 
     def _key_of(self, rank: int, step: int) -> Key:
         return self.key.at(step).private(rank).child("gossip")
 
 
 def weighted_sum(own: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The others with their weights, and oneself with what is missing to one."""
+    """The weighted sum of the others, and of the own vector with the weight that remains to one."""
     total = own.float() if is_half(own) else own
     total = total * (1 - math.fsum(weights))
     for other, weight in zip(others, weights):
@@ -261,5 +261,5 @@ def _spec(replica: Replica) -> Spec:
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor, rank: int) -> Tensor:
     decoded = codec.decode(unpack(codec, buffer, spec), spec, key)
     if not is_finite(decoded):
-        raise not_finite(rank)
+        raise nonfinite_error(rank)
     return decoded

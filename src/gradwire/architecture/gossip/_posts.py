@@ -1,10 +1,10 @@
-"""The headers of what neighbours send one another. Their bytes count."""
+"""Headers of messages between neighbours. Their bytes are counted."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-# Of the messages of rounds, from one neighbour to another, in the order of the rounds. A round is
-# named in the header and not by the tag, so that what is out of date can be read and dropped.
+# Tag of the messages of rounds between two neighbours, in the order of the rounds. The header, not
+# the tag, names the round, so that outdated messages can be read and dropped.
 ROUNDS = ("gossip", "rounds")
 JOIN = ("gossip", "join")
 JOIN_ANSWER = ("gossip", "join answer")
@@ -15,29 +15,29 @@ LABEL = "model"  # in the ledger
 HEADER_NBYTES = 8  # a kind and the number of a round
 NUMBER_NBYTES = 8  # a float64 or a time that goes with it
 
-INITIAL = -1.0  # the life of a worker that is there from the start; a later one: when it began
+INITIAL = -1.0  # incarnation of a worker that is there from the start; later ones are join times
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """A message of a round, or what is needed to understand those that follow."""
+class RoundHeader:
+    """Header of a message of a round: data, an introduction, or that the round is missed."""
 
     kind: Literal["data", "introduction", "missed"]
     step: int
     weight: float | None = None  # of push-sum
-    version: tuple[float, int] | None = None  # of what this is a change of: the life, a count
+    version: tuple[float, int] | None = None  # that this changes: incarnation, number of changes
 
 
 @dataclass(frozen=True, slots=True)
 class NewIncarnation:
-    """What follows comes from a worker that has begun a new life."""
+    """The messages that follow come from a new incarnation of the sender."""
 
     life: float
 
 
 @dataclass(frozen=True, slots=True)
 class JoinNotice:
-    """A worker is (back) there."""
+    """A worker joined."""
 
     life: float
     sent_s: float
@@ -48,14 +48,14 @@ class JoinNotice:
 
 @dataclass(frozen=True, slots=True)
 class UnknownVersion:
-    """A neighbour does not know what this one's changes are changes of."""
+    """The sender does not hold the version that the receiver's changes refer to."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """The answer: the first round with the newcomer; None: I am a newcomer myself."""
+    """The answer to a notice: the first common round; None: the sender is joining, too."""
 
-    life: float  # that of the newcomer
+    life: float  # incarnation of the joined worker
     step: int | None
 
 
@@ -64,12 +64,12 @@ class ModelRequest:
     """One worker asks another to average."""
 
     step: int
-    life: float  # of the one that is asked, as far as is known
+    life: float  # incarnation of the receiver, as far as known
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """With a model, or with nothing: then nobody moves."""
+class ModelAnswer:
+    """The answer to a request, with a model; without one, neither worker averages."""
 
     step: int
-    life: float  # of the one that answers
+    life: float  # incarnation of the sender

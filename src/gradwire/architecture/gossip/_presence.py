@@ -1,11 +1,11 @@
-"""Who of the neighbours is there, from which round on; and how a worker comes (back).
+"""Membership among neighbours: which are present from which round on, and how a worker joins.
 
-A worker that joins, for the first time or again, sends a notice to its neighbours. A porter, a
-program beside the training, answers at once with the first round that has not begun, and from that
-round on both sides count on each other: nobody waits for a message that will not come. A worker
-that has done its last step goes on answering. Of two that have just come, the one that came first
-answers when it has its own answers, and the lower rank if they came at once. Messages of a worker's
-earlier life are dropped: it says `NewIncarnation` on each link before anything else.
+A worker that joins, for the first time or again, sends a notice to its neighbours. A program beside
+the training answers at once with the first round that has not begun. From that round on both sides
+expect each other's messages, so no worker waits for a message that will not come. A worker
+continues to answer after its last step. If two workers join at the same time, the earlier one (of
+equal times the lower rank) answers when it has received its own answers. Messages of a worker's
+earlier incarnation are dropped: `NewIncarnation` is the first message of a new one on each link.
 """
 
 import math
@@ -37,69 +37,70 @@ class NeighbourPresence:
 
     def __init__(self, node: Node, others: Sequence[int]) -> None:
         self.node = node
-        self.others = tuple(others)  # who is a neighbour in some round
-        self.model: Tensor | None = None  # as it is given to newcomers
+        self.others = tuple(others)  # the ranks that are neighbours in some round
+        self.model: Tensor | None = None  # the model that joining workers receive
         self.next = 0  # the first round that has not begun
         self.life = INITIAL
-        self.is_new = False  # whether it has not been in a round since it came
-        self.strangers: set[int] = set()  # who do not know the version that changes refer to
+        self.is_new = False  # whether it joined and has not been in a round since
+        self.strangers: set[int] = set()  # neighbours without the version that changes refer to
         self._since: dict[int, float] = {}  # the first round with a neighbour; infinity: lost
         self._lives: dict[int, float] = {}
-        self._stale: dict[int, float] = {}  # what comes is of no use until this life begins
-        self._has_porter = False
-        # Whom this worker sent a notice, and when, while it waits for answers; None if it does not.
-        self._greeted: dict[int, float] | None = None
+        self._stale: dict[int, float] = {}  # messages are dropped until this incarnation begins
+        self._answers_notices = False
+        # The neighbours whose answers it waits for, with the time of its notice; None if it does
+        # not wait.
+        self._awaited: dict[int, float] | None = None
         self._deferred: list[tuple[int, JoinNotice]] = []
 
     async def attend(self, model: Tensor, step: int) -> None:
-        """Training has come to this step: rounds from the next one on can have newcomers."""
+        """Training has reached this step: joining workers can take part from the next round on."""
         self.model, self.next = model, step + 1
-        if not self._has_porter:
-            self._has_porter = True
-            await self.node.spawn(self._porter())
-            # It must read the notices that are there before a `NewIncarnation` is read that belongs
-            # to one.
+        if not self._answers_notices:
+            self._answers_notices = True
+            await self.node.spawn(self._answer_notices())
+            # Pending notices must be handled before the `NewIncarnation` that belongs to each is
+            # read.
             await self.node.sleep(0.0)
 
     def has(self, rank: int, step: int) -> bool:
-        """Whether this one counts on a neighbour in a round."""
+        """Whether a neighbour takes part in a round."""
         return self._since.get(rank, 0) <= step
 
     def lose(self, rank: int) -> None:
         self._since[rank] = math.inf
 
     def is_stale(self, rank: int) -> bool:
-        """Whether what comes from a neighbour is still of its life before."""
+        """Whether messages of a neighbour still come from its earlier incarnation."""
         return rank in self._stale
 
     def is_back(self, rank: int, life: float) -> None:
-        """From here on what comes is of this life."""
+        """The messages that follow are of this incarnation."""
         if self._stale.get(rank) == life:
             del self._stale[rank]
 
     def life_of(self, rank: int) -> float:
         return self._lives.get(rank, INITIAL)
 
-    def met(self, rank: int, life: float) -> None:
-        """A message says which life of its sender it is from."""
+    def record_incarnation(self, rank: int, life: float) -> None:
+        """Records the incarnation that a message names."""
         self._lives[rank] = max(life, self.life_of(rank))
 
-    async def _porter(self) -> None:
+    async def _answer_notices(self) -> None:
         while True:
             rank, message = await self.node.recv_any(JOIN)
             if isinstance(message.header, UnknownVersion):
                 self.strangers.add(rank)
             else:
-                await self._greet(rank, message.header)
+                await self._handle_notice(rank, message.header)
 
-    async def _greet(self, rank: int, notice: JoinNotice) -> None:
+    async def _handle_notice(self, rank: int, notice: JoinNotice) -> None:
         if notice.sent_s < self.life:
-            return  # said to this worker in a life before
-        self.met(rank, notice.life)
-        if self._greeted is not None:  # it waits for answers itself
-            if notice.life > self._greeted.get(rank, math.inf):
-                del self._greeted[rank]  # it has joined again since, and the answer is lost
-            if notice.again or (rank in self._greeted and rank < self.node.rank):
+            return  # meant for an earlier incarnation of this worker
+        self.record_incarnation(rank, notice.life)
+        if self._awaited is not None:  # this worker is joining, too
+            if notice.life > self._awaited.get(rank, math.inf):
+                del self._awaited[rank]  # the neighbour rejoined since, and its answer is lost
+            if notice.again or (rank in self._awaited and rank < self.node.rank):
                 await self._answer(rank, JoinAnswer(notice.life, None), None)
             else:
                 self._deferred.append((rank, notice))
@@ -116,10 +117,10 @@ class NeighbourPresence:
         await self.node.send_framed(rank, JOIN_ANSWER, Framed(answer_header, model), nbytes, LABEL)
 
     async def rejoin(self, model: Tensor, *, in_rounds: bool) -> tuple[Tensor, int]:
-        """Announces itself; returns a model of a worker that is there, and the step to start with.
+        """Joins; returns the model of a present worker, and the step to start with.
 
-        Without rounds only the one that is asked for its model must answer. If nobody is there,
-        it starts with the model it has, from the beginning.
+        Without rounds only the worker that is asked for its model must answer. If no other worker
+        is present, it starts with its own model, from the beginning.
         """
         node = self.node
         self.life = await node.now()
@@ -129,23 +130,23 @@ class NeighbourPresence:
         self._since = dict.fromkeys(self.others, math.inf)
         asked = [*near, *far][:1]
         waits = set(near) | set(asked) if in_rounds else set(asked)
-        self._greeted = dict.fromkeys(waits, self.life)
-        self._has_porter = True
-        await node.spawn(self._porter())
+        self._awaited = dict.fromkeys(waits, self.life)
+        self._answers_notices = True
+        await node.spawn(self._answer_notices())
         found: Tensor | None = None
         steps: dict[int, int] = {}
         for rank in sorted({*near, *asked}):
-            await self._hello(rank, rank in waits, rank in asked)
+            await self._send_notice(rank, rank in waits, rank in asked)
         for rank in sorted(waits):
-            found = await self._welcome(rank, steps, found)
-        for rank in [*near, *far]:  # the one that was asked is lost, or new itself
+            found = await self._receive_answer(rank, steps, found)
+        for rank in [*near, *far]:  # the worker that was asked is lost, or joining itself
             if found is not None:
                 break
             is_new = any(rank == other for other, _ in self._deferred)
             if not is_new and (rank in steps or rank not in waits):
-                self._greeted.setdefault(rank, self.life)
-                await self._hello(rank, True, True, again=True)
-                found = await self._welcome(rank, steps, found)
+                self._awaited.setdefault(rank, self.life)
+                await self._send_notice(rank, True, True, again=True)
+                found = await self._receive_answer(rank, steps, found)
         first = min((steps[rank] for rank in steps), default=0)
         if in_rounds:
             near_steps = {rank: step for rank, step in steps.items() if rank in self.others}
@@ -155,13 +156,13 @@ class NeighbourPresence:
         self.is_new = True
         self.model, self.next = model if found is None else found, first
         self.strangers = set(self.others)
-        self._greeted = None
+        self._awaited = None
         for rank, notice in self._deferred:
-            await self._greet(rank, notice)
+            await self._handle_notice(rank, notice)
         self._deferred.clear()
         return self.model, first
 
-    async def _hello(
+    async def _send_notice(
         self, rank: int, wants_answer: bool, wants_model: bool, again: bool = False
     ) -> None:
         now = await self.node.now()
@@ -173,20 +174,21 @@ class NeighbourPresence:
         for tag in (ROUNDS, JOIN_ANSWER, ANSWER):
             await self.node.send_framed(rank, tag, back, nbytes, LABEL)
 
-    async def _welcome(
+    async def _receive_answer(
         self, rank: int, steps: dict[int, int], found: Tensor | None
     ) -> Tensor | None:
-        """Waits for an answer; the model, if there is one in it."""
-        assert self._greeted is not None
+        """Waits for an answer; returns its model, if it has one."""
+        assert self._awaited is not None
         message: Framed | None = None
-        while message is None and rank in self._greeted:
+        while message is None and rank in self._awaited:
             try:
                 answer = await self.node.recv(rank, JOIN_ANSWER)
             except PeerLost:
-                self._greeted.pop(rank, None)
+                self._awaited.pop(rank, None)
                 break
             assert isinstance(answer, Framed)
-            # Else it is for the life before, or says that it is back: then see whom it greeted.
+            # Otherwise it is for an earlier incarnation, or a `NewIncarnation`: check `_awaited`
+            # again.
             if isinstance(answer.header, JoinAnswer) and answer.header.life == self.life:
                 message = answer
         if message is None:
@@ -199,12 +201,12 @@ class NeighbourPresence:
         if message.data is None:
             return found
         if not is_finite(message.data):
-            raise not_finite(rank)
+            raise nonfinite_error(rank)
         return message.data
 
 
-def not_finite(rank: int) -> NonFiniteError:
-    """What to raise before something that a neighbour sent meets the model."""
+def nonfinite_error(rank: int) -> NonFiniteError:
+    """The error for NaN or infinity in a neighbour's message."""
     return NonFiniteError(
         f"rank {rank} sent NaN or infinity. Lower the learning rate or set clip_norm."
     )

@@ -1,21 +1,21 @@
 """Asynchronous decentralized parallel SGD (Lian et al. 2018, Alg. 1).
 
 Worker i reads its model, computes a gradient there, averages with one neighbour j,
-x_i, x_j <- (x_i + x_j) / 2, and applies the gradient to what its model is then: it may be stale,
-since others average with the model meanwhile. Nobody waits for a round.
+x_i, x_j <- (x_i + x_j) / 2, and applies the gradient to its current model. The gradient may be
+stale, since others average with the model meanwhile. No worker waits for a round.
 
-The paper locks both models while they are averaged, and avoids deadlocks by graphs of two sides.
-Here a responder beside the training answers a request that carries x_i with its own x_j and moves
-x_j by (x_i - x_j) / 2; the requester moves its model, as it is when the answer comes, by
-(x_j - x_i) / 2 with the x_i it sent. The two moves are opposite to the last bit, so averaging never
-changes the sum of all models and what is on the way, on any graph and without locks. The request
-travels while the gradient is computed. j is drawn with the weights W_ij, j != i. If two ask each
-other at once, they would swap their models: the request of the lower rank counts, it answers the
-other with nothing.
+The paper locks both models while they are averaged, and avoids deadlock by bipartite graphs. Here a
+responder beside the training answers a request that carries x_i with its own x_j and moves x_j by
+(x_i - x_j) / 2; the requester moves its model, as it is when the answer comes, by (x_j - x_i) / 2
+with the x_i it sent. The two moves are opposite to the last bit, so averaging never changes the sum
+of all models and messages in flight, on any graph and without locks. The request travels while the
+gradient is computed. j is drawn with the weights W_ij, j != i. If two workers ask each other at
+once, they would swap their models: only the request of the lower rank counts, and it answers the
+other without a model.
 
-Responders go on after the last step of their worker, until the run ends; the model of a replica is
-the one after its own last step, `GossipMixing.params` the one at the end. If the neighbour that was
-asked is lost, the step goes on without it.
+Responders continue after the last step of their worker, until the run ends; the model of a replica
+is the one after its own last step, `GossipMixing.params` the one at the end. If the asked neighbour
+is lost, the step completes without it.
 
 The staleness of a gradient is how often the model was moved between the reading and the applying,
 by averages that others asked for and the one that the worker asked for itself: "staleness_sum",
@@ -36,7 +36,7 @@ from gradwire.architecture.gossip._posts import (
     LABEL,
     NUMBER_NBYTES,
     REQUEST,
-    Answer,
+    ModelAnswer,
     ModelRequest,
     NewIncarnation,
 )
@@ -73,7 +73,7 @@ class ADPSGD(GossipAlgorithm):
         node = neighbours.node
         read = await self._current(neighbours, replica, step)
         replica, num_moves = replica.having(params=read), neighbours.num_moves
-        partner = _drawn(neighbours, await node.members(), step)
+        partner = _draw_partner(neighbours, await node.members(), step)
         if partner is not None:
             life = neighbours.presence.life_of(partner)
             request = Framed(ModelRequest(step, life), read)
@@ -86,10 +86,10 @@ class ADPSGD(GossipAlgorithm):
             other = await self._answer(neighbours, partner, life, step)
             neighbours.asked = None
             if other is not None:
-                _move(neighbours, await node.call(_half_way, read, other))
+                _move(neighbours, await node.call(_half_difference, read, other))
         if gradient is not None:
             walk = await node.call(torch.sub, replica.params, read)
-            replica = _noting(replica, neighbours.num_moves - num_moves)
+            replica = _with_staleness(replica, neighbours.num_moves - num_moves)
             _move(neighbours, walk)
         return replica.having(params=_model(neighbours))
 
@@ -111,16 +111,16 @@ class ADPSGD(GossipAlgorithm):
         node = neighbours.node
         while True:
             rank, message = await node.recv_any(REQUEST)
-            header = Answer(message.header.step, neighbours.presence.life)
+            header = ModelAnswer(message.header.step, neighbours.presence.life)
             both_asked = neighbours.asked == rank and neighbours.rank < rank
-            # It may have been meant for this worker before it was lost, and given up since.
+            # It may have been meant for an earlier incarnation of this worker, and abandoned since.
             if both_asked or message.header.life != neighbours.presence.life:
                 await node.send_framed(rank, ANSWER, Framed(header), _NBYTES, LABEL)
                 continue
             neighbours.check(rank, message.data)
             own = _model(neighbours)
             await node.send_framed(rank, ANSWER, Framed(header, own), _NBYTES, LABEL)
-            _move(neighbours, await node.call(_half_way, own, message.data))
+            _move(neighbours, await node.call(_half_difference, own, message.data))
 
     async def _answer(
         self, neighbours: Neighbours, partner: int, life: float, step: int
@@ -136,15 +136,15 @@ class ADPSGD(GossipAlgorithm):
                 if neighbours.presence.life_of(partner) != life:
                     return None
             else:
-                neighbours.presence.met(partner, message.header.life)
+                neighbours.presence.record_incarnation(partner, message.header.life)
                 if message.header.step == step:
                     if message.data is not None:
                         neighbours.check(partner, message.data)
                     return message.data
 
 
-def _drawn(neighbours: Neighbours, members: frozenset[int], step: int) -> int | None:
-    """The neighbour to average with; None if nobody is there."""
+def _draw_partner(neighbours: Neighbours, members: frozenset[int], step: int) -> int | None:
+    """The neighbour to average with; None if none is present."""
     weights = {rank: w for rank, w in neighbours.sources(step).items() if rank in members}
     if not weights:
         return None
@@ -165,12 +165,12 @@ def _move(neighbours: Neighbours, change: Tensor) -> None:
     neighbours.num_moves += 1
 
 
-def _noting(replica: Replica, staleness: int) -> Replica:
-    """After one more gradient, of this staleness."""
+def _with_staleness(replica: Replica, staleness: int) -> Replica:
+    """The replica after one more gradient of this staleness."""
     total, most, count = (int(replica.memory[name]) for name in _STALENESS)
     noted = (total + staleness, max(most, staleness), count + 1)
     return replica.remembering(**dict(zip(_STALENESS, map(torch.tensor, noted))))
 
 
-def _half_way(x: Tensor, other: Tensor) -> Tensor:
+def _half_difference(x: Tensor, other: Tensor) -> Tensor:
     return (other - x) / 2

@@ -5,20 +5,21 @@
     xhat_j <- xhat_j + q_j                         for j = i and all neighbours
     x_i <- x_i^half + gamma * sum_j W_ij (xhat_j - xhat_i)
 
-xhat_j is what everyone around j knows of x_j. What a round loses stays in x - xhat and is sent
-later, so any contraction will do, and the average of the x_i is kept exactly in every step. gamma
-is the consensus step: with delta of the codec and the gap rho of the graph, theory asks for about
-rho^2 delta (thm. 2), practice allows more. With gamma = 1 and no compression it is `diffusion`.
+xhat_j is the estimate of x_j that j and its neighbours hold. What a round loses stays in x - xhat
+and is sent later, so any contraction converges, and the average of the x_i is preserved exactly in
+every step. gamma is the consensus step: with delta of the codec and the gap rho of the graph,
+theory asks for about rho^2 delta (thm. 2), practice allows more. With gamma = 1 and no compression
+it is `diffusion`.
 
 xhat begins with the common model (with zero in the paper). A lost neighbour's term is left out;
-for one that comes (back), both sides send xhat once (see _estimates.py).
+when a neighbour joins, both sides send xhat once (see _estimates.py).
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, exchanged
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
@@ -46,17 +47,21 @@ class Choco(EstimatingAlgorithm):
         self, neighbours: Neighbours, replica: Replica, walk: Tensor, step: int
     ) -> Replica:
         node = neighbours.node
-        half, change = await node.call(_half, replica.params, walk, replica.memory["estimate"])
-        replica, received = await exchanged(neighbours, replica, change, step)
+        half, change = await node.call(
+            _local_step, replica.params, walk, replica.memory["estimate"]
+        )
+        replica, received = await exchange_changes(neighbours, replica, change, step)
         own = replica.memory["estimate"]
         average = await neighbours.combined(own, received)
-        return replica.having(params=await node.call(_nearer, half, average, own, self.gamma))
+        return replica.having(
+            params=await node.call(_move_to_average, half, average, own, self.gamma)
+        )
 
 
-def _half(x: Tensor, walk: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+def _local_step(x: Tensor, walk: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
     half = x + walk
     return half, half - estimate
 
 
-def _nearer(half: Tensor, average: Tensor, own: Tensor, gamma: float) -> Tensor:
+def _move_to_average(half: Tensor, average: Tensor, own: Tensor, gamma: float) -> Tensor:
     return half + (average - own) * gamma

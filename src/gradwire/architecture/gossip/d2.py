@@ -7,10 +7,10 @@ c_0 = 0, which takes one vector of memory. With a constant step it reaches the o
 the workers' gradients differ, where `dpsgd` stays away from it. It needs lambda_min(W) > -1/3
 (assumption 1): a ring of an even number has exactly -1/3, `lazy=True` mends that.
 
-The sum of all c_t is zero. After a loss it is not: what is missing stands for the gradient of the
-lost worker as it was, so those that are left end at the optimum with that gradient in it. A worker
-that comes (back) begins with c = 0. Learning rates that change make the u_{t-1} of the rule differ
-from what was meant, by the ratio of the two.
+The sum of all c_t is zero. After a loss it is not: the missing term keeps the lost worker's last
+gradient in the objective, so the remaining workers end at the optimum that includes it. A worker
+that joins begins with c = 0. If the learning rate changes, u_{t-1} in the rule is off by the ratio
+of the two rates.
 """
 
 from dataclasses import dataclass

@@ -3,19 +3,19 @@
     x_i^half = sum_j W_ij x_j + u_i        u_i: the walk from x_i, -lr * grad F_i(x_i) for SGD
     z_i = x_i^half - x_i,    x_i <- x_i + C(z_i)
 
-C(z_i) is sent, so every neighbour knows x_i exactly; what the codec loses is lost for the model
+C(z_i) is sent, so every neighbour knows x_i exactly; the codec's error is an error of the model
 itself. The codec must be unbiased and good enough for the graph (thm. 1: a bound on the signal to
 noise ratio): for coarser ones take `choco`. The average is kept in expectation.
 
-A lost neighbour's weight becomes one's own; for one that comes (back), both sides send their model
-once (see _estimates.py).
+A worker takes over the weight of a lost neighbour; when a neighbour joins, both sides send their
+model once (see _estimates.py).
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchanged
+from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
 from gradwire.core.protocols import Replica
 
@@ -36,7 +36,7 @@ class DCD(EstimatingAlgorithm):
         x = replica.params
         average = await neighbours.combined(x, estimates(neighbours, replica, step))
         change = await neighbours.node.call(_change, average, walk, x)
-        replica, _ = await exchanged(neighbours, replica, change, step)
+        replica, _ = await exchange_changes(neighbours, replica, change, step)
         return replica.having(params=replica.memory["estimate"])
 
 

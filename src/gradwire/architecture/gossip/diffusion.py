@@ -4,8 +4,7 @@
 
 The step is averaged with the model, so workers end nearer to one
 another, and to the optimum, than with combine-then-adapt (Tu and Sayed 2012); in return nothing
-travels while gradients are computed. If a worker is lost, its neighbours go on with its weight as
-their own.
+travels while gradients are computed. If a worker is lost, its neighbours take over its weight.
 """
 
 from dataclasses import dataclass

@@ -9,10 +9,10 @@ travel while gradients are computed. Combine-then-adapt with the gradient at the
 
 With a constant step it stops at a distance from the optimum of the order of the step, times how
 much the workers' gradients differ; `d2` and `gradient_tracking` do not. If a worker is lost, its
-neighbours go on with its weight as their own.
+neighbours take over its weight.
 
-With a lossy codec it sends C(x_j): each round loses again what does not fit, so workers never
-agree; `choco` is the remedy.
+With a lossy codec it sends C(x_j): every round adds a compression error, so workers never agree;
+use `choco` instead.
 """
 
 from dataclasses import dataclass

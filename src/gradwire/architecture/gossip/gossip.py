@@ -1,8 +1,8 @@
 """Gossip: every worker averages with its neighbours on a graph (survey, sec. 4.3).
 
-No node sees all the others, none is crowded, and no model is common to all: each worker has its
-own, and the averages keep them close. How close depends on the graph's spectral gap; how the
-average is combined with training is up to the algorithm.
+No node communicates with all others and no link is a bottleneck. There is no common model: each
+worker has its own, and the averages keep them close. How close depends on the graph's spectral gap;
+how the average is combined with training is up to the algorithm.
 
 `lazy` takes (I + W) / 2 in the place of W: all eigenvalues are then at least 0, which some
 algorithms need, and mixing is slower.
@@ -42,12 +42,12 @@ from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
 
 _TOLERANCE = 1e-6  # of sums, as for graphs
-_DRAWN = 64  # matrices of a graph that is drawn anew in each step, to see who ever meets
+_NUM_SAMPLED_MATRICES = 64  # matrices drawn from a random graph to find all possible neighbours
 
 
 @dataclass(frozen=True, repr=False)
 class Gossip(Architecture):
-    """Average with the neighbours on a graph; nobody talks to all."""
+    """Average with the neighbours on a graph; no node communicates with all others."""
 
     graph: Graph
     algorithm: GossipAlgorithm = DPSGD()  # noqa: RUF009  a value that never changes
@@ -89,7 +89,9 @@ class Gossip(Architecture):
                 "Take a constant graph such as ring, or dpsgd."
             )
         period = graph.period(num_workers)
-        matrices = [self.matrix(num_workers, step) for step in range(period or _DRAWN)]
+        matrices = [
+            self.matrix(num_workers, step) for step in range(period or _NUM_SAMPLED_MATRICES)
+        ]
         for matrix in matrices:
             if algorithm.pushes:
                 check_column_stochastic(matrix, what)
@@ -127,14 +129,14 @@ class Gossip(Architecture):
             node,
             partial(self.matrix, node.size),
             self.graph.varies,
-            self._ever_near(node),
+            self._possible_neighbours(node),
             partial(_codec_at, compression),
             key,
         )
         return GossipMixing(self.algorithm, neighbours)
 
-    def _ever_near(self, node: Node) -> list[int]:
-        """Who is a neighbour in some step."""
+    def _possible_neighbours(self, node: Node) -> list[int]:
+        """The ranks that are neighbours in some step."""
         period, rank = self.graph.period(node.size), node.rank
         others = [other for other in range(node.size) if other != rank]
         if period is None:
@@ -144,7 +146,7 @@ class Gossip(Architecture):
         return [other for other in others if total[rank, other] or total[other, rank]]
 
     def check_compression(self, compression: Reducer, spec: Spec) -> None:
-        """Refuses what the algorithm has no rule for, and warns of what its rule fails with."""
+        """Refuses unusable codecs, and warns of those that may not converge."""
         what = f"{compression!r} with {self!r}"
         codecs = [_codec(own, what) for own in compression.ends()]
         for codec in codecs:
@@ -158,12 +160,12 @@ class Gossip(Architecture):
                 f"identity as compression, or gossip({self.graph!r}, choco(0.3)), dcd or ecd."
             )
         for codec in lossy:
-            why = self._trouble(codec, spec)
+            why = self._convergence_problem(codec, spec)
             if why:
                 warnings.warn(f"{what}: {why}", GradwireWarning, stacklevel=2)
                 return
 
-    def _trouble(self, codec: Codec, spec: Spec) -> str:
+    def _convergence_problem(self, codec: Codec, spec: Spec) -> str:
         """Why the algorithm is not known to converge with a codec; empty if it is."""
         algorithm, guarantee = self.algorithm, codec.guarantee(spec)
         choco = f"gossip({self.graph!r}, choco(0.3))"
@@ -221,7 +223,7 @@ def _codec(reducer: Reducer, what: str) -> Codec:
 
 
 def _check_alone(codec: Codec, what: str) -> None:
-    """Refuses a codec one payload of which says nothing to one neighbour."""
+    """Refuses a codec whose payload a single neighbour cannot decode."""
     why = ""
     if codec.traits.statistic is not None:
         why = "all workers must agree on a statistic first, for which neighbours have no means"
@@ -240,7 +242,7 @@ def _codec_at(compression: Reducer, step: int) -> Codec:
 
 
 def _check_keeps(matrix: Tensor, what: str) -> None:
-    """Refuses a matrix with which a worker would be left with nothing."""
+    """Refuses a matrix in which a worker gives away all of its weight."""
     if not bool((matrix.diagonal() > 0).all()):
         k = int((matrix.diagonal() <= 0).nonzero()[0])
         raise ValueError(f"{what}: rank {k} keeps nothing for itself; push-sum needs a part > 0")

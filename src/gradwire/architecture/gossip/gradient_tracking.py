@@ -7,8 +7,8 @@ one message of twice the size, before the gradient is computed, as in `dpsgd`. (
 divided by -lr; the steps are combine-then-adapt.) With a constant and small step it reaches the
 optimum, also on directed and varying graphs with doubly stochastic weights.
 
-After a loss the sums are no longer equal: what is missing stands for the gradient of the lost
-worker as it was. A worker that comes (back) begins with y = u.
+After a loss the sums are no longer equal: the difference keeps the lost worker's last gradient. A
+worker that joins begins with y = u.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class GradientTracking(GossipAlgorithm):
     ) -> Replica:
         message = await self._message(neighbours, replica)
         both = await neighbours.combined(message, await neighbours.receive(step))
-        x, tracked = await neighbours.node.call(_updated, both, walk, replica.memory["walk"])
+        x, tracked = await neighbours.node.call(_update_pair, both, walk, replica.memory["walk"])
         return replica.having(params=x).remembering(tracked=tracked, walk=walk)
 
     async def _message(self, neighbours: Neighbours, replica: Replica) -> Tensor:
@@ -52,7 +52,7 @@ class GradientTracking(GossipAlgorithm):
         return await neighbours.node.call(torch.cat, both)
 
 
-def _updated(both: Tensor, walk: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+def _update_pair(both: Tensor, walk: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     x, tracked = both.chunk(2)
     tracked = tracked + walk - last
     return x + tracked, tracked

@@ -2,18 +2,18 @@
 
     x_i <- sum_j P_ij (x_j + u_j),    w_i <- sum_j P_ij w_j,    z_i = x_i / w_i
 
-The columns of P sum to one: every worker gives away all it has. Rows need not, so nobody must know
-from whom it will receive it. x_i alone would tend to a multiple of the average that differs between
+The columns of P sum to one: every worker distributes all it has. Rows need not, so a worker need
+not know its senders. x_i alone would tend to a multiple of the average that differs between
 workers; w_i, which begins with 1 and travels with x_i (8 bytes), is that multiple. Training sees
 z_i; u_i is the walk from z_i, added to x_i. The sums of x (but for walks) and of w never change.
 
 If a worker is lost, what was on the way to it and what it held are lost with their weights, and
 those that are left still agree, on the average of what they have. The sum of their weights is then
-less than their number, and walks count for more in the same proportion: a higher learning rate. One
-that comes (back) begins with a neighbour's z and weight 1.
+less than their number, and walks count for more in the same proportion: a higher learning rate. A
+worker that joins begins with a neighbour's z and weight 1.
 
 On graphs whose rows sum to one as well (all but those of `from_file`) weights stay 1 while
-nobody is lost, and this is `diffusion`.
+no worker is lost, and this is `diffusion`.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class SGP(GossipAlgorithm):
     ) -> Replica:
         node, memory = neighbours.node, replica.memory
         pushed, weight = memory["pushed"], float(memory["push_weight"])
-        if neighbours.presence.is_new:  # it may have walked before its first round
+        if neighbours.presence.is_new:  # it may have taken steps before its first round
             pushed = replica.params
         own = await node.call(torch.add, pushed, walk)
         given = await neighbours.send(own, step, weight)
@@ -53,13 +53,13 @@ class SGP(GossipAlgorithm):
         weight = (1 - given) * weight + sum(shares)
         weights = tuple(one.weight for one in received)
         pushed, seen = await node.call(
-            _pushed, own, 1 - given, tuple(one.x for one in received), weights, weight
+            _push_sum, own, 1 - given, tuple(one.x for one in received), weights, weight
         )
         push_weight = torch.full_like(memory["push_weight"], weight)
         return replica.having(params=seen).remembering(pushed=pushed, push_weight=push_weight)
 
 
-def _pushed(
+def _push_sum(
     own: Tensor, kept: float, others: Sequence[Tensor], weights: Sequence[float], weight: float
 ) -> tuple[Tensor, Tensor]:
     total = own * kept

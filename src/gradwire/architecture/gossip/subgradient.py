@@ -4,7 +4,7 @@
 
 The distributed subgradient method of Nedic and Ozdaglar 2009 (eq. 3) takes the gradient at x_i and
 not at psi_i: that rule is `dpsgd`. Here the gradient waits for the models of the neighbours, and is
-not stale in return. If a worker is lost, its neighbours go on with its weight as their own.
+not stale in return. If a worker is lost, its neighbours take over its weight.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Graphs for gossip: who receives from whom, and with which weight."""
+"""Graphs for gossip: the neighbours of each worker, and the weights of their models."""
 
 from gradwire.architecture.graphs._graph import (
     Graph,

@@ -25,11 +25,11 @@ from torch import Tensor
 from gradwire.core.notation import Expression
 
 _TOLERANCE = 1e-6  # of sums: what matrices in files and in float32 are good for
-_NOTHING = 1e-12  # a norm below is rounding; its root would not look like it
+_ROUNDING_NORM = 1e-12  # a norm below it is a rounding error, whose root would look significant
 
 
 class Graph(Expression, ABC):
-    """Who receives from whom in gossip, and with which weight."""
+    """A graph for gossip: the neighbours of each worker, and the weights of their models."""
 
     @property
     def directed(self) -> bool:
@@ -48,8 +48,8 @@ class Graph(Expression, ABC):
     def matrix(self, size: int, step: int = 0) -> Tensor:
         """W [n, n], float64: W[i, j] is the weight that i gives to j; doubly stochastic.
 
-        It is shared by all who ask, like every tensor: do not change it. One worker alone receives
-        itself, whatever the graph.
+        The tensor is shared: do not change it. A single worker has the matrix [[1]], whatever the
+        graph.
         """
         if size < 1:
             raise ValueError(f"{self!r} needs at least one worker, got {size}")
@@ -90,7 +90,7 @@ def metropolis_hastings(adjacency: Tensor) -> Tensor:
     return weights + torch.diag(1 - weights.sum(dim=1))
 
 
-def joined(size: int, a: Tensor, b: Tensor) -> Tensor:
+def adjacency_of_edges(size: int, a: Tensor, b: Tensor) -> Tensor:
     """The adjacency matrix of edges a[k] - b[k]; a worker is not its own neighbour."""
     adjacency = torch.zeros(size, size, dtype=torch.bool)
     adjacency[a, b] = True
@@ -111,7 +111,7 @@ def check_doubly_stochastic(matrix: Tensor, what: str) -> None:
 
 
 def check_column_stochastic(matrix: Tensor, what: str) -> None:
-    """Refuses a matrix with which something of what a worker gives away would be lost."""
+    """Refuses a matrix whose columns do not sum to one: part of a worker's share would be lost."""
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{what}: a mixing matrix is square, got shape {list(matrix.shape)}")
     wrong = (~(matrix.isfinite() & (matrix >= 0))).nonzero()
@@ -144,7 +144,7 @@ def spectral_gap(matrix: Tensor) -> float:
     if not is_doubly_stochastic(matrix):
         return max(0.0, 1 - float(torch.linalg.eigvals(matrix).abs().sort().values[-2]))
     rho = float(torch.linalg.matrix_norm(matrix - 1 / len(matrix), ord=2))
-    return 1.0 if rho < _NOTHING else max(0.0, 1 - rho)
+    return 1.0 if rho < _ROUNDING_NORM else max(0.0, 1 - rho)
 
 
 def describe(graph: Graph, size: int) -> str:

@@ -1,4 +1,4 @@
-"""Everyone receives from everyone: all weights are 1/n, and one step is the exact mean."""
+"""Every worker receives from every other: all weights are 1/n, and one step is the exact mean."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from gradwire.architecture.graphs._graph import Graph, metropolis_hastings
 
 @dataclass(frozen=True, repr=False)
 class Complete(Graph):
-    """Everyone receives from everyone: the exact mean in one step."""
+    """Every worker receives from every other: the exact mean in one step."""
 
     examples = ("complete",)
 

@@ -31,7 +31,7 @@ class Exponential(Graph):
 
 
 def circulant(size: int, offsets: list[int]) -> Tensor:
-    """Everyone sends to the ranks so much further on; all weights are equal."""
+    """Every worker sends to the ranks at these offsets; all weights are equal."""
     ranks = torch.arange(size)[:, None]
     weights = torch.zeros(size, size, dtype=torch.float64)
     weights[(ranks + torch.tensor([0, *offsets])) % size, ranks] = 1 / (1 + len(offsets))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastings
+from gradwire.architecture.graphs._graph import Graph, adjacency_of_edges, metropolis_hastings
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,4 +27,4 @@ class Hypercube(Graph):
             )
         ranks = torch.arange(size)[:, None]
         across = ranks ^ (1 << torch.arange(bits))  # [n, k]
-        return metropolis_hastings(joined(size, ranks, across))
+        return metropolis_hastings(adjacency_of_edges(size, ranks, across))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastings
+from gradwire.architecture.graphs._graph import Graph, adjacency_of_edges, metropolis_hastings
 from gradwire.core.key import Key
 
 
@@ -42,7 +42,7 @@ class Matching(Graph):
     def weights(self, size: int, step: int) -> Tensor:
         order = Key(self.seed).at(step).child("matching").permutation(size)
         pairs = order[: size - size % 2].reshape(-1, 2)
-        return metropolis_hastings(joined(size, pairs[:, 0], pairs[:, 1]))
+        return metropolis_hastings(adjacency_of_edges(size, pairs[:, 0], pairs[:, 1]))
 
     def spectral_gap(self, size: int) -> float:
         if size <= 2:

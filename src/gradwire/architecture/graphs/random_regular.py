@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastings
+from gradwire.architecture.graphs._graph import Graph, adjacency_of_edges, metropolis_hastings
 from gradwire.core.key import Key
 
 _TRIES = 10  # switches tried per edge in each round
@@ -23,7 +23,7 @@ _ROUNDS = 1000
 
 @dataclass(frozen=True, repr=False)
 class RandomRegular(Graph):
-    """A random connected graph in which everyone has `degree` neighbours."""
+    """A random connected graph in which every worker has `degree` neighbours."""
 
     degree: int
     seed: int = 0
@@ -43,7 +43,7 @@ class RandomRegular(Graph):
         for round_ in range(_ROUNDS):
             edges = _switched(edges, key.child(round_))
             a, b = torch.tensor(edges).T
-            adjacency = joined(size, a, b)
+            adjacency = adjacency_of_edges(size, a, b)
             if _connected(adjacency):
                 return metropolis_hastings(adjacency)
         raise ValueError(

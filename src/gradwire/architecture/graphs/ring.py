@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastings
+from gradwire.architecture.graphs._graph import Graph, adjacency_of_edges, metropolis_hastings
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,4 +21,4 @@ class Ring(Graph):
 
     def weights(self, size: int, step: int) -> Tensor:
         ranks = torch.arange(size)
-        return metropolis_hastings(joined(size, ranks, (ranks + 1) % size))
+        return metropolis_hastings(adjacency_of_edges(size, ranks, (ranks + 1) % size))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.architecture.graphs._graph import Graph, joined, metropolis_hastings
+from gradwire.architecture.graphs._graph import Graph, adjacency_of_edges, metropolis_hastings
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,4 +26,4 @@ class Torus(Graph):
         rows = max(r for r in range(1, math.isqrt(size) + 1) if size % r == 0)
         grid = torch.arange(size).reshape(rows, -1)
         beside = torch.cat([grid.roll(-1, dims=1).flatten(), grid.roll(-1, dims=0).flatten()])
-        return metropolis_hastings(joined(size, grid.flatten().repeat(2), beside))
+        return metropolis_hastings(adjacency_of_edges(size, grid.flatten().repeat(2), beside))

@@ -1,1 +1,1 @@
-"""Servers that hold the model or form the mean, and a scheduler that knows who is there."""
+"""Servers that hold the model or form the mean, and a scheduler that keeps the membership."""

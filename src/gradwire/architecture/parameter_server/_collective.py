@@ -2,8 +2,8 @@
 everyone's messages and answers all of them.
 
 So that all network cards are busy from the start, worker i begins with server i, and server j with
-the workers after the first j n/m: where m servers divide n workers, nobody ever queues for a card
-that others leave idle.
+the workers after the first j n/m: where m divides n, no message queues for a card while another
+card is idle.
 """
 
 import warnings
@@ -33,11 +33,11 @@ from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
 
 # Exchanges that a server remembers: far more than there are tensors.
 _MAX_EXCHANGES = 1 << 16
-_DIFFERENT = -1  # in place of the digest of a job: the members ordered different ones
+_DIFFERENT_JOBS = -1  # replaces the digest of a job if the members ordered different jobs
 
 
 class ServerGroup(Group):
-    """Workers that talk to servers only. Servers own the shards."""
+    """Workers that exchange messages with servers only. Servers own the shards."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class ServerGroup(Group):
         return await self._answer(server, tag)
 
     async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        """A server sees all messages and hands each on."""
+        """A server receives all messages and forwards each."""
         tag, server = self._tag(), self._one_server()
         for shift in range(1, self.size):
             peer = (self.rank + shift) % self.size
             order = Order(self.label, tag[1], self.members, None, (self.members[peer],))
             await self._send(server, order, messages[peer])
-        return await self._handed_on(server, tag, messages)
+        return await self._receive_forwarded(server, tag, messages)
 
     async def all_gather(self, message: Tensor) -> list[Tensor]:
         """The message goes to a server once, and from there to all others."""
@@ -89,9 +89,9 @@ class ServerGroup(Group):
         others = self.members[after:] + self.members[: self.rank]
         if others:
             await self._send(server, Order(self.label, tag[1], self.members, None, others), message)
-        return await self._handed_on(server, tag, [message] * self.size)
+        return await self._receive_forwarded(server, tag, [message] * self.size)
 
-    async def _handed_on(
+    async def _receive_forwarded(
         self, server: int, tag: tuple[str, int], own: Sequence[Tensor]
     ) -> list[Tensor]:
         received = list(own)
@@ -148,20 +148,20 @@ async def serve_collectives(
 ) -> None:
     """The program of a server that forms means.
 
-    `keep`: all that it must remember, as plain values. It may be closed while it waits, and another
-    goes on with what it kept. `limits`: what the workers of this job exchange; orders about other
-    tensors are refused, and so are exchanges among some of the workers.
+    `keep`: its whole state, as plain values. The program may be closed while it waits, and another
+    one can continue from that state. `limits`: what the workers of this job exchange; orders about
+    other tensors are refused, and so are exchanges among some of the workers.
     """
     await _Collector(node, num_servers, keep, await node.members(), limits).run()
 
 
 def forget_members(keep: dict[Any, Any]) -> None:
-    """A server that goes on in another job looks who is there."""
+    """Makes a server that continues in another job ask for the membership again."""
     keep.pop("lost", None)
 
 
 class _Collector:
-    """What a server has received and cannot answer yet."""
+    """The messages that a server has received and cannot answer yet."""
 
     def __init__(
         self,
@@ -185,19 +185,19 @@ class _Collector:
         self.boxes: dict[Exchange, dict[int, Tensor]] = keep.setdefault("boxes", {})
         # What was ordered: the digest of the job.
         self.jobs: dict[Exchange, int] = keep.setdefault("jobs", {})
-        # How often something was handed on: (from, to) -> count
+        # The number of forwarded messages: (from, to) -> count
         self.passed: dict[Exchange, dict[tuple[int, int], int]] = keep.setdefault("passed", {})
-        # In which exchange a rank had something handed on last: (rank, label) -> exchange
+        # The exchange of the last message that was forwarded for a rank: (rank, label) -> exchange
         self.latest: dict[tuple[int, str], Exchange] = keep.setdefault("latest", {})
 
     async def run(self) -> None:
         while True:
             rank, message = await self.node.recv_each(REQUEST)
             order = message.header if isinstance(message, Framed) else None
-            if isinstance(order, Membership) and rank >= self.node.size:  # no worker says that
-                await self._changed(order)
+            if isinstance(order, Membership) and rank >= self.node.size:  # no worker may send it
+                await self._change_membership(order)
             elif not isinstance(order, Order):
-                # Nobody waits for an answer that one could think of.
+                # No answer to it is defined.
                 what = type(message if order is None else order).__name__
                 warnings.warn(
                     f"server {self.node.rank} got a {what} from rank {rank}, expected an order; "
@@ -206,9 +206,9 @@ class _Collector:
                     stacklevel=2,
                 )
             else:
-                await self._obey(rank, order, message.data)
+                await self._handle_order(rank, order, message.data)
 
-    async def _obey(self, rank: int, order: Order, data: Tensor | None) -> None:
+    async def _handle_order(self, rank: int, order: Order, data: Tensor | None) -> None:
         """An invalid order is answered with an error, which is raised at its sender."""
         try:
             order.check(rank, self.node.size)
@@ -221,14 +221,15 @@ class _Collector:
             await self._refuse(rank, order, error)
             return
         if order.job is None:
-            await self._hand_on(rank, order, data)
+            await self._forward(rank, order, data)
         else:
             await self._collect(rank, order, data)
 
     def _check_turn(self, rank: int, order: Order) -> None:
-        """A worker begins an exchange of a tensor when its last one of it is over.
+        """Refuses a message of a new exchange of a tensor before the last one is complete.
 
-        So it cannot fill this server, nor other workers, with exchanges that nobody else begins.
+        So a worker cannot fill this server, or other workers, with exchanges that no other worker
+        begins.
         """
         label, exchange = order.label, (order.label, order.round, order.members)
         is_open = any(key[0] == label and rank in box for key, box in self.boxes.items())
@@ -252,9 +253,9 @@ class _Collector:
         peers = [peer for peer in order.members[:1024] if peer != rank]
         tags = [slot] if order.job is not None else [(*slot, peer) for peer in peers]
         for tag in tags:
-            await self._tell(rank, tag, Failed.of(error))
+            await self._report_failure(rank, tag, Failed.of(error))
 
-    async def _hand_on(self, rank: int, order: Order, data: Tensor) -> None:
+    async def _forward(self, rank: int, order: Order, data: Tensor) -> None:
         exchange = (order.label, order.round, order.members)
         if exchange not in self.passed and len(self.passed) >= _MAX_EXCHANGES:
             del self.passed[next(iter(self.passed))]  # the oldest: it is over long since
@@ -264,29 +265,29 @@ class _Collector:
             passed[rank, peer] = passed.get((rank, peer), 0) + 1
             await self._answer(peer, (*exchange[:2], rank), data)
         for gone in [member for member in order.members if member in self.lost]:
-            await self._tell_if_waiting(rank, exchange, gone)
+            await self._report_if_waiting(rank, exchange, gone)
 
-    async def _tell_if_waiting(self, rank: int, exchange: Exchange, gone: int) -> None:
+    async def _report_if_waiting(self, rank: int, exchange: Exchange, gone: int) -> None:
         """Notifies a member that waits for a message of the lost one."""
         passed = self.passed.get(exchange, {})
         num_begun = max(passed.get((rank, peer), 0) for peer in exchange[2])
         if num_begun > passed.get((gone, rank), 0):
-            await self._give_up(rank, (*exchange[:2], gone), gone)
+            await self._report_lost(rank, (*exchange[:2], gone), gone)
 
     async def _collect(self, rank: int, order: Order, message: Tensor) -> None:
         exchange = (order.label, order.round, order.members)
         gone = next((member for member in order.members if member in self.lost), None)
         if gone is not None:
-            await self._give_up(rank, exchange[:2], gone)
+            await self._report_lost(rank, exchange[:2], gone)
             return
         boxes = self.boxes.setdefault(exchange, {})
         if self.jobs.setdefault(exchange, order.digest) != order.digest:
-            self.jobs[exchange] = _DIFFERENT
-        boxes[rank] = message  # one at a time: nobody goes on before it is answered
+            self.jobs[exchange] = _DIFFERENT_JOBS
+        boxes[rank] = message  # one at a time: a worker waits for its answer
         if len(boxes) < len(order.members):
             return
         del self.boxes[exchange]
-        is_agreed = self.jobs.pop(exchange) != _DIFFERENT
+        is_agreed = self.jobs.pop(exchange) != _DIFFERENT_JOBS
         messages = tuple(boxes[member] for member in order.members)
         assert order.job is not None
         slot = exchange[:2]
@@ -298,16 +299,16 @@ class _Collector:
                 )
             state = self.kept.get(exchange)
             answer, kept = await self.node.call(order.job.run, messages, state)
-            self._keep(exchange, kept)
-        except Exception as error:  # whatever messages can do to a job
-            for member in self._in_turn(order.members):
-                await self._tell(member, slot, Failed.of(error))
+            self._store_state(exchange, kept)
+        except Exception as error:  # a job may raise anything on hostile messages
+            for member in self._rotate_members(order.members):
+                await self._report_failure(member, slot, Failed.of(error))
             return
-        for member in self._in_turn(order.members):
+        for member in self._rotate_members(order.members):
             await self._answer(member, slot, answer)
 
-    def _keep(self, exchange: Exchange, state: Any) -> None:
-        """Until the next time. Members decide what, so it is bounded."""
+    def _store_state(self, exchange: Exchange, state: Any) -> None:
+        """Stores the state of an exchange for the next round. Members make it, so it is bounded."""
         if state is None:
             return
         label, before = exchange[0], self.kept.get(exchange)
@@ -319,12 +320,12 @@ class _Collector:
             raise WireError(f"a server keeps something of {len(self.kept)} exchanges already")
         self.kept[exchange], self.kept_nbytes[label] = state, nbytes
 
-    def _in_turn(self, members: tuple[int, ...]) -> tuple[int, ...]:
-        """Other servers begin with other members."""
+    def _rotate_members(self, members: tuple[int, ...]) -> tuple[int, ...]:
+        """The members in the order of answers: each server begins with a different one."""
         first = (self.node.rank - self.node.size) * len(members) // self.num_servers
         return members[first:] + members[:first]
 
-    async def _changed(self, change: Membership) -> None:
+    async def _change_membership(self, change: Membership) -> None:
         """Notifies the members that wait for a worker that was lost."""
         rank = change.rank
         if change.there:
@@ -334,20 +335,20 @@ class _Collector:
         for exchange in [key for key in self.boxes if rank in key[2]]:
             self.jobs.pop(exchange, None)
             for member in self.boxes.pop(exchange):
-                await self._give_up(member, exchange[:2], rank)
+                await self._report_lost(member, exchange[:2], rank)
         for exchange in [key for key in self.passed if rank in key[2]]:
             for member in exchange[2]:
                 if member != rank:
-                    await self._tell_if_waiting(member, exchange, rank)
+                    await self._report_if_waiting(member, exchange, rank)
 
     async def _answer(self, rank: int, tag: tuple[Any, ...], data: Tensor) -> None:
         framed = Framed(None, data)
         await self.node.send_framed(rank, (ANSWER, *tag), framed, HEADER_NBYTES, tag[0])
 
-    async def _give_up(self, rank: int, tag: tuple[Any, ...], gone: int) -> None:
-        await self._tell(rank, tag, Lost.of(await why_lost(self.node, gone)))
+    async def _report_lost(self, rank: int, tag: tuple[Any, ...], gone: int) -> None:
+        await self._report_failure(rank, tag, Lost.of(await why_lost(self.node, gone)))
 
-    async def _tell(self, rank: int, tag: tuple[Any, ...], why: Lost | Failed) -> None:
-        """Why there is no answer."""
+    async def _report_failure(self, rank: int, tag: tuple[Any, ...], why: Lost | Failed) -> None:
+        """Reports why there is no answer."""
         framed = Framed(why)
         await self.node.send_framed(rank, (ANSWER, *tag), framed, HEADER_NBYTES, "membership")

@@ -1,8 +1,8 @@
-"""What workers order from servers that form means, and what these answer other than a tensor.
+"""Orders of workers to servers that form means, and the answers that are not tensors.
 
-All of it is values, so that it can travel. A server does not trust an order: it is checked here as
-far as a server can, and what a job makes of messages that do not belong to it is an error, which
-all members receive.
+All are plain values, so that they can be sent. A server does not trust an order: it is checked here
+as far as possible, and if a job fails on messages that do not belong to it, all members receive the
+error.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MAX_NBYTES = 1 << 32  # of a tensor that is decoded for a member, where the mod
 
 @dataclass(frozen=True)
 class Order:
-    """The header of a message for a server: what to do with it and everyone's."""
+    """The header of a message to a server: the job to run on the messages of all members."""
 
     label: str
     round: int  # of the exchanges of this tensor
@@ -48,7 +48,7 @@ class Order:
         raise WireError(f"rank {rank} ordered {what} (tensor {self.label!r}, round {self.round})")
 
     def check_limits(self, rank: int, num_workers: int, limits: Limits, nbytes: int) -> None:
-        """Refuses what has no place in a job with these limits; the message has `nbytes`."""
+        """Refuses orders that exceed the limits of the job; the message has `nbytes`."""
         try:
             if self.members != tuple(range(num_workers)):
                 raise WireError(
@@ -62,7 +62,7 @@ class Order:
 
     @property
     def digest(self) -> int:
-        """By which to know whether two ordered the same job."""
+        """Equal for members that ordered the same job."""
         digest = blake2b(repr(self.job).encode("utf-8", "replace"), digest_size=7).digest()
         return int.from_bytes(digest, "little")
 
@@ -86,7 +86,7 @@ class Lost:
 @dataclass(frozen=True)
 class MeanOfVectors(Job):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        _check_alike(messages)
+        _check_same_kind(messages)
         if not messages[0].is_floating_point():
             raise WireError(f"a server got {messages[0].dtype}, of which there is no mean")
         return mean_in_order(messages, len(messages)), None
@@ -95,7 +95,7 @@ class MeanOfVectors(Job):
 @dataclass(frozen=True)
 class Maximum(Job):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        _check_alike(messages)
+        _check_same_kind(messages)
         return maximum(messages), None
 
 
@@ -120,7 +120,7 @@ def _is_bounded(job: Any) -> bool:
     )
 
 
-def _check_alike(messages: Sequence[Tensor]) -> None:
+def _check_same_kind(messages: Sequence[Tensor]) -> None:
     """What is added must be vectors of one kind."""
     first = messages[0]
     for message in messages:

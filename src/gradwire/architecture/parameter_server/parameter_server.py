@@ -1,13 +1,13 @@
-"""The parameter server (Li et al. 2014): workers talk to servers only, never to each other.
+"""The parameter server (Li et al. 2014): workers exchange messages with servers only.
 
 Nodes have three roles. Workers compute. Each of `servers` holds an equal share of the flat
-parameter vector, or adds up that share of what workers send. One scheduler knows who is there and
-notifies the servers when a worker is lost or comes back.
+parameter vector, or adds up that share of what workers send. One scheduler keeps the membership and
+notifies the servers when a worker is lost or joins.
 
-Who holds the model follows from the synchronization. Those that need a mean (bsp, localsgd, ...)
-get it: workers send shards, servers average them and answer with the mean, and every worker steps
-its own optimizer. Those in which workers push and pull on their own (asp, ssp, ...) leave model and
-optimizer to the servers. `optimizer="server"` makes bsp do so too.
+The synchronization determines which nodes hold the model. Those that need a mean (bsp, localsgd,
+...) get it: workers send shards, servers average them and answer with the mean, and every worker
+steps its own optimizer. Those in which workers push and pull on their own (asp, ssp, ...) leave
+model and optimizer to the servers. `optimizer="server"` makes bsp do so too.
 
 All bytes of n workers pass m servers, whose network cards are the bottleneck: with latency a and
 bandwidth B the mean of a vector of s bytes takes 2(a + n s / (m B)) from when all workers have it,
@@ -18,8 +18,9 @@ answers="compressed". Then a mean is encoded again with an error feedback of the
 DoubleSqueeze, Tang et al. 2019), and a model as its change relative to what the worker knows, so
 that what one answer loses is in the next.
 
-Use it where workers differ in speed or come and go, as nothing else allows that with one model for
-all; where all are equally fast an all-reduce spreads the same bytes over all nodes.
+Use it where workers differ in speed or join and leave during the run: no other architecture
+supports that with one common model. Where all are equally fast, an all-reduce spreads the same
+bytes over all nodes.
 """
 
 from collections.abc import Coroutine, Sequence

@@ -1,10 +1,9 @@
 """Scores of codes that do not come with the package, kept in files between runs.
 
 A construction takes 0.2 s to minutes, and its result depends on nothing but its arguments. One file
-holds one tensor: SHA-256 of what was asked for and of the bytes that follow, then these. Whatever
-is wrong with a file (damaged, of another version, not readable) makes it one that is not there, and
-a folder that cannot be written to is no error: the scores are computed. Files may be deleted at any
-time.
+holds one tensor: SHA-256 of what was asked for and of the bytes that follow, then these. A file
+that is damaged, of another version or not readable is treated as missing, and a folder that cannot
+be written to is no error: the scores are computed. Files may be deleted at any time.
 
 The folder is $GRADWIRE_CACHE; if that is not set, `gradwire` in $XDG_CACHE_HOME or ~/.cache. An
 empty GRADWIRE_CACHE keeps nothing.
@@ -34,12 +33,14 @@ def folder() -> Path | None:
         if wish is not None:
             return Path(wish).expanduser() if wish else None
         return Path(base).expanduser() / "gradwire"
-    except RuntimeError:  # nobody's home is known
+    except RuntimeError:  # the home folder is unknown
         return None
 
 
-def cached(question: str, count: int, dtype: torch.dtype, compute: Callable[[], Tensor]) -> Tensor:
-    """What `compute` returns, `count` numbers of int64 or float64, by all that `question` names."""
+def cached_tensor(
+    question: str, count: int, dtype: torch.dtype, compute: Callable[[], Tensor]
+) -> Tensor:
+    """The result of `compute`, `count` numbers of int64 or float64, cached under `question`."""
     where = folder()
     if where is None:
         return compute()
@@ -57,7 +58,7 @@ def cached(question: str, count: int, dtype: torch.dtype, compute: Callable[[], 
 def _read(path: Path, question: str, count: int, dtype: torch.dtype) -> Tensor | None:
     size = count * dtype.itemsize
     try:
-        if not path.is_file():  # to open a pipe would wait for somebody to write to it
+        if not path.is_file():  # opening a pipe would block until another process writes to it
             return None
         with path.open("rb") as file:
             whole = file.read(_DIGEST_BYTES + size + 1)

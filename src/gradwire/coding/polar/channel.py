@@ -1,9 +1,9 @@
-"""Test channels: how what is sent would have to be disturbed to become the source.
+"""Test channels, which turn the reconstruction into the source.
 
 A source code of rate R for bits is designed for the channel BSC(D) with 1 - h2(D) = R. Ratios are
-integers, eight units to a nat, as in `kernels.polar_quantise`. A channel is given by what its
-output says of the bit that went in: a table of 2^16 equally likely ratios, positive where they are
-right.
+integers, eight units to a nat, as in `kernels.polar_quantise`. A channel is given by the
+log-likelihood ratios of its input bit: a table of 2^16 equally likely ratios, positive where they
+are right.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A lossy compressor of bits: N of them in, K of them sent, N heard.
+"""A lossy compressor of bits: it sends K bits for a block of N, from which N bits are decoded.
 
 Korada and Urbanke 2010, "Polar codes are optimal for lossy source coding". The sender looks for a
 codeword x = u F^(n) near the source word by successive cancellation and sends the free inputs of u;
@@ -7,7 +7,7 @@ codeword that is likeliest under them, so that uncertain positions give way.
 
     compressor = PolarCompressor(1024, 512)
     packed = compressor.compress(bits)            # [blocks, 1024] to [blocks, 64] bytes
-    heard = compressor.decompress(packed)         # differs from bits in about 12.5 % of them
+    decoded = compressor.decompress(packed)       # differs from bits in about 12.5 % of them
 
 Where we differ: decisions are `hard` by default (the more likely value, not a draw), which is
 better at every length tried, and the default f is a piecewise linear one on integers, so that all
@@ -36,9 +36,9 @@ from gradwire.coding.polar.construction import CONSTRUCTIONS, Construction, free
 from gradwire.coding.polar.lanes import select, spread
 from gradwire.core.key import Key
 
-_LEAST, _MOST = 64, 1 << 19
-_LONGEST_LIST = 32
-_MOST_NATS = CERTAIN / UNITS
+_MIN_LENGTH, _MAX_LENGTH = 64, 1 << 19
+_MAX_LIST_SIZE = 32
+_MAX_NATS = CERTAIN / UNITS
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class PolarCompressor:
             _check_whole(name, value)
         if self.frozen is not None:
             _check_whole("frozen", self.frozen, "None or a seed, a whole number")
-        if not _LEAST <= self.N <= _MOST or self.N & (self.N - 1):
-            raise ValueError(f"N must be a power of two in {_LEAST} .. 2^19, got {self.N}")
+        if not _MIN_LENGTH <= self.N <= _MAX_LENGTH or self.N & (self.N - 1):
+            raise ValueError(f"N must be a power of two in {_MIN_LENGTH} .. 2^19, got {self.N}")
         if not 0 <= self.K <= self.N:
             raise ValueError(f"K must lie in 0 .. N = {self.N}, got {self.K}")
         _one_of("construction", self.construction, tuple(CONSTRUCTIONS))
         _one_of("decision", self.decision, ("hard", "randomized"))
         _one_of("f", self.f, ("corrected", "minsum", "exact"))
-        if not 1 <= self.list_size <= _LONGEST_LIST:
-            raise ValueError(f"list_size must lie in 1 .. {_LONGEST_LIST}, got {self.list_size}")
+        if not 1 <= self.list_size <= _MAX_LIST_SIZE:
+            raise ValueError(f"list_size must lie in 1 .. {_MAX_LIST_SIZE}, got {self.list_size}")
         if self.list_size > 1 and self.decision == "randomized":
             raise ValueError(
                 "a list keeps the likeliest codewords, so list_size > 1 needs decision='hard'"
@@ -113,9 +113,9 @@ class PolarCompressor:
     def compress_llr(self, llr: Tensor, key: Key | None = None) -> Tensor:
         """As `compress`, of log-likelihood ratios in nats, float [blocks, N], positive for zero.
 
-        Magnitudes count up to 127/8 nats; infinite ones are certain. They tell how much each
-        position matters; a scale that fits the rate is the sender's to choose: for +-a,
-        log((1 - D) / D) with 1 - h2(D) = K / N.
+        Magnitudes count up to 127/8 nats; infinite ones are certain. They weight the positions; the
+        sender should choose a scale that fits the rate: for +-a, log((1 - D) / D) with 1 - h2(D) =
+        K / N.
         """
         _check_tensor("compress_llr", llr)
         if not llr.dtype.is_floating_point:
@@ -124,7 +124,7 @@ class PolarCompressor:
         code = _code(self.N, self.K, self.construction, self.frozen)
         if bool(llr.isnan().any()):
             raise ValueError("compress_llr takes numbers and infinities, got NaN")
-        llr = llr.clamp(-_MOST_NATS, _MOST_NATS).to(torch.float32)
+        llr = llr.clamp(-_MAX_NATS, _MAX_NATS).to(torch.float32)
         if code.coset is not None:
             word = kernels.bits_from_lanes(code.coset, 1).to(llr.device)
             llr = torch.where(word.to(torch.bool), -llr, llr)
@@ -135,7 +135,7 @@ class PolarCompressor:
         return self._pack(found, code, len(llr))
 
     def decompress(self, packed: Tensor) -> Tensor:
-        """What the receiver hears, uint8 [blocks, N]; padding bits are ignored."""
+        """The decoded bits, uint8 [blocks, N]; padding bits are ignored."""
         return kernels.bits_from_lanes(self._codewords(packed), len(packed))
 
     def decompress_packed(self, packed: Tensor) -> Tensor:

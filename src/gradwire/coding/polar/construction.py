@@ -22,7 +22,7 @@ from gradwire.coding.polar import (
     polarization_weight,
     tal_vardy,
 )
-from gradwire.coding.polar.cache import cached
+from gradwire.coding.polar.cache import cached_tensor
 from gradwire.coding.polar.channel import distortion_bound
 
 Construction = Literal[
@@ -63,7 +63,7 @@ def _free_positions(n: int, k: int, construction: str) -> Tensor:
     if construction == "tal_vardy":  # the one that is slow and not kept where it is computed
         question = f"tal_vardy n {n}, D {distortion.hex()}"
         compute = partial(tal_vardy.scores, n, distortion)
-        return lowest(cached(question, n, torch.float64, compute), k)
+        return lowest(cached_tensor(question, n, torch.float64, compute), k)
     return lowest(CONSTRUCTIONS[construction](n, distortion), k)
 
 

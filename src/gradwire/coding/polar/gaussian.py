@@ -1,4 +1,4 @@
-"""Test channels of a Gaussian source: 2^m points, and what each bit of a label says.
+"""Test channels of a Gaussian source: 2^m points, and the ratios of each bit of a label.
 
 A source code of rate R picks, for every element x ~ N(0, 1), one of M = 2^m points a_k; the channel
 that it is designed for picks k with probability
@@ -39,7 +39,7 @@ class GaussianChannel:
     points: Tensor  # float32 [2^m], ascending
     slope: float  # m = 1: the ratio is -slope * x in units
     ratios: tuple[Tensor, ...]  # of bit j, int8 [2^j, _BINS]: by lower bits, by x
-    # What is said of bit j in all, right if positive: int8 [2^16], as in `channel.bsc_table`.
+    # The ratios of bit j, right if positive: int8 [2^16], as in `channel.bsc_table`.
     channels: tuple[Tensor, ...]
     digest: int  # of `channels`, which codes are made of in integers, and of `points`
 
@@ -50,7 +50,7 @@ class GaussianChannel:
 
 @dataclass(frozen=True)
 class _Design:
-    """What was found to serve codes of 8192 positions best, by trying."""
+    """The parameters that gave the least error for codes of 8192 positions."""
 
     limit: float  # up to this rate
     num_bits: int  # more points do not lower the error further
@@ -76,7 +76,7 @@ def gaussian_channel(rate: float) -> GaussianChannel:
     x = _grid()
     mass = torch.exp(-0.5 * x * x)
     mass /= mass.sum()
-    points, log_p, slope = _fitted(design.excess * rate, m, design.rounds, x, mass)
+    points, log_p, slope = _fit_points(design.excess * rate, m, design.rounds, x, mass)
     labels = torch.arange(1 << m, device="cpu")
     ratios, channels = [], []
     for j in range(m):
@@ -88,7 +88,7 @@ def gaussian_channel(rate: float) -> GaussianChannel:
                 for bit in (0, 1)
             )
             ratio = (UNITS * (zero - one)).round().clamp(-127, 127)
-            # What is said is right if the bit is zero; if it is one, its negative is.
+            # A ratio is right if the bit is zero; for a one its negative is.
             hits.index_add_(0, (ratio + 127).long(), mass * zero.exp())
             hits.index_add_(0, (127 - ratio).long(), mass * one.exp())
             rows.append(ratio.to(torch.int8))
@@ -113,7 +113,7 @@ def _draws(hits: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(-127, 128, dtype=torch.int8, device="cpu"), counts)
 
 
-def _fitted(
+def _fit_points(
     rate: float, m: int, rounds: int, x: Tensor, mass: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """Points, log p(k | x) on the grid, and 4 s a in units if there are two points."""

@@ -67,7 +67,7 @@ def _interpolate(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
 
 
 def matched_mean(capacity: float) -> float:
-    """The m for which a ratio N(m, 2m) tells `capacity` bits of an input."""
+    """The m for which a ratio N(m, 2m) carries `capacity` bits about an input."""
     nodes = torch.linspace(-10, 10, 4001, dtype=torch.float64, device="cpu")
     weights = torch.exp(-nodes * nodes / 2)
     weights /= weights.sum()
@@ -75,6 +75,6 @@ def matched_mean(capacity: float) -> float:
     for _ in range(60):
         mean = math.exp((low + high) / 2)
         unknown = torch.nn.functional.softplus(-(mean + math.sqrt(2 * mean) * nodes))
-        told = 1 - float((weights * unknown).sum()) / math.log(2)
-        low, high = ((low + high) / 2, high) if told < capacity else (low, (low + high) / 2)
+        information = 1 - float((weights * unknown).sum()) / math.log(2)
+        low, high = ((low + high) / 2, high) if information < capacity else (low, (low + high) / 2)
     return math.exp((low + high) / 2)

@@ -50,7 +50,7 @@ class Lanes:
         return -(-self.num_blocks // self.width)
 
     def spread(self, ratios: Tensor, order: Tensor | None = None) -> Tensor:
-        """int8 [numel] as [groups, N, lanes]; what is shortened is certain, what is empty says 0.
+        """int8 [numel] as [groups, N, lanes]; shortened positions are certain, empty ones 0.
 
         `order` is a permutation of the positions in use: position i gets those of order[i].
         """

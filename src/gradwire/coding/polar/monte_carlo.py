@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.coding.polar.cache import cached
+from gradwire.coding.polar.cache import cached_tensor
 from gradwire.coding.polar.channel import CERTAIN, UNITS, bsc_table
 from gradwire.core.key import Key
 
-_WORK = 1 << 27  # positions drawn in all
-_LEAST_GROUPS, _MOST_GROUPS = 8, 1 << 11
-_PIECE = 1 << 21  # positions drawn at a time
+_NUM_POSITIONS = 1 << 27  # positions drawn in all
+_MIN_GROUPS, _MAX_GROUPS = 8, 1 << 11
+_CHUNK_POSITIONS = 1 << 21  # positions drawn at a time
 
 
 def scores(n: int, distortion: float, groups: int | None = None) -> Tensor:
@@ -37,16 +37,18 @@ def entropies(
     Positions from `used` on are shortened: known for certain. Kept in a file: see `cache.py`.
     """
     if groups is None:
-        groups = max(_LEAST_GROUPS, min(_MOST_GROUPS, _WORK // (64 * n)))
+        groups = max(_MIN_GROUPS, min(_MAX_GROUPS, _NUM_POSITIONS // (64 * n)))
     table = hashlib.sha256(channel.numpy().tobytes()).hexdigest()
     question = f"monte_carlo n {n}, channel {table}, groups {groups}, used {used}"
-    return cached(question, n, torch.int64, lambda: _drawn(n, channel, groups, used))
+    return cached_tensor(
+        question, n, torch.int64, lambda: _sample_entropies(n, channel, groups, used)
+    )
 
 
-def _drawn(n: int, channel: Tensor, groups: int, used: int | None) -> Tensor:
+def _sample_entropies(n: int, channel: Tensor, groups: int, used: int | None) -> Tensor:
     key = Key(0).child("polar construction")
     total = torch.zeros(n, dtype=torch.int64, device="cpu")
-    at_once = max(1, _PIECE // (64 * n))
+    at_once = max(1, _CHUNK_POSITIONS // (64 * n))
     for start in range(0, groups, at_once):
         count = min(at_once, groups - start)
         draws = key.child(start).halfwords(count * n * 64, torch.device("cpu"))

@@ -74,7 +74,7 @@ def _sign_plane(rate: float, n: int, used: int) -> tuple[Planes, float]:
 
 
 def sign_ratios(bits: Tensor, rate: float) -> Tensor:
-    """What a bit says of itself through the test channel, int8."""
+    """The ratio of each bit through the test channel, int8."""
     ratio = bsc_ratio(distortion_bound(rate))
     return (ratio - 2 * ratio * bits.to(torch.int16)).to(torch.int8)
 

@@ -1,7 +1,7 @@
 """Searches for a codeword that the kernels do not make: drawn decisions, an exact f, and lists.
 
-Three ways to be slower than `kernels.polar_quantise`, in torch, all blocks at once; lists on
-integers also in C (`kernels.polar_list`), the same bits some nine times as fast:
+Three slower variants of `kernels.polar_quantise`, in torch, all blocks at once; lists on integers
+also in C (`kernels.polar_list`), with the same bits and about nine times as fast:
 
 `randomized`: input i is 0 with probability L / (1 + L), L the likelihood ratio that successive
 cancellation sees of it (Korada and Urbanke 2010, as their proof needs it). Under a node whose
@@ -35,9 +35,9 @@ from gradwire import kernels
 from gradwire.coding.polar.channel import CERTAIN, UNITS, to_units
 from gradwire.core.key import Key
 
-_FINE = 16  # units of a metric to one of a ratio
-_LARGE = 1 << 10  # a node of this size has every pattern
-_PIECE = 1 << 22  # ratios searched at a time, over all paths
+_METRIC_UNITS = 16  # units of a metric to one of a ratio
+_ALL_PATTERNS_SIZE = 1 << 10  # a node of this size has every pattern
+_CHUNK_RATIOS = 1 << 22  # ratios searched at a time, over all paths
 
 
 def quantise(
@@ -55,16 +55,18 @@ def in_torch(
 ) -> Tensor:
     """`quantise`, and what it must find."""
     kinds = kernels.polar_kinds(free).tolist()
-    at_once = max(1, _PIECE // (llr.shape[1] * list_size))
+    at_once = max(1, _CHUNK_RATIOS // (llr.shape[1] * list_size))
     pieces = [
-        _Search(kinds, f, randomized, list_size, key.child(i)).run(part)
+        _CodewordSearch(kinds, f, randomized, list_size, key.child(i)).run(part)
         for i, part in enumerate(llr.split(at_once))
     ]
     return torch.cat(pieces) if pieces else torch.empty_like(llr, dtype=torch.uint8)
 
 
 def _in_c(llr: Tensor, free: Tensor, f: str, list_size: int) -> Tensor:
-    tables = (_bitsets(_patterns(list_size, _LARGE, parity)) for parity in (False, True))
+    tables = (
+        _bitsets(_patterns(list_size, _ALL_PATTERNS_SIZE, parity)) for parity in (False, True)
+    )
     found = kernels.polar_list(
         kernels.ratios_to_lanes(llr.to(torch.float32), UNITS),
         kernels.polar_kinds(free),
@@ -82,7 +84,7 @@ path was in before the node [blocks * paths], None if none has moved."""
 
 
 @dataclass(frozen=True)
-class _Search:
+class _CodewordSearch:
     kinds: list[int]  # of nodes: a heap, as `kernels.polar_kinds` makes it
     f: str
     randomized: bool
@@ -151,7 +153,9 @@ class _Search:
         least, where = self._weakest(sizes, patterns.shape[1])
         turn = (patterns.to(torch.float32) @ least.to(torch.float32)).to(metric.dtype)
         costs = self._added(metric, self._penalty(sizes)).unsqueeze(2)
-        costs = costs + (1 if self.f == "exact" else _FINE) * turn.t().reshape(*metric.shape, -1)
+        costs = costs + (1 if self.f == "exact" else _METRIC_UNITS) * turn.t().reshape(
+            *metric.shape, -1
+        )
         if parity:
             odd = (bits.sum(0) % 2 == 1).reshape(*metric.shape, 1)
             wrong = (patterns.sum(dim=1) % 2 == 1) != odd
@@ -179,7 +183,7 @@ class _Search:
         """Of [blocks, paths, choices], `valid` a path, the best: metrics, choices, old columns."""
         blocks, paths, choices = costs.shape
         kept = min(self.list_size, paths * valid)
-        # Equal metrics must not fall as the machine likes: the index breaks ties.
+        # The index breaks ties of equal metrics, so that all machines agree.
         flat = costs.reshape(blocks, -1)
         metric, chosen = flat.sort(dim=1, stable=True)
         metric, chosen = metric[:, :kept], chosen[:, :kept]
@@ -241,7 +245,7 @@ def _worst(dtype: torch.dtype) -> float:
 @lru_cache(maxsize=1)
 def _softplus() -> Tensor:
     ratios = range(-CERTAIN, CERTAIN + 1)
-    exact = (UNITS * _FINE * math.log1p(math.exp(-ratio / UNITS)) for ratio in ratios)
+    exact = (UNITS * _METRIC_UNITS * math.log1p(math.exp(-ratio / UNITS)) for ratio in ratios)
     return torch.tensor([round(value) for value in exact], dtype=torch.int32, device="cpu")
 
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 BINS = 64
-_LARGEST = 60.0  # nats; what lies beyond shares the last bin
+_MAX_NATS = 60.0  # nats; what lies beyond shares the last bin
 _SCALE = 20.0
-_PIECE = 1 << 22  # elements at a time
+_CHUNK_ELEMENTS = 1 << 22  # elements at a time
 
 
 def scores(n: int, distortion: float, bins: int = BINS) -> Tensor:
@@ -44,7 +44,7 @@ def entropy(masses: Tensor, wrong: Tensor) -> Tensor:
 
 
 def _channels(bins: int) -> int:
-    return max(1, _PIECE // (bins * bins))
+    return max(1, _CHUNK_ELEMENTS // (bins * bins))
 
 
 def _step(masses: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,8 +66,8 @@ def _step(masses: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merge(masses: Tensor, wrong: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    ratios = torch.log((masses - wrong) / wrong).nan_to_num(nan=0.0, posinf=_LARGEST)
-    place = torch.asinh(_SCALE * ratios.clamp(0, _LARGEST)) / math.asinh(_SCALE * _LARGEST)
+    ratios = torch.log((masses - wrong) / wrong).nan_to_num(nan=0.0, posinf=_MAX_NATS)
+    place = torch.asinh(_SCALE * ratios.clamp(0, _MAX_NATS)) / math.asinh(_SCALE * _MAX_NATS)
     index = (place * bins).to(torch.int64).clamp(max=bins - 1)
     empty = masses.new_zeros(len(masses), bins)
     return empty.scatter_add(1, index, masses), empty.scatter_add(1, index, wrong)

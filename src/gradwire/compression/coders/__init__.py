@@ -1,1 +1,1 @@
-"""Lossless coders of symbols: what may follow a quantiser."""
+"""Lossless coders of symbols, which may follow a quantiser."""

@@ -2,7 +2,7 @@
 
 The runs of the most frequent symbol between two others are coded as in `coding/indices.py`, or as
 a bitmap where that is shorter, the others at fixed width. A zero that is one symbol among many
-need not be the first: each message says which symbol is its most frequent.
+need not be the first: each message names its most frequent symbol.
 
 Use it after `terngrad` or `qsgd(1)`, where one symbol makes up most of the vector and the others
 come in clusters, as in the saved gradients; `stc` is coded so by default. For evenly spread or many

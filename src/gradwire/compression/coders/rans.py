@@ -20,7 +20,7 @@ from gradwire.core.coder import Coder
 
 @dataclass(frozen=True, repr=False)
 class RANS(Coder):
-    """Code symbols in as many bits as they tell, fractions of a bit included."""
+    """Code symbols in about their information content, fractions of a bit included."""
 
     paper = (
         "Duda 2013, Asymmetric numeral systems: entropy coding combining speed of Huffman coding "

@@ -1,4 +1,4 @@
-"""What the wrappers around a compression share: what they refuse, and running estimates.
+"""Shared by the wrappers around a compression: checks of the inner one, and running estimates.
 
 A running estimate is a vector that sender and receivers build from the same messages. It is kept
 in float32 for 16-bit tensors, where small steps would be lost; `None` is zero.
@@ -34,9 +34,9 @@ from gradwire.kernels import Motion
 
 
 class Feedback(Reducer):
-    """A reducer that remembers what was lost, or gathers momentum before anything is.
+    """A reducer with a residual, an estimate, or momentum before compression.
 
-    No two that remember may be around one another: `check_inner`.
+    Feedback within feedback is refused: `check_inner`.
     """
 
     inner: Codec | Reducer
@@ -128,7 +128,7 @@ def check_inner(wrapper: Reducer, inner: Codec | Reducer) -> None:
 
 
 def check_left(wrapper: Reducer, inner: Codec | Reducer) -> None:
-    """Refuses codecs that choose from what error feedback accumulates over steps."""
+    """Refuses codecs whose selection needs what error feedback accumulates over steps."""
     for part in innermost(inner):
         if isinstance(part, Codec) and part.traits.needs_feedback:
             name = notation_name(type(wrapper))
@@ -139,9 +139,8 @@ def check_left(wrapper: Reducer, inner: Codec | Reducer) -> None:
 
 
 def check_means(wrapper: Reducer, inner: Codec | Reducer) -> None:
-    """Refuses an inner whose mean is not the mean of what receivers decode of each worker.
-
-    A worker and the group that follows it would drift apart, and nothing would bring them back.
+    """Refuses an inner compression whose mean is not the mean of each worker's decoded message. A
+    worker's estimate and the group's copy of it would drift apart for good.
     """
     check_inner(wrapper, inner)
     check_left(wrapper, inner)
@@ -158,21 +157,19 @@ def check_means(wrapper: Reducer, inner: Codec | Reducer) -> None:
 
 
 def check_alone(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
-    """Refuses an inner that needs a message of every worker in every step."""
+    """Refuses an inner compression that needs a message of every worker in every step."""
     why = None
     if not isinstance(inner, Codec):
-        why = "averages in exchanges in which everyone takes part"
+        why = "averages in exchanges in which all workers take part"
     elif inner.traits.statistic is not None:
         why = "needs a maximum over all workers in every step"
     if why is not None:
         name = notation_name(type(wrapper))
-        raise ValueError(
-            f"{name}({inner!r}): {inner!r} {why}, but some have nothing to say. {instead}"
-        )
+        raise ValueError(f"{name}({inner!r}): {inner!r} {why}, but some send nothing. {instead}")
 
 
 def check_scatters(wrapper: Reducer, inner: Codec | Reducer, instead: str) -> None:
-    """Refuses an inner whose means nobody encodes again on the scatter route."""
+    """Refuses an inner compression whose means are not reencoded on the scatter route."""
     why = None
     if not isinstance(inner, Codec) or inner.algebra is not Algebra.OPAQUE:
         why = "is averaged on the way, so no server encodes a mean again"
@@ -197,7 +194,7 @@ def check_shards(wrapper: Reducer, inner: Codec, spec: Spec, size: int) -> None:
 def warn_unless_contracts(
     wrapper: Reducer, inner: Codec | Reducer, spec: Spec, instead: str = "diana(...)"
 ) -> None:
-    """Warns of codecs that may leave more than there was."""
+    """Warns of codecs whose residual may grow."""
     if isinstance(inner, Codec) and not inner.guarantee(spec).contracts:
         omega = inner.guarantee(spec).omega
         variance = "is no contraction" if omega is None else f"has omega = {omega:.3g}"
@@ -209,18 +206,17 @@ def warn_unless_contracts(
         )
 
 
-def gathering(group: Group) -> Group:
-    """The group, with payloads gathered rather than averaged and encoded again on the way.
-
-    For running estimates: what a mean in 16 bits loses would add up over the steps.
+def on_gather_route(group: Group) -> Group:
+    """The group, with payloads gathered rather than averaged and reencoded on the way. Running
+    estimates need it: the rounding errors of 16-bit means would add up over the steps.
     """
     other = group.on_route("gather")
     other.exact = True
     return other
 
 
-def scattering(group: Group) -> Group:
-    """The group, with shards averaged by their owners, who encode the mean again."""
+def on_scatter_route(group: Group) -> Group:
+    """The group, with shards averaged and reencoded by their owners."""
     return group.on_route("scatter")
 
 
@@ -233,7 +229,7 @@ def difference(wrapper: Reducer, x: Tensor, estimate: Tensor | None) -> Tensor:
     return as_dtype(x.to(estimate.dtype) - estimate.to(x.device), x.dtype)
 
 
-def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor:
+def advance(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor:
     """The estimate, moved by `rate` times the step."""
     if rate != 1.0:
         step = rate * step.to(scale_dtype(step.dtype))
@@ -242,9 +238,9 @@ def advanced(estimate: Tensor | None, step: Tensor, rate: float = 1.0) -> Tensor
     return estimate.to(step.device) + step
 
 
-def moved(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tensor:
-    """The estimate of one's own, moved by `rate` times what the group received from this worker."""
-    return advanced(estimate, reduced.own(), rate)
+def advance_own(estimate: Tensor | None, reduced: Reduced, rate: float = 1.0) -> Tensor:
+    """The worker's own estimate, moved by `rate` times what the group received from it."""
+    return advance(estimate, reduced.own(), rate)
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,22 +1,22 @@
-"""DeMo: a momentum of each worker's own, of which only what moves fast is shared.
+"""DeMo: each worker keeps its own momentum and shares only its fast components.
 
 Decoupled momentum (Peng, Quesnelle and Kingma 2024, Alg. 1):
 
     m_i <- beta m_i + g_i;   q_i <- C(m_i);   m_i <- m_i - q_i;   all step along sign(mean of q_i)
 
-Momenta are never brought together: what a codec does not pick stays with the worker that has it and
-goes on growing until it is picked. With beta = 1 that is error feedback; a smaller beta forgets, so
-what was applied and what is held do not add up to all gradients. A codec that sends everything
-empties m in each step, and what remains is plain SGD, not SGD with momentum.
+Momenta are never synchronized: a component that the codec does not select stays with its worker and
+grows until it is selected. With beta = 1 this is error feedback; a smaller beta forgets, so applied
+updates and momenta do not add up to the sum of all gradients. A codec that sends everything empties
+m in each step, and what remains is plain SGD, not SGD with momentum.
 
 The paper's C is the top-k of a cosine transform of each chunk, `dctk`; here it is any codec, chain
 or reducer.
 
 `signed` (the paper's way) makes every element of the model move by the learning rate, or not at all
-where the mean is exactly zero. So the size of gradients has no say: the learning rate is that of
-Adam (1e-4 to 3e-3), not that of SGD, and must fall towards the end (`schedule="cosine"`), as steps
-do not get shorter near a minimum. Without it (`signed=False`) the mean is the step, for a learning
-rate like that of `ef`.
+where the mean is exactly zero. So the magnitude of gradients does not matter: the learning rate is
+that of Adam (1e-4 to 3e-3), not that of SGD, and must fall towards the end (`schedule="cosine"`),
+because steps do not get shorter near a minimum. Without it (`signed=False`) the mean is the step,
+for a learning rate like that of `ef`.
 
 Where we differ: the authors' code multiplies g_i by the learning rate before it enters m_i, which
 the sign undoes unless the rate changes fast. It also divides the sum of a coefficient by the number
@@ -56,7 +56,7 @@ class DeMo(Feedback):
     """Keep a momentum per worker, share its largest components, and step along their sign."""
 
     inner: Codec | Reducer
-    beta: float = 0.999  # of the momentum, how much is left of what was not sent
+    beta: float = 0.999  # decay of the momentum per step
     signed: bool = True  # step along the sign of the mean, not along the mean
 
     paper = "Peng, Quesnelle and Kingma 2024, DeMo: Decoupled momentum optimization"
@@ -88,10 +88,10 @@ class DeMo(Feedback):
         node, inner = group.node, lift(self.inner)
         past = await node.call(torch.mul, state["momentum"], self.beta)
         if is_half(x):  # 0.999 m would be m again
-            momentum = await node.call(_gathered, self, x, past)
-            whole, none = await node.call(_rounded, momentum, x.dtype)
+            momentum = await node.call(_accumulate, self, x, past)
+            whole, none = await node.call(_as_sent, momentum, x.dtype)
             reduced = await inner.mean(whole, state["inner"], key, group, none)
-            kept = await node.call(_left, momentum, reduced)
+            kept = await node.call(_remaining_momentum, momentum, reduced)
         else:
             # What is lost of g + beta m is m less what was sent of it: the momentum that stays.
             reduced = await inner.mean(x, state["inner"], key, group, past)
@@ -101,16 +101,16 @@ class DeMo(Feedback):
         return Reduced(mean, reduced.own, {"momentum": kept, "inner": reduced.state})
 
 
-def _gathered(method: DeMo, x: Tensor, past: Tensor) -> Tensor:
+def _accumulate(method: DeMo, x: Tensor, past: Tensor) -> Tensor:
     check_input(method, x)
     return past.to(x.device) + x.detach()
 
 
-def _rounded(momentum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What is sent, and a residual of zero, which some codecs want."""
+def _as_sent(momentum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The vector to send, and the zero residual that some codecs need."""
     whole = as_dtype(momentum, dtype)
     return whole, torch.zeros_like(whole)
 
 
-def _left(momentum: Tensor, reduced: Reduced) -> Tensor:
+def _remaining_momentum(momentum: Tensor, reduced: Reduced) -> Tensor:
     return momentum - reduced.own()

@@ -1,16 +1,16 @@
 """Deep gradient compression: momentum before selection (Lin, Han, Mao, Wang and Dally 2018).
 
-Every worker keeps a velocity u and what is left of the velocities, v:
+Every worker keeps a velocity u and the residual v, the velocities not sent yet:
 
     u <- m u + g;   v <- v + u;   send C(v);   v <- v - C(v),
 
-and the mean of what was sent is applied as it is (sec. 3.2, momentum correction). So a gradient
-that waits gathers the momentum it would have had; momentum applied to sparse means instead counts
-from when an element happens to be sent. With `nesterov` it is v <- v + (g + m u).
+and the mean of the decoded messages is applied without further momentum (sec. 3.2, momentum
+correction). So a gradient that waits in the residual accumulates the momentum that it would have
+had; momentum on sparse means would only start when an element is sent. With `nesterov` it is
+v <- v + (g + m u).
 
-- Momentum factor masking (sec. 3.3): u <- 0 where elements were sent, so that momentum gathered
-  while they waited does not carry them on in an old direction. On where C selects elements, off
-  elsewhere; `masking=False` leaves it out.
+- Momentum factor masking (sec. 3.3): u <- 0 where elements were sent, so that stale momentum does
+  not move them on. It is on if C selects elements, else off; `masking=False` turns it off.
 - Local gradient clipping (sec. 3.2): each of N workers cuts its share of a sum, g/N, to N^(-1/2) of
   the norm meant for the sum, if it is longer, before it is added to u. Here workers hold g and take
   means, so g is cut to norm clip N^(1/2): then N independent gradients have a mean of norm clip. It
@@ -62,14 +62,14 @@ _FIRST_DENSITY = 0.25  # of the warm-up
 
 @dataclass(frozen=True, repr=False)
 class DGC(SenderFeedback):
-    """Gather momentum on each worker, before the largest elements are selected."""
+    """Accumulate momentum on each worker, before the largest elements are selected."""
 
     inner: Codec | Reducer | float  # type: ignore[assignment]  # a number: sampledk's density
     momentum: float = 0.9
-    clip: float | None = None  # norm of a gradient over all workers; nothing: as long as it is
+    clip: float | None = None  # norm of a gradient over all workers; None: no clipping
     warmup: int = 0  # epochs until the density is reached
     nesterov: bool = False
-    masking: bool | None = None  # stop what was sent; nothing: if elements are selected
+    masking: bool | None = None  # zero u where elements were sent; None: if C selects elements
 
     paper = (
         "Lin et al. 2018, Deep gradient compression: Reducing the communication bandwidth for "
@@ -90,7 +90,7 @@ class DGC(SenderFeedback):
             if not isinstance(self.inner, Ramp):
                 object.__setattr__(self, "inner", float(self.inner))
         if self.warmup:
-            object.__setattr__(self, "inner", self._warmed_up())
+            object.__setattr__(self, "inner", self._with_warmup())
             object.__setattr__(self, "warmup", 0)  # it is in the ramp now
         if not 0 <= self.momentum < 1:
             raise ValueError(
@@ -109,7 +109,7 @@ class DGC(SenderFeedback):
                 "or select elements, as topk does."
             )
 
-    def _warmed_up(self) -> Ramp:
+    def _with_warmup(self) -> Ramp:
         if not isinstance(self.inner, float) or isinstance(self.inner, Ramp):
             raise ValueError(
                 f"dgc: warmup is for a density, but {self.inner!r} is given. Write the ramp where "
@@ -125,7 +125,7 @@ class DGC(SenderFeedback):
 
     @property
     def compression(self) -> Codec | Reducer:
-        """C, the way in which what was gathered is sent."""
+        """C, the compression of the accumulated velocities."""
         return SampledK(self.inner) if isinstance(self.inner, float) else self.inner
 
     def wrapped(self) -> Reducer:
@@ -154,20 +154,20 @@ class DGC(SenderFeedback):
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:
-        motion = await node.call(motion_of, self, x, state, size)
+        motion = await node.call(make_motion, self, x, state, size)
         if takes_motion(self.compression):  # and so does all of it in one pass
             result = await forward(x, state["inner"], motion)
             velocity = motion.moved
         else:
-            velocity, step = await node.call(_step, self, x, motion)
+            velocity, step = await node.call(_accumulate, self, x, motion)
             result = await forward(step, state["inner"], motion.residual)
             if self.masks:
-                velocity = await node.call(_masked, velocity, result)
+                velocity = await node.call(_mask_velocity, velocity, result)
         kept = {"residual": result.residual, "velocity": velocity, "inner": result.state}
         return replace(result, state=kept, residual=None)
 
 
-def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
+def make_motion(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
     residual, velocity = state["residual"].to(x.device), state["velocity"].to(x.device)
     on_cpu = x.device.type == "cpu"
     moved = kernels.empty(x.numel(), velocity.dtype) if on_cpu else torch.empty_like(velocity)
@@ -176,14 +176,16 @@ def motion_of(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion
         velocity,
         moved.reshape(x.shape),
         method.momentum,
-        1.0 if method.clip is None else _scale(method, x.detach(), method.clip * math.sqrt(size)),
+        1.0
+        if method.clip is None
+        else _clip_factor(method, x.detach(), method.clip * math.sqrt(size)),
         method.nesterov,
         method.masks,
     )
 
 
-def _scale(method: DGC, x: Tensor, longest: float) -> float:
-    """What brings x to norm `longest`, if it is longer."""
+def _clip_factor(method: DGC, x: Tensor, longest: float) -> float:
+    """The factor that scales x down to norm `longest`, 1 if it is not longer."""
     inside, unit = in_range(x)
     norm = math.sqrt(kernels.moments(inside)[1]) * unit
     if not math.isfinite(norm):
@@ -191,11 +193,11 @@ def _scale(method: DGC, x: Tensor, longest: float) -> float:
     return 1.0 if norm <= longest else longest / norm
 
 
-def _step(method: DGC, x: Tensor, motion: kernels.Motion) -> tuple[Tensor, Tensor]:
+def _accumulate(method: DGC, x: Tensor, motion: kernels.Motion) -> tuple[Tensor, Tensor]:
     check_input(method, x)  # here, because saturating would hide infinities
     velocity, step = motion.step(x.detach())
     return velocity, as_dtype(step, x.dtype)
 
 
-def _masked(velocity: Tensor, result: Reduced | Pushed) -> Tensor:
+def _mask_velocity(velocity: Tensor, result: Reduced | Pushed) -> Tensor:
     return velocity.masked_fill(result.own() != 0, 0)

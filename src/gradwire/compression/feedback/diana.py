@@ -1,7 +1,7 @@
-"""DIANA: quantise the difference to what was learned before (Mishchenko et al. 2019).
+"""DIANA: quantise the difference between gradient and a learned shift (Mishchenko et al. 2019).
 
-Every worker learns a shift h_i, which goes towards its gradient at the optimum; what is quantised
-is the difference:
+Every worker learns a shift h_i, which approaches its gradient at the optimum. It quantises the
+difference between its gradient and the shift:
 
     q_i <- Q(grad_i - h_i);   result <- h + mean of q_i;
     h_i <- h_i + alpha q_i;   h <- h + alpha mean of q_i        (h is the mean of all h_i)
@@ -10,20 +10,21 @@ for an unbiased Q of relative variance omega, with alpha <= 1/(1 + omega); all b
 
     E|h_i + alpha Q(g - h_i) - g|^2 <= (1 - 2 alpha + alpha^2 (1 + omega)) |h_i - g|^2,
 
-which is at most 1 - alpha of what it was: shifts follow gradients that settle. At the optimum the
-mean of the gradients is zero but a worker's own is not: quantised as it is, it brings noise in
-forever. The differences go to zero, and the noise with them. `alpha` is 1/(1 + omega) of the codec,
-if it states its omega. Momentum is left to the optimizer.
+which is at most 1 - alpha times the squared distance before: shifts follow gradients that converge.
+At the optimum the mean of the gradients is zero, but a worker's own gradient is not; quantising it
+directly would add noise in every step. The differences go to zero, and the quantisation noise with
+them. `alpha` is 1/(1 + omega) of the codec, if it states its omega. Momentum is left to the
+optimizer.
 
-Where we differ: the paper quantises blocks; here Q is any unbiased codec. There is no server: all
-get the mean of q_i and hold h themselves, which is right only if that is the mean of what was
-sent, so payloads that cannot be added are always gathered, whatever route the architecture prefers
-(see `ef21`).
+Where we differ: the paper quantises blocks; here Q is any unbiased codec. There is no server: every
+worker receives the mean of q_i and keeps h itself. This is correct only if it receives the exact
+mean of the decoded messages, so payloads that cannot be added are always gathered, whatever route
+the architecture prefers (see `ef21`).
 
 Use it as `diana(qsgd(bits=2))` with exact gradients or large batches, where plain `qsgd` stalls
 before the optimum because workers hold different data. For biased codecs (`topk`, `sign`) take
-`ef21` or `ef`; where the noise of small batches is the larger, plain `qsgd` does as well and holds
-no vectors (DIANA holds two).
+`ef21` or `ef`. Where the noise of small batches dominates, plain `qsgd` is as good and keeps no
+vectors (DIANA keeps two).
 """
 
 from dataclasses import dataclass, replace
@@ -34,12 +35,12 @@ from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
     Feedback,
-    advanced,
+    advance,
+    advance_own,
     as_dtype,
     check_means,
     difference,
-    gathering,
-    moved,
+    on_gather_route,
 )
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
@@ -52,7 +53,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class Diana(Feedback):
-    """Quantise the difference to a shift that is learned from what was sent."""
+    """Quantise the difference between the gradient and a shift learned from past messages."""
 
     inner: Codec | Reducer
     alpha: float | None = None  # how fast the shifts learn; 1/(1 + omega) of the codec if None
@@ -77,7 +78,9 @@ class Diana(Feedback):
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
-        return "after"  # nothing is held back: its mean is an unbiased one of gradients of now
+        return (
+            "after"  # no residual: the result is an unbiased estimate of the current mean gradient
+        )
 
     def init(self, spec: Spec, size: int) -> State:
         inner = lift(self.inner).init(spec, size)
@@ -89,14 +92,14 @@ class Diana(Feedback):
     ) -> Reduced:
         self.refuse_residual(residual)
         node = group.node
-        # Of this step: the codec may change with time.
+        # For this step: the codec may change with time.
         alpha = self._alpha(replace(Spec.of(x), tensors=state["tensors"]))
         new = await node.call(difference, self, x, state["own"])
-        reduced = await lift(self.inner).mean(new, state["inner"], key, gathering(group))
-        own = await node.call(moved, state["own"], reduced, alpha)
-        common = await node.share(advanced, state["common"], reduced.mean, alpha)
+        reduced = await lift(self.inner).mean(new, state["inner"], key, on_gather_route(group))
+        own = await node.call(advance_own, state["own"], reduced, alpha)
+        common = await node.share(advance, state["common"], reduced.mean, alpha)
         return Reduced(
-            await node.share(_estimated, state["common"], reduced.mean),
+            await node.share(_add_shift, state["common"], reduced.mean),
             partial(_own, state["own"], reduced),
             {**state, "own": own, "common": common, "inner": reduced.state},
         )
@@ -119,9 +122,9 @@ class Diana(Feedback):
         return 1 / (1 + omega)
 
 
-def _estimated(shift: Tensor | None, mean: Tensor) -> Tensor:
-    return as_dtype(advanced(shift, mean), mean.dtype)
+def _add_shift(shift: Tensor | None, mean: Tensor) -> Tensor:
+    return as_dtype(advance(shift, mean), mean.dtype)
 
 
 def _own(shift: Tensor | None, reduced: Reduced) -> Tensor:
-    return _estimated(shift, reduced.own())
+    return _add_shift(shift, reduced.own())

@@ -3,20 +3,20 @@
     worker i:   v_i <- g_i + e_i;              send C(v_i);   e_i <- v_i - C(v_i)
     server:     v <- mean of C(v_i) + e;       send C(v);     e <- v - C(v);   all apply C(v)
 
-So what was applied, plus the mean of the workers' residuals, plus the server's, is the mean of all
-gradients. Both ways are compressed: 2(n - 1)/n payloads leave each node however many there are,
+So the applied updates, plus the mean of the workers' residuals, plus the server's residual, equal
+the sum of all mean gradients. Both directions are compressed: each node sends 2(n - 1)/n payloads,
 where gathering takes n - 1.
 
 Where we differ: there is no one server. The vector is cut into n shards, and each worker is the
 server of one; every shard is compressed on its own. This is what `ef(inner)` does on the scatter
 route; here it takes that route always, also for short vectors and where the architecture prefers
-another. The exchange is direct, from everyone to everyone, also on a ring. Payloads that add or
-merge on the way need no server that encodes again, so such codecs are refused: `ef` around them
-is the same with less work.
+another. The exchange is direct between all pairs, also on a ring. Payloads that add or merge on the
+way need no server that reencodes, so such codecs are refused: `ef` around them is the same with
+less work.
 
-Use it as `doublesqueeze(sign)` or `doublesqueeze(topk(0.01))` with many workers, where the way back
-costs as much as the way there. With few, `ef` decides by the size of the vector and loses less.
-It holds 1 + 1/n vectors of the gradient's size per worker.
+Use it as `doublesqueeze(sign)` or `doublesqueeze(topk(0.01))` with many workers, where the answers
+cost as many bytes as the messages to the server. With few workers, `ef` chooses the route by the
+size of the vector and loses less. It holds 1 + 1/n vectors of the gradient's size per worker.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from gradwire.compression.feedback._wrapping import (
     check_inner,
     check_scatters,
     check_shards,
-    scattering,
+    on_scatter_route,
 )
 from gradwire.core.codec import Codec, State
 from gradwire.core.group import Group
@@ -71,7 +71,7 @@ class DoubleSqueeze(Feedback):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         self.refuse_residual(residual)
-        inner, route = lift(self.inner), scattering(group)
+        inner, route = lift(self.inner), on_scatter_route(group)
         reduced = await inner.mean(x, state["inner"], key, route, state["residual"])
         return Reduced(
             reduced.mean, reduced.own, {"residual": reduced.residual, "inner": reduced.state}

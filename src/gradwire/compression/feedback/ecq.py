@@ -2,15 +2,15 @@
 
     h_t <- beta h_{t-1} + g_{t-1} - g~_{t-1};   send g~_t = Q(g_t + alpha h_t);   h_0 = 0.
 
-h adds up what is missing of the gradients g in what was sent, with weights that decay by beta per
-step; alpha is how much of it goes into the next message. `ecq(inner, 1.0, 1.0)` is `ef(inner)`.
-With p = g_t + alpha h_t and e = p - Q(p), what the codec lost, the same rule reads
+h accumulates the difference between the gradients g and the messages g~, with weights that decay by
+beta per step; alpha is the share of h that enters the next message. `ecq(inner, 1.0, 1.0)` is
+`ef(inner)`. With p = g_t + alpha h_t and the codec's error e = p - Q(p), the same rule reads
 
     h_{t+1} = e + (beta - alpha) h_t,
 
-which is how it is computed: fused kernels give e. Smaller alpha and beta hold back the noise that
-an unbiased quantiser of large variance would otherwise feed into itself; the price is that what
-is forgotten is lost, so that applied updates and residuals no longer add up to the gradients.
+which is how it is computed: fused kernels give e. Smaller alpha and beta damp the noise that an
+unbiased quantiser of large variance would otherwise feed back into itself. The price: what h
+forgets is lost, so applied updates and residuals no longer add up to the gradients.
 
 Where we differ: the paper's Q rounds at random to levels at equal distances, as QSGD does; here it
 is any codec or chain.
@@ -37,11 +37,11 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class ECQ(SenderFeedback):
-    """Error feedback with a weight on what is fed back and a decay of what is remembered."""
+    """Error feedback with a weight on the fed-back error and a decay of the accumulated one."""
 
     inner: Codec | Reducer
-    alpha: float  # how much of what is missing goes into the next message
-    beta: float  # how much of what is missing is remembered from step to step
+    alpha: float  # share of the accumulated error that enters the next message
+    beta: float  # decay of the accumulated error per step
 
     paper = (
         "Wu et al. 2018, Error compensated quantized SGD and its applications to large-scale "
@@ -74,9 +74,9 @@ class ECQ(SenderFeedback):
         fed = missing if self.alpha == 1 else await node.call(torch.mul, missing, self.alpha)
         result = await forward(x, state["inner"], fed)
         assert result.residual is not None
-        kept = await node.call(_remembered, result.residual, missing, self.beta - self.alpha)
+        kept = await node.call(_update_missing, result.residual, missing, self.beta - self.alpha)
         return replace(result, state={"residual": kept, "inner": result.state}, residual=None)
 
 
-def _remembered(lost: Tensor, missing: Tensor, weight: float) -> Tensor:
+def _update_missing(lost: Tensor, missing: Tensor, weight: float) -> Tensor:
     return lost if weight == 0 else corrected(lost, weight * missing.to(lost.device))

@@ -1,10 +1,9 @@
 """Error feedback (Seide et al. 2014; Stich et al. 2018; Karimireddy et al. 2019).
 
-What compression loses now is added to what is compressed next:
-p <- g + e;   send C(p);   e <- p - C(p).
+The error of one step is added to the input of the next: p <- g + e;   send C(p);   e <- p - C(p).
 Here g is the gradient and the optimizer comes after; in Karimireddy et al. it is the learning rate
-times the gradient, which is the same for a constant rate.
-So the updates applied so far plus the residuals held equal the sum of all gradients.
+times the gradient, which is the same for a constant rate. So the updates applied so far plus the
+residuals held equal the sum of all gradients.
 
 Use it around every biased codec: `ef(topk(0.01))`, `ef(sign)`, `ef(drive(unbiased=False))`. Leave
 it out around unbiased ones of large variance (`terngrad`, `wangni`, `atomo`, `qsgd(1)`), whose
@@ -34,7 +33,7 @@ from gradwire.core.spec import Spec
 
 
 def with_feedback(compression: Compression, spec: Spec) -> Compression:
-    """The compression with `ef(...)` around every part that drops something for good."""
+    """The compression with `ef(...)` around every part that would otherwise lose its error."""
     part = unfed(compression, spec)
     if part is None:
         return compression
@@ -53,7 +52,7 @@ def with_feedback(compression: Compression, spec: Spec) -> Compression:
 
 @dataclass(frozen=True, repr=False)
 class EF(SenderFeedback):
-    """Remember what compression lost and add it the next time."""
+    """Keep the compression error of a step and add it to the input of the next."""
 
     inner: Codec | Reducer
 

@@ -1,37 +1,37 @@
-"""EF21: compress what is new, not what is left (Richtarik, Sokolov and Fatkhullin 2021, Alg. 2).
+"""EF21: compress the change of the gradient (Richtarik, Sokolov and Fatkhullin 2021, Alg. 2).
 
-Every worker keeps an estimate g_i of its own gradient, which the others can follow from what
-they hear; only the difference travels:
+Every worker keeps an estimate g_i of its own gradient, which the others can compute from the
+messages that they receive. Only the difference is sent:
 
     c_i <- C(grad_i - g_i);   g_i <- g_i + c_i;   g <- g + mean of c_i;   step along g.
 
-All begin at zero, so the first message is C(grad_i), as in the paper. The estimates approach the
-gradients as those settle, so the error of C goes to zero with them: with any contraction, and
-however different the workers' losses are, gradient descent keeps its linear rate on strongly
-convex losses (their Theorem 2). `momentum` is EF21-SGDM (Fatkhullin, Tyurin and Richtarik 2023,
-with eta = 1 - momentum): what is followed is the running mean
+All estimates begin at zero, so the first message is C(grad_i), as in the paper. As the gradients
+converge, the estimates approach them and the error of C goes to zero. With any contraction, and
+however different the workers' losses are, gradient descent keeps its linear rate on strongly convex
+losses (their Theorem 2). `momentum` is EF21-SGDM (Fatkhullin, Tyurin and Richtarik 2023, with
+eta = 1 - momentum): the estimates follow the running mean
 
     v_i <- momentum v_i + (1 - momentum) grad_i
 
 of noisy gradients, beginning at the first one. Leave the momentum of the optimizer at zero then.
 
-Where we differ: the paper's server receives every c_i and sends g to all. Here all receive the mean
-of c_i and add it up themselves. That is right only if what arrives is the mean of what was sent, so
-payloads that cannot be added are gathered, whatever route the architecture prefers, and reducers
-that vote or drop on the way (`signvote`, `gtopk`, `countsketch`) are refused.
+Where we differ: the paper's server receives every c_i and sends g to all. Here every worker
+receives the mean of c_i and adds it to g itself. This is correct only if it receives the exact mean
+of the decoded messages. So payloads that cannot be added are gathered, whatever route the
+architecture prefers, and reducers that vote or drop elements on the way (`signvote`, `gtopk`,
+`countsketch`) are refused.
 
 With `bidirectional` it is EF21-BC (Fatkhullin et al. 2021, "EF21 with bells & whistles", Alg. 5): a
-server that holds m, the mean of all g_i, sends C(m - g), and all add that to g. The owners of
-shards are the servers. On the scatter route they encode the mean of c_i plus a residual, what was
-missing in g before; both together are m - g. So 2(n - 1)/n payloads leave each worker instead of
-n - 1.
+server that holds m, the mean of all g_i, sends C(m - g), and every worker adds it to g. The owners
+of shards act as servers: on the scatter route they encode the mean of c_i plus a residual, the part
+of m that g lacked before; the sum is m - g. Each worker sends 2(n - 1)/n payloads instead of n - 1.
 
 With `participation` p it is EF21-PP (the same paper, Alg. 4): in each step a worker takes part with
 probability p, drawn from its key; c_i is zero for the others, whose g_i stays. The mean of c_i is
 over all n, so g stays the mean of all g_i. It takes about 1/p times the steps, each with p times
-the bytes. Here those that do not take part send one byte, so that all know; they still compute
-their gradient, which v_i takes in if there is momentum (our combination; the paper treats each on
-its own). With `bidirectional` it is refused: an absent worker would leave a shard without a server.
+the bytes. Here a worker that does not take part sends one byte to say so. It still computes its
+gradient, which enters v_i if there is momentum (our combination; the paper treats each separately).
+With `bidirectional` it is refused: an absent worker would leave a shard without a server.
 
 Fatkhullin et al. 2021 also have heavy-ball momentum after aggregation (EF21-HB): an optimizer with
 momentum and `momentum_at="after"`. On digits (4 workers, the best of three rates, three seeds) it
@@ -53,16 +53,16 @@ from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
     Feedback,
-    advanced,
+    advance,
+    advance_own,
     as_dtype,
     check_alone,
     check_means,
     check_scatters,
     check_shards,
     difference,
-    gathering,
-    moved,
-    scattering,
+    on_gather_route,
+    on_scatter_route,
     warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
@@ -76,11 +76,11 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class EF21(Feedback):
-    """Send the difference to an estimate that everyone builds up alike."""
+    """Send the difference between the gradient and an estimate that all workers can compute."""
 
     inner: Codec | Reducer
-    momentum: float = 0.0  # weight of the past in the gradient that is followed
-    bidirectional: bool = False  # compress the way back too, by the owners of shards
+    momentum: float = 0.0  # weight of the past in the running mean of gradients
+    bidirectional: bool = False  # the owners of shards compress the mean, too
     participation: float = 1.0  # the probability with which a worker takes part in a step
 
     paper = (
@@ -113,7 +113,7 @@ class EF21(Feedback):
         if not 0 < self.participation <= 1:
             raise ValueError(
                 f"ef21: participation lies in 0 .. 1, without 0, got {self.participation}. "
-                "Write 0.5 for every second worker in the mean; 1 is everyone."
+                "Write 0.5 for half of the workers on average; 1 is all of them."
             )
         if self.participation < 1:
             check_alone(self, self.inner, "Leave out participation.")
@@ -142,8 +142,9 @@ class EF21(Feedback):
 
     def remembered(self, states: Sequence[State], spec: Spec) -> dict[str, Memory]:
         found = super().remembered(states, spec)
-        # Bidirectional, the servers hold what `common` lacks of the mean of all `own`. It is that
-        # mean which moves on, so that the new servers begin with nothing.
+        # With `bidirectional`, servers hold the difference between the mean of all `own` and
+        # `common`. The new state contains that mean, so that the new servers begin with an empty
+        # residual.
         server = found.pop("inner.server", None)
         if server is not None:
             common = found["common"]
@@ -156,7 +157,7 @@ class EF21(Feedback):
         self.refuse_residual(residual)
         node, followed = group.node, None
         if self.momentum:
-            followed = await node.call(_averaged, self, x, state["followed"])
+            followed = await node.call(_update_average, self, x, state["followed"])
             x = as_dtype(followed, x.dtype)
         new = await node.call(difference, self, x, state["own"])
         if self.participation < 1:
@@ -166,10 +167,10 @@ class EF21(Feedback):
                 new, has_news, state["inner"], key, group
             )
         else:
-            routed = scattering(group) if self.bidirectional else gathering(group)
+            routed = on_scatter_route(group) if self.bidirectional else on_gather_route(group)
             reduced = await lift(self.inner).mean(new, state["inner"], key, routed)
-        own = await node.call(moved, state["own"], reduced)
-        common = await node.share(advanced, state["common"], reduced.mean)
+        own = await node.call(advance_own, state["own"], reduced)
+        common = await node.share(advance, state["common"], reduced.mean)
         return Reduced(
             await node.share(as_dtype, common, x.dtype),
             partial(as_dtype, own, x.dtype),
@@ -177,7 +178,7 @@ class EF21(Feedback):
         )
 
 
-def _averaged(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
+def _update_average(method: EF21, x: Tensor, past: Tensor | None) -> Tensor:
     x = difference(method, x, None).to(scale_dtype(x.dtype))
     # A copy: the caller may write the next gradient over x.
     return x.clone() if past is None else past.to(x.device).lerp(x, 1 - method.momentum)

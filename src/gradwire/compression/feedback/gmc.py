@@ -1,13 +1,13 @@
-"""Global momentum compression: momentum of what was applied (Zhao, Xie and Li 2019).
+"""Global momentum compression: momentum of the applied updates (Zhao, Xie and Li 2019).
 
-Momentum SGD moves along the mean gradient plus m times the last update. Every worker knows that
-update, since all have applied it; each adds all of it to its own gradient before compression with
-error feedback, and the mean over the workers keeps it:
+Momentum SGD moves along the mean gradient plus m times the last update. Every worker has applied
+that update and so knows it. Each adds it to its own gradient before compression with error
+feedback, and the mean over the workers preserves it:
 
     p <- g + m d + e;   send C(p);   e <- p - C(p);   d <- mean of C(p), which is applied.
 
-So d is the global momentum, sparse as the messages are, where `dgc` gathers the momentum of each
-worker's own gradients; that makes a difference where the workers' data do. With density 1 it is SGD
+So d is the global momentum, sparse as the messages are, whereas `dgc` accumulates the momentum of
+each worker's own gradients; the two differ if the workers' data differ. With density 1 it is SGD
 with momentum m.
 
 Where we differ: d is the last mean, not the last change of the parameters over the learning rate;
@@ -43,7 +43,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class GMC(SenderFeedback):
-    """Add the momentum of what all applied last to what each compresses."""
+    """Add the momentum of the last applied update to each worker's gradient before compression."""
 
     inner: Codec | Reducer
     momentum: float = 0.9  # weight of the last update
@@ -86,15 +86,15 @@ class GMC(SenderFeedback):
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:
-        step = await node.call(_step, self, x, state["last"])
+        step = await node.call(_add_momentum, self, x, state["last"])
         result = await forward(step, state["inner"], state["residual"])
-        # A worker that pushes does not know what is applied: its own step stands for it.
+        # A worker that pushes does not know the applied mean: it uses its own step instead.
         last = result.mean if isinstance(result, Reduced) else step
         kept = {"residual": result.residual, "last": last, "inner": result.state}
         return replace(result, state=kept, residual=None)
 
 
-def _step(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:
+def _add_momentum(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:
     x = x.detach()
     check_input(method, x)  # here, because saturating would hide infinities
     if last is None:

@@ -1,4 +1,4 @@
-"""NEOLITHIC: compress what is left again, several times in one step (Huang et al. 2022).
+"""NEOLITHIC: compress the remaining error again, several times per step (Huang et al. 2022).
 
     v_0 <- 0;   for r = 1 .. rounds:   send c_r = C(x - v_{r-1});   v_r <- v_{r-1} + c_r
 
@@ -6,18 +6,18 @@ Every round takes the factor 1 - delta off the squared error of a contraction C,
 them leave (1 - delta)^rounds, for `rounds` times the bytes. An unbiased C of variance omega leaves
 omega^rounds, which is less for omega < 1 only; it stays unbiased.
 
-On the scatter route the owner of a shard does the same on the way back: what its feedback holds
-after one round goes into the next. What is left after the last round is lost, unless error feedback
-goes around it all: `ef(neolithic(topk(0.01), rounds=4))`.
+On the scatter route the owner of a shard does the same with the mean: its residual after one round
+is the input of the next. The error after the last round is lost, unless error feedback is put
+around the whole: `ef(neolithic(topk(0.01), rounds=4))`.
 
 Where we differ: the paper gathers a batch of `rounds` times the size before each of these steps, so
 that bytes per sample do not grow; that is a choice of the batch, not of this wrapper. Only the
 repeated compression, which is the paper's means to its bound, is here. Rounds are messages
 one after the other, each with its own latency.
 
-Use it where one round of a codec is too coarse and a stronger setting of it is no choice, as with
-`sign` (one bit per round). Where the codec has a dial (`topk`, `qsgd`), turn that first: top-k of
-twice the density costs as much as two rounds, in one message.
+Use it where one round of a codec is too coarse and the codec has no finer setting, as with `sign`
+(one bit per round). Where it has a parameter (`topk`, `qsgd`), change that first: top-k of twice
+the density costs as much as two rounds, in one message.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class Neolithic(Reducer):
-    """Compress what is left of the tensor again, a number of times in one step."""
+    """Compress the remaining error again, a number of times in one step."""
 
     inner: Codec | Reducer
     rounds: int
@@ -75,7 +75,7 @@ class Neolithic(Reducer):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         node, left = group.node, x
-        # A residual is what makes a reducer say what it lost.
+        # Reducers report their error only if they are given a residual.
         fed = await node.call(torch.zeros_like, x) if residual is None else residual
         done: list[Reduced] = []
         inner = state["inner"]
@@ -88,19 +88,19 @@ class Neolithic(Reducer):
                 fed = await node.call(torch.zeros_like, x)
             left = lost
         return Reduced(
-            await node.share(_added, tuple(reduced.mean for reduced in done)),
-            partial(_own, done),
+            await node.share(_sum_rounds, tuple(reduced.mean for reduced in done)),
+            partial(_sum_own_rounds, done),
             {"inner": inner},
             None if residual is None else left,
         )
 
 
-def _added(pieces: Sequence[Tensor]) -> Tensor:
+def _sum_rounds(pieces: Sequence[Tensor]) -> Tensor:
     total = pieces[0]
     for piece in pieces[1:]:
         total = corrected(total, piece)
     return total
 
 
-def _own(done: Sequence[Reduced]) -> Tensor:
-    return _added([reduced.own() for reduced in done])
+def _sum_own_rounds(done: Sequence[Reduced]) -> Tensor:
+    return _sum_rounds([reduced.own() for reduced in done])

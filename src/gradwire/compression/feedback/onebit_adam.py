@@ -4,8 +4,8 @@ Tang et al. 2021, Alg. 1. For the first `warmup` steps gradients are averaged as
 
     m <- beta1 m + (1 - beta1) g;   v <- beta2 v + (1 - beta2) g^2      (g the mean gradient)
 
-After that v stays what it is, and the momentum goes through the codec with error feedback, there
-and, on the scatter route, back as well, where the owners of shards are the paper's server:
+Then v is frozen, and the momentum is compressed with error feedback by the workers and, on the
+scatter route, by the owners of shards, which act as the paper's server:
 
     worker i:   p_i <- beta1 m + (1 - beta1) g_i + e_i;   send C(p_i);   e_i <- p_i - C(p_i)
     all:        m <- mean of what was sent
@@ -17,18 +17,18 @@ it with plain `sgd(lr)`, with the learning rate that Adam would have.
 Where we differ: the paper writes Adam without the correction of the bias towards zero. Here both
 moments are corrected as in Kingma and Ba 2015, m by its own age and v by that at which it was
 frozen, so the warm-up is Adam itself, number by number, and `onebit_adam(identity, ...)` is Adam
-with a frozen variance. A step that was dropped counts as one.
+with a frozen variance. A dropped step counts as a step.
 
 Elements whose frozen variance is zero had no gradient in the whole warm-up (or one so small that
-its square is zero), and dividing what a one-bit codec says about them by eps would blow them up:
-they stay where they are. The same may happen, to a lesser degree, wherever sqrt(v) is far below the
-typical momentum that `sign` gives to every element. `floor` bounds that: sqrt(v) counts as at least
-`floor` times its root mean square over the bucket, once it is frozen. Without it (0, as in the
-paper) Adam stays Adam.
+its square is zero). Dividing their decoded momentum by eps would make huge steps, so these elements
+are not updated. The same may happen, to a lesser degree, wherever sqrt(v) is far below the typical
+momentum that `sign` gives to every element. `floor` bounds this: sqrt(v) counts as at least `floor`
+times its root mean square over the bucket, once it is frozen. Without it (0, as in the paper) Adam
+stays Adam.
 
 Use it as `onebit_adam(sign, warmup=100)` where Adam trains and SGD does not. The warm-up is sent
-uncompressed, so its length decides how much is saved; the variance must have settled by its end. It
-holds three vectors of the gradient's size per worker, of which two are Adam's own.
+uncompressed, so its length determines the savings; the variance must be stable by its end. It holds
+three vectors of the gradient's size per worker, of which two are Adam's own.
 """
 
 from dataclasses import dataclass
@@ -115,16 +115,18 @@ class OneBitAdam(Feedback):
     ) -> Reduced:
         self.refuse_residual(residual)
         if key.step < self.warmup:
-            return await self._warm(x, state, key.step + 1, group)
+            return await self._warmup_mean(x, state, key.step + 1, group)
         node, variance = group.node, state["variance"]
         if variance is None:
             raise ValueError(
                 f"{self!r} has no variance in step {key.step}: it learns it in the first "
                 f"{self.warmup} steps and must be there from the beginning. Load its state too."
             )
-        own = await node.call(_followed, self, x, state["momentum"], variance)
+        own = await node.call(_momentum_to_send, self, x, state["momentum"], variance)
         reduced = await lift(self.inner).mean(own, state["inner"], key, group, state["residual"])
-        momentum, direction = await node.share(_frozen, self, reduced.mean, variance, key.step + 1)
+        momentum, direction = await node.share(
+            _frozen_step, self, reduced.mean, variance, key.step + 1
+        )
         state = {
             "residual": reduced.residual,
             "momentum": momentum,
@@ -133,19 +135,19 @@ class OneBitAdam(Feedback):
         }
         return Reduced(direction, reduced.own, state)
 
-    async def _warm(self, x: Tensor, state: State, age: int, group: Group) -> Reduced:
+    async def _warmup_mean(self, x: Tensor, state: State, age: int, group: Group) -> Reduced:
         """A step of Adam on the mean of the gradients, which are sent as they are."""
         node = group.node
         x = await node.call(difference, self, x, None)
         mean = (await group.mean(x.reshape(-1))).reshape(x.shape)
         momentum, variance, direction = await node.share(
-            _learned, self, mean, state["momentum"], state["variance"], age
+            _update_moments, self, mean, state["momentum"], state["variance"], age
         )
         state = {**state, "momentum": momentum, "variance": variance}
-        return Reduced(direction, partial(_itself, x), state)
+        return Reduced(direction, partial(_identity, x), state)
 
 
-def _learned(
+def _update_moments(
     method: OneBitAdam, mean: Tensor, momentum: Tensor | None, variance: Tensor | None, age: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Both moments, with the mean gradient in them, and the direction."""
@@ -153,29 +155,35 @@ def _learned(
     past = torch.zeros_like(wide) if variance is None else variance.to(wide.device)
     # Rounded as torch.optim does it.
     variance = (past * method.beta2).addcmul_(wide, wide, value=1 - method.beta2)
-    momentum = _towards(method, wide, momentum)
+    momentum = _blend_gradient(method, wide, momentum)
     return momentum, variance, _direction(method, momentum, variance, age, mean.dtype)
 
 
-def _followed(method: OneBitAdam, x: Tensor, momentum: Tensor | None, variance: Tensor) -> Tensor:
-    """The common momentum with this worker's own gradient in it, as it is to be sent."""
+def _momentum_to_send(
+    method: OneBitAdam, x: Tensor, momentum: Tensor | None, variance: Tensor
+) -> Tensor:
+    """The common momentum updated with this worker's gradient, as it is sent."""
     gradient = difference(method, x, None).to(scale_dtype(x.dtype))
-    return as_dtype(_where_known(_towards(method, gradient, momentum), variance), x.dtype)
+    return as_dtype(
+        _zero_where_unknown(_blend_gradient(method, gradient, momentum), variance), x.dtype
+    )
 
 
-def _towards(method: OneBitAdam, gradient: Tensor, momentum: Tensor | None) -> Tensor:
+def _blend_gradient(method: OneBitAdam, gradient: Tensor, momentum: Tensor | None) -> Tensor:
     past = torch.zeros_like(gradient) if momentum is None else momentum.to(gradient.device)
     return torch.lerp(past, gradient, 1 - method.beta1)
 
 
-def _where_known(momentum: Tensor, variance: Tensor) -> Tensor:
+def _zero_where_unknown(momentum: Tensor, variance: Tensor) -> Tensor:
     """The momentum, but zero where the frozen variance is."""
     return momentum.masked_fill(variance.to(momentum.device) == 0, 0)
 
 
-def _frozen(method: OneBitAdam, mean: Tensor, variance: Tensor, age: int) -> tuple[Tensor, Tensor]:
+def _frozen_step(
+    method: OneBitAdam, mean: Tensor, variance: Tensor, age: int
+) -> tuple[Tensor, Tensor]:
     """The new momentum, from what was received, and the direction."""
-    momentum = _where_known(mean.to(scale_dtype(mean.dtype)), variance)
+    momentum = _zero_where_unknown(mean.to(scale_dtype(mean.dtype)), variance)
     return momentum, _direction(method, momentum, variance, age, mean.dtype)
 
 
@@ -191,5 +199,5 @@ def _direction(
     return clamp_to((momentum / scale).div_(1 - method.beta1**age), dtype)
 
 
-def _itself(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x

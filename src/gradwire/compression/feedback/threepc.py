@@ -1,28 +1,33 @@
-"""3PC, compressed and lazy (CLAG): speak only if there is news (Richtarik et al. 2022).
+"""3PC, compressed and lazy (CLAG): send only if the gradient changed enough (Richtarik et al.
+2022).
 
-A three-point compressor C_{h,y}(x) sends x to those who hold h, given that x was y before, with
+A three-point compressor C_{h,y}(x) encodes x for receivers that hold h, where y was the x of the
+step before, with
 
     E|C_{h,y}(x) - x|^2 <= (1 - A) |h - y|^2 + B |x - y|^2,   0 < A <= 1,   B >= 0.
 
-Here x is a worker's gradient, y its last one and h what all know of it. The one built here:
+Here x is a worker's gradient, y its last gradient and h the estimate of it that all workers hold.
+Implemented is
 
     C_{h,y}(x) = h + C(x - h)   if |x - h|^2 > zeta |x - y|^2,   else h
 
 for a contraction C, which has A = 1 - (1 - delta)(1 + s), B = max((1 - delta)(1 + 1/s), zeta) for
-any s > 0 with (1 - delta)(1 + s) < 1. A worker of whom the others know enough, measured by how far
-its gradient moved since the last step, sends one byte, "as before". As in `ef21`, all hold the mean
-of what they know of each. With zeta = 0 it is `ef21` (but C(0) is one byte), with `identity` it
-is lazy aggregation (LAG). The other members of the family are not here. The first step sends.
+any s > 0 with (1 - delta)(1 + s) < 1. A worker whose estimate is accurate enough, compared with the
+last change of its gradient, sends one byte, "unchanged". As in `ef21`, every worker holds the mean
+of all estimates. With zeta = 0 it is `ef21` (but C(0) is one byte), with `identity` it is lazy
+aggregation (LAG). The other members of the family are not implemented. In the first step every
+worker sends.
 
-Where we differ: nobody collects, so payloads are gathered always, also those that could be added on
-the way (a sum needs everyone), whatever route the architecture prefers.
+Where we differ: there is no server. Payloads are always gathered, whatever route the architecture
+prefers, even those that could be added on the way, because a sum would need a message of every
+worker.
 
 Use it as `threepc(topk(0.1), zeta=1.0)` with exact gradients or large batches, where some workers'
-gradients change little between steps. With noisy ones x - y is mostly noise, and lazy steps
-are steps along old gradients: take `ef21` with momentum, or `ef`. Around velocities (momentum
-before it) x - y is small, so the same zeta is less lazy: on digits with momentum 0.9 hardly anyone
-was silent at zeta = 1, and 10 saved about what 1 does on gradients, at no better accuracy. It holds
-three more vectors of the gradient's size per worker.
+gradients change little between steps. With noisy gradients x - y is mostly noise, and skipped
+messages mean steps along old gradients: take `ef21` with momentum, or `ef`. Around velocities
+(momentum before it) x - y is small, so the same zeta is less lazy: on digits with momentum 0.9
+hardly any message was skipped at zeta = 1, and zeta = 10 saved about as much as 1 does on
+gradients, at no better accuracy. It holds three more vectors of the gradient's size per worker.
 """
 
 import math
@@ -35,12 +40,12 @@ from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import (
     Feedback,
-    advanced,
+    advance,
+    advance_own,
     as_dtype,
     check_alone,
     check_means,
     difference,
-    moved,
     warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, State, scale_dtype
@@ -54,10 +59,10 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class ThreePC(Feedback):
-    """Send the difference to what all know, or one byte if it is small against the last change."""
+    """Send the difference to the shared estimate, or one byte if it is small."""
 
     inner: Codec
-    zeta: float  # how lazy: 0 always sends
+    zeta: float  # laziness: 0 sends in every step
 
     paper = (
         "Richtarik et al. 2022, 3PC: Three point compressors for communication-efficient "
@@ -97,11 +102,11 @@ class ThreePC(Feedback):
     ) -> Reduced:
         self.refuse_residual(residual)
         node = group.node
-        new, has_news = await node.call(_news, self, x, state)
+        new, has_news = await node.call(_difference_to_send, self, x, state)
         reduced = await Lifted(self.inner).mean_of_some(new, has_news, state["inner"], key, group)
-        own = await node.call(moved, state["own"], reduced)
-        common = await node.share(advanced, state["common"], reduced.mean)
-        last = x.detach().clone()  # a copy: whoever gave x may write the next gradient over it
+        own = await node.call(advance_own, state["own"], reduced)
+        common = await node.share(advance, state["common"], reduced.mean)
+        last = x.detach().clone()  # a copy: the caller may overwrite x with the next gradient
         return Reduced(
             await node.share(as_dtype, common, x.dtype),
             partial(as_dtype, own, x.dtype),
@@ -109,14 +114,14 @@ class ThreePC(Feedback):
         )
 
 
-def _news(method: ThreePC, x: Tensor, state: State) -> tuple[Tensor, bool]:
+def _difference_to_send(method: ThreePC, x: Tensor, state: State) -> tuple[Tensor, bool]:
     """x - h, and whether it is to be sent."""
     new = difference(method, x, state["own"])
     if state["last"] is None:
         return new, True
     change = difference(method, x, state["last"].to(scale_dtype(x.dtype)))
-    return new, _square(new) > method.zeta * _square(change)
+    return new, _squared_norm(new) > method.zeta * _squared_norm(change)
 
 
-def _square(x: Tensor) -> float:
+def _squared_norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2

@@ -1,19 +1,19 @@
-"""Momentum before compression: every worker averages its own velocity, and that is what travels.
+"""Momentum before compression: every worker keeps its own velocity and sends it.
 
     v_i <- momentum v_i + g_i;   the mean of v_i is taken through `inner`; step along that mean.
 
-Without compression it is all the same: the mean of the velocities is the velocity of the means.
-With feedback it is not. What a residual holds back for many steps is a sum of gradients; momentum
-applied to it afterwards drives on along old sums (Lin et al. 2018, sec. 3.2, who call this form
-momentum correction; `dgc` has their masking too). A trial with ResNet-20 on CIFAR-10, 32 workers,
-0.1% kept, 60 epochs: 68.0% with momentum 0.9 after aggregation, 83.8% corrected as in `dgc`, 88.6%
-without compression. So an optimizer's momentum comes to stand here by itself if the compression
-feeds back: see `momentum_at` of a run.
+Without compression the order does not matter: the mean of the velocities is the velocity of the
+means. With feedback it does. A residual accumulates a sum of gradients over many steps; momentum
+applied after it keeps moving along old sums (Lin et al. 2018, sec. 3.2; they call this form
+momentum correction, and `dgc` has their masking too). A trial with ResNet-20 on CIFAR-10, 32
+workers, 0.1% kept, 60 epochs: 68.0% with momentum 0.9 after aggregation, 83.8% corrected as in
+`dgc`, 88.6% without compression. So a run moves the optimizer's momentum here by default if the
+compression has feedback: see `momentum_at`.
 
 With `nesterov` it is g_i + momentum v_i that travels, as in torch.optim.SGD.
 
-Use it as `velocity(ef(topk(0.01)), momentum=0.9)` with a plain `sgd(lr)`; it is what
-`sgd(lr, momentum=0.9)` and `ef(topk(0.01))` come to. It holds one more vector per worker.
+Use it as `velocity(ef(topk(0.01)), momentum=0.9)` with a plain `sgd(lr)`; a run with `sgd(lr,
+momentum=0.9)` and `ef(topk(0.01))` is turned into it. It holds one more vector per worker.
 """
 
 from dataclasses import dataclass, replace
@@ -70,13 +70,13 @@ class Velocity(SenderFeedback):
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:
-        velocity, direction = await node.call(_accelerated, self, x, state["velocity"])
+        velocity, direction = await node.call(_update_velocity, self, x, state["velocity"])
         result = await forward(direction, state["inner"], None)
         return replace(result, state={"velocity": velocity, "inner": result.state}, residual=None)
 
 
-def _accelerated(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The new velocity, and what travels."""
+def _update_velocity(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The new velocity, and the vector to send."""
     check_input(method, x)
     gradient = x.detach().to(scale_dtype(x.dtype))
     past = torch.zeros_like(gradient) if velocity is None else velocity.to(x.device)

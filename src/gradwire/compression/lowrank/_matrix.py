@@ -1,4 +1,4 @@
-"""What methods share that work on layers: the matrices in a flat bucket, stacked by shape.
+"""The matrices in a flat bucket, stacked by shape, for methods that work on layers.
 
 A tensor of shape [n, ...] is the matrix [n, m] of its rows, so a convolution's kernels are
 [out, in * height * width] (Vogels et al. 2019). Matrices of equal shape are stacked, so
@@ -30,7 +30,7 @@ class Stack(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A bucket as a row of pieces: matrices, and what is none. All ranks hold the same.
+    """A bucket as a sequence of pieces: matrices, and other elements. Equal on all ranks.
 
     A bucket is cut by one `split` and put together by one `cat`, however many layers it has.
     """
@@ -52,17 +52,19 @@ class Layout(NamedTuple):
     def matrices(self, x: Tensor) -> list[Tensor]:
         """[num_matrices, n, m] of each stack, in float32 at least; a view where it can be one."""
         pieces = x.split(self.sizes)
-        return [_wide(_joined(pieces, s.pieces, x)).view(s.num, s.n, s.m) for s in self.stacks]
+        return [
+            _widen(_concatenate(pieces, s.pieces, x)).view(s.num, s.n, s.m) for s in self.stacks
+        ]
 
     def rest(self, x: Tensor) -> Tensor:
-        """What is no matrix, in a row."""
-        return _joined(x.split(self.sizes), self.plain, x)
+        """The elements outside all matrices, concatenated."""
+        return _concatenate(x.split(self.sizes), self.plain, x)
 
-    def assembled(self, matrices: Sequence[Tensor], rest: Tensor) -> Tensor:
+    def assemble(self, matrices: Sequence[Tensor], rest: Tensor) -> Tensor:
         """The flat bucket of these matrices and this rest."""
         pieces = [row for stack in matrices for row in stack.reshape(len(stack), -1).unbind()]
         pieces += rest.split([self.sizes[piece] for piece in self.plain])
-        return _joined(pieces, self.order, rest)
+        return _concatenate(pieces, self.order, rest)
 
 
 def layout(tensors: Sequence[Placed], compressed: Sequence[bool]) -> Layout:
@@ -92,13 +94,6 @@ def kept_tensors(state: State) -> tuple[Placed, ...]:
     return state or ()
 
 
-def covering(tensors: tuple[Placed, ...] | None, numel: int) -> tuple[Placed, ...]:
-    """The tensors of a vector of this length; an inner stage of a chain knows none."""
-    if tensors and tensors[-1][2] == numel:
-        return tensors
-    return (("", 0, numel, (numel,)),)
-
-
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
     """[n, m] of a tensor; None for scalars, vectors and what is empty."""
     if len(shape) < 2 or not math.prod(shape):
@@ -106,7 +101,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int] | None:
     return shape[0], math.prod(shape[1:])
 
 
-def unit(x: Tensor) -> Tensor:
+def magnitude_unit(x: Tensor) -> Tensor:
     """A power of two no more than twice as large as the largest magnitude, 1 for zeros."""
     if not x.numel():
         return x.new_ones(())
@@ -114,11 +109,11 @@ def unit(x: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), exponent - 1)
 
 
-def _joined(pieces: Sequence[Tensor], which: Sequence[int], like: Tensor) -> Tensor:
+def _concatenate(pieces: Sequence[Tensor], which: Sequence[int], like: Tensor) -> Tensor:
     if len(which) == 1:
         return pieces[which[0]]
     return torch.cat([pieces[piece] for piece in which]) if which else like[:0]
 
 
-def _wide(x: Tensor) -> Tensor:
+def _widen(x: Tensor) -> Tensor:
     return x.float() if is_half(x) else x

@@ -34,13 +34,13 @@ from math import isqrt
 import torch
 from torch import Tensor
 
+from gradwire.compression._layers import tensors_covering
 from gradwire.compression.lowrank._matrix import (
     Layout,
-    covering,
     kept_tensors,
     layout,
+    magnitude_unit,
     matrix_shape,
-    unit,
 )
 from gradwire.core.codec import (
     Codec,
@@ -80,15 +80,15 @@ class Atomo(Codec):
         return spec.layout
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        stacks = _plan(spec.flat().layout, self.rank).stacks
+        stacks = _make_layout(spec.flat().layout, self.rank).stacks
         return Guarantee(omega=max((min(s.n, s.m) / self.rank - 1 for s in stacks), default=0.0))
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        plan = _plan(covering(state, x.numel()), self.rank)
+        plan = _make_layout(tensors_covering(state, x.numel()), self.rank)
         padded = torch.nn.functional.pad(x, (0, plan.numel - x.numel()))
         counts, factors = [], []
         for number, matrices in enumerate(plan.matrices(padded)):  # one of each shape
-            u, s, vh = _decomposed(matrices)
+            u, s, vh = _decompose(matrices)
             p = _probabilities(s, self.rank)
             draws = key.child(number).uniform64(p.numel(), x.device).view(p.shape)
             kept = draws < p  # [num_matrices, r]
@@ -109,7 +109,7 @@ class Atomo(Codec):
         return SaturatingFeedback(self)
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        plan = _plan(covering(spec.tensors, spec.numel), self.rank)
+        plan = _make_layout(tensors_covering(spec.tensors, spec.numel), self.rank)
         num_matrices = [stack.num for stack in plan.stacks]
         counts = expect(parts["counts"], "counts", sum(num_matrices), torch.int32).long()
         plain = expect(parts["plain"], "plain", plan.num_plain, spec.dtype)
@@ -130,19 +130,19 @@ class Atomo(Codec):
         pieces = factors.split(sizes)
         matrices = []
         for i, (stack, own) in enumerate(zip(plan.stacks, by_stack)):
-            left = _by_matrix(pieces[2 * i].view(-1, stack.n), own)
-            right = _by_matrix(pieces[2 * i + 1].view(-1, stack.m), own)
+            left = _pad_by_matrix(pieces[2 * i].view(-1, stack.n), own)
+            right = _pad_by_matrix(pieces[2 * i + 1].view(-1, stack.m), own)
             # Sums of large products would be infinite, and their differences NaN.
-            units = unit(left), unit(right)
+            units = magnitude_unit(left), magnitude_unit(right)
             product = torch.bmm(left.mT / units[0], right / units[1])
             product = product.mul_(units[0]).mul_(units[1])
             matrices.append(clamp_to(product, spec.dtype))
-        return plan.assembled(matrices, plain)[: spec.numel]
+        return plan.assemble(matrices, plain)[: spec.numel]
 
 
 @lru_cache(maxsize=1024)
-def _plan(tensors: tuple[Placed, ...], rank: int) -> Layout:
-    """What becomes of a vector, filled up with zeros to a square; both sides make the same."""
+def _make_layout(tensors: tuple[Placed, ...], rank: int) -> Layout:
+    """The layout of a vector, padded with zeros to a square; equal on both sides."""
     numel = tensors[-1][2]
     if len(tensors) == 1 and not tensors[0][0] and matrix_shape(tensors[0][3]) is None and numel:
         n = isqrt(numel - 1) + 1
@@ -157,11 +157,11 @@ def _shrinks(shape: Sequence[int], rank: int) -> bool:
     return matrix is not None and rank * sum(matrix) < matrix[0] * matrix[1]
 
 
-def _decomposed(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _decompose(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, the singular values in float64, and V^T of a stack of matrices."""
-    scale = unit(matrices)
+    scale = magnitude_unit(matrices)
     u, s, vh = torch.linalg.svd(matrices / scale, full_matrices=False)
-    # The sign of a pair is anybody's choice: here the largest entry of u is positive.
+    # The sign of a pair is arbitrary: we make the largest entry of u positive.
     largest = u.gather(-2, u.abs().argmax(dim=-2, keepdim=True))  # [num_matrices, 1, r]
     sign = torch.where(largest < 0, -1.0, 1.0).to(u.dtype)
     return u * sign, s.double() * scale.double(), vh * sign.mT
@@ -181,7 +181,7 @@ def _probabilities(singular: Tensor, rank: int) -> Tensor:
     return torch.where(certain, 1.0, share.clamp(max=1.0))
 
 
-def _by_matrix(rows: Tensor, counts: Tensor) -> Tensor:
+def _pad_by_matrix(rows: Tensor, counts: Tensor) -> Tensor:
     """[total, width], `counts` rows for each matrix, as [num_matrices, most, width] with zeros."""
     most = int(counts.max())
     slots = torch.arange(most, device=rows.device) < counts[:, None]

@@ -8,10 +8,10 @@ so that the steps together are a power iteration; the first one is drawn from th
 matrices of a bucket share the two messages; vectors, and matrices that would not shrink by
 `min_rate`, travel as they are with the first.
 
-Under error feedback the residual is what the group did not get of this worker: its corrected
-matrix less P (M^T P)^T, its own term of the mean. torch's hook subtracts the mean P Q^T instead.
-Both rounds are linear, so the updates are the same up to rounding; but there the distance of a
-worker's gradients from the mean piles up in its residual with every step.
+Under error feedback the residual is the part of this worker's matrix that the mean lacks: its
+corrected matrix minus P (M^T P)^T, its own term of the mean. torch's hook subtracts the mean P Q^T
+instead. Both rounds are linear, so the updates are the same up to rounding; but there the distance
+of a worker's gradients from the mean piles up in its residual with every step.
 
 Where we differ: P is made orthonormal by a QR decomposition (the paper's Gram-Schmidt spans the
 same space), which leaves no NaN behind if M has a rank below r. torch's hook also makes Q
@@ -86,37 +86,39 @@ class PowerSGD(Reducer):
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
         node, spec = group.node, Spec.of(x)
-        plan = _plan(state["tensors"], self.rank, self.min_rate)
-        flat = await node.call(_checked, self, x, residual)
+        plan = _make_plan(state["tensors"], self.rank, self.min_rate)
+        flat = await node.call(_correct_input, self, x, residual)
         q = state["q"]
         if q is None or q.numel() != sum(plan.numbers[1]):  # a rank may change with time
-            q = await node.share(_random, plan, key.shared().child("q"), spec.dtype, x.device)
-        matrices, left = await node.call(_left, plan, flat, q)
+            q = await node.share(
+                _random_factors, plan, key.shared().child("q"), spec.dtype, x.device
+            )
+        matrices, left = await node.call(_left_factors, plan, flat, q)
         first = await group.mean(left)
         if plan.ranks:
-            basis = await node.share(_orthonormal, plan, first)
-            right = await node.call(_right, matrices, basis, flat)
+            basis = await node.share(_orthonormalize, plan, first)
+            right = await node.call(_right_factors, matrices, basis, flat)
             new_q = await group.mean(right)
         else:
             basis, right, new_q = (), left[:0], left[:0]
-        mean = await node.share(_assembled, plan, spec, first, basis, new_q)
-        own = partial(_assembled, plan, spec, left, basis, right)
+        mean = await node.share(_assemble, plan, spec, first, basis, new_q)
+        own = partial(_assemble, plan, spec, left, basis, right)
         return Reduced(
             mean,
             own,
             {**state, "q": new_q if self.warm_start else None},
-            None if residual is None else await node.call(_lost, flat, own),
+            None if residual is None else await node.call(_residual, flat, own),
         )
 
 
-def _checked(codec: PowerSGD, x: Tensor, residual: Tensor | None) -> Tensor:
+def _correct_input(codec: PowerSGD, x: Tensor, residual: Tensor | None) -> Tensor:
     flat = corrected(x, residual).reshape(-1)
     check_input(codec, flat)
     return flat
 
 
-class _Plan(NamedTuple):
-    """What becomes of a bucket; all ranks hold the same."""
+class _FactorPlan(NamedTuple):
+    """The factors of a bucket; equal on all ranks."""
 
     layout: Layout
     ranks: tuple[int, ...]  # of each stack
@@ -136,13 +138,13 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(tensors: tuple[Placed, ...], rank: int, min_rate: float) -> _Plan:
+def _make_plan(tensors: tuple[Placed, ...], rank: int, min_rate: float) -> _FactorPlan:
     bucket = layout(tensors, [_shrinks(tensor[3], rank, min_rate) for tensor in tensors])
     stacks = bucket.stacks
     ranks = tuple(min(rank, stack.n, stack.m) for stack in stacks)
     left = tuple(stack.num * stack.n * r for stack, r in zip(stacks, ranks))
     right = tuple(stack.num * stack.m * r for stack, r in zip(stacks, ranks))
-    return _Plan(bucket, ranks, (left, right))
+    return _FactorPlan(bucket, ranks, (left, right))
 
 
 def _shrinks(shape: Sequence[int], rank: int, min_rate: float) -> bool:
@@ -151,20 +153,22 @@ def _shrinks(shape: Sequence[int], rank: int, min_rate: float) -> bool:
     return matrix is not None and sum(matrix) * min(rank, *matrix) * min_rate < math.prod(matrix)
 
 
-def _random(plan: _Plan, key: Key, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _random_factors(
+    plan: _FactorPlan, key: Key, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """The first Q of every stack, as it would travel."""
     return key.normal(sum(plan.numbers[1]), device).to(dtype)
 
 
-def _left(plan: _Plan, x: Tensor, q: Tensor) -> tuple[list[Tensor], Tensor]:
+def _left_factors(plan: _FactorPlan, x: Tensor, q: Tensor) -> tuple[list[Tensor], Tensor]:
     """The matrices, and the first message: every P, then what is not compressed."""
     matrices = plan.layout.matrices(x)
-    starts = map(_moderate, plan.factors(q.to(x.device), 1))
+    starts = map(_rescale, plan.factors(q.to(x.device), 1))
     products = list(map(torch.bmm, matrices, starts))
-    return matrices, torch.cat([_flat(products, x), plan.layout.rest(x)])
+    return matrices, torch.cat([_flatten(products, x), plan.layout.rest(x)])
 
 
-def _moderate(factor: Tensor) -> Tensor:
+def _rescale(factor: Tensor) -> Tensor:
     """Factors, [num_matrices, n or m, rank], each over a power of two if far from 1."""
     exponents = torch.frexp(factor.abs().amax(dim=(1, 2), keepdim=True)).exponent
     is_far = exponents.abs() > _MOST_EXPONENT
@@ -177,32 +181,32 @@ def _moderate(factor: Tensor) -> Tensor:
     return torch.ldexp(torch.ldexp(factor, half), shift - half)
 
 
-def _orthonormal(plan: _Plan, first: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.linalg.qr(_moderate(p)).Q for p in plan.factors(first, 0))
+def _orthonormalize(plan: _FactorPlan, first: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.linalg.qr(_rescale(p)).Q for p in plan.factors(first, 0))
 
 
-def _right(matrices: Sequence[Tensor], basis: Sequence[Tensor], like: Tensor) -> Tensor:
+def _right_factors(matrices: Sequence[Tensor], basis: Sequence[Tensor], like: Tensor) -> Tensor:
     """The second message: every Q."""
-    return _flat([torch.bmm(m.mT, p) for m, p in zip(matrices, basis)], like)
+    return _flatten([torch.bmm(m.mT, p) for m, p in zip(matrices, basis)], like)
 
 
-def _flat(products: Sequence[Tensor], like: Tensor) -> Tensor:
+def _flatten(products: Sequence[Tensor], like: Tensor) -> Tensor:
     if not products:
         return like[:0]
     return clamp_to(torch.cat([product.reshape(-1) for product in products]), like.dtype)
 
 
-def _assembled(
-    plan: _Plan, spec: Spec, first: Tensor, basis: Sequence[Tensor], second: Tensor
+def _assemble(
+    plan: _FactorPlan, spec: Spec, first: Tensor, basis: Sequence[Tensor], second: Tensor
 ) -> Tensor:
     """The tensor that the two messages describe."""
     products = [
         clamp_to(torch.bmm(p, q.mT), spec.dtype) for p, q in zip(basis, plan.factors(second, 1))
     ]
     rest = first[first.numel() - plan.layout.num_plain :]
-    return plan.layout.assembled(products, rest).reshape(spec.shape)
+    return plan.layout.assemble(products, rest).reshape(spec.shape)
 
 
-def _lost(flat: Tensor, own: Callable[[], Tensor]) -> Tensor:
+def _residual(flat: Tensor, own: Callable[[], Tensor]) -> Tensor:
     sent = own()
     return corrected(flat, -sent.reshape(-1)).reshape(sent.shape)

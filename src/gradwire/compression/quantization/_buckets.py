@@ -1,4 +1,4 @@
-"""What quantisers share: vectors cut into buckets, and rounding at random."""
+"""Shared by quantisers: vectors cut into buckets, and random rounding."""
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def from_buckets(buckets: Tensor, numel: int) -> Tensor:
 def dither(count: int, key: Key, like: Tensor) -> Tensor:
     """Uniform on (0, 1) in steps of 2^-16: one Philox block serves eight elements.
 
-    So a fraction below 2^-17 always rounds down: that much of a step is what unbiased means here.
+    So a fraction below 2^-17 always rounds down: rounding is unbiased up to that part of a step.
     """
     return (key.halfwords(count, like.device).to(like.dtype) + 0.5) * 2.0**-16
 

@@ -89,7 +89,7 @@ def packing(alphabet: int) -> kernels.Packing:
 
 
 def finished(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as `dtype`, without a copy if it is: what kernels find is finite."""
+    """x as `dtype`, without a copy if it has it already; x must be finite."""
     return x if x.dtype == dtype else clamp_to(x, dtype)
 
 

@@ -47,7 +47,7 @@ def rotatable(x: Tensor) -> tuple[Tensor, int]:
 
 
 def mixed_rows(x: Tensor, key: Key, block: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """What `rotate` does first: rows [., m] with the signs they are to be given, and the rest.
+    """The first step of `rotate`: rows [., m] with the signs to apply, and the rest.
 
     The left-over coordinates [rest] are rotated already. x is `rotatable`.
     """
@@ -64,7 +64,7 @@ def mixed_rows(x: Tensor, key: Key, block: int) -> tuple[list[tuple[Tensor, Tens
 
 
 def unmix(x: Tensor, key: Key, block: int) -> Tensor:
-    """What `unrotate` does last, in place: x holds the rows, rotated back already, and the rest."""
+    """The last step of `unrotate`, in place: x holds the rows, rotated back, and the rest."""
     m = row_length(x.numel(), block)
     if x.numel() % m:
         last = x[-m:].reshape(1, m)

@@ -1,4 +1,4 @@
-"""What block-scaled quantisers share: the scale of each bucket, and elements relative to it."""
+"""Shared by block-scaled quantisers: the scale of each bucket, and elements relative to it."""
 
 from typing import Literal
 

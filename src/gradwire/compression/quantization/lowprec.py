@@ -35,8 +35,8 @@ from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
 _BITS = (2, 4, 8)
-_WIRE = {torch.float32: torch.int8, torch.float64: torch.int16}
-_OF_ZEROS = {torch.float32: -128, torch.float64: -1022}  # exponents of blocks of zeros
+_WIRE_DTYPES = {torch.float32: torch.int8, torch.float64: torch.int16}
+_ZERO_BLOCK_EXPONENT = {torch.float32: -128, torch.float64: -1022}  # exponents of blocks of zeros
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,14 +89,14 @@ class LowPrec(PackedCodec):
         steps, how = _powers(exponents, dtype), packing(2 * top + 1)
         draw = (key.seed, key.stream) if self.rounding == "random" else None
         packed = kernels.to_whole(x, steps, None, self.block, -top, top, draw, how)
-        return {"exponents": _wrapped(exponents, dtype), "values": packed}
+        return {"exponents": _to_wire(exponents, dtype), "values": packed}
 
     def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, top = scale_dtype(spec.dtype), self.largest
         lowest, highest = _range(dtype, top)
         count = num_buckets(spec.numel, self.block)
-        wire = expect(parts["exponents"], "exponents", count, _WIRE[dtype])
-        exponents = _unwrapped(wire, highest)
+        wire = expect(parts["exponents"], "exponents", count, _WIRE_DTYPES[dtype])
+        exponents = _from_wire(wire, highest)
         if bool(((exponents < lowest) | (exponents > highest)).any()):
             raise WireError(f"exponents: one is not in {lowest} .. {highest}")
         steps = _powers(exponents, dtype)
@@ -117,17 +117,19 @@ def _exponents(largest: Tensor, top: int) -> Tensor:
     lowest, highest = _range(largest.dtype, top)
     mantissa, exponent = torch.frexp(largest / top)  # mantissa 2^exponent, mantissa in [1/2, 1)
     ceiling = torch.where(mantissa == 0.5, exponent - 1, exponent).clamp(lowest, highest)
-    return torch.where(largest > 0, ceiling, torch.full_like(ceiling, _OF_ZEROS[largest.dtype]))
+    return torch.where(
+        largest > 0, ceiling, torch.full_like(ceiling, _ZERO_BLOCK_EXPONENT[largest.dtype])
+    )
 
 
-def _wrapped(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_wire(exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """As they travel: modulo 256 in one byte, since the range of steps is below its own."""
     if dtype == torch.float32:
         exponents = torch.where(exponents < -128, exponents + 256, exponents)
-    return exponents.to(_WIRE[dtype])
+    return exponents.to(_WIRE_DTYPES[dtype])
 
 
-def _unwrapped(wire: Tensor, highest: int) -> Tensor:
+def _from_wire(wire: Tensor, highest: int) -> Tensor:
     exponents = wire.to(torch.int32)
     if wire.dtype == torch.int8:
         exponents = torch.where(exponents > highest, exponents - 256, exponents)

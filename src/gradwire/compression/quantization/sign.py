@@ -84,7 +84,7 @@ class Sign(Codec):
         return self.bucket or max(1, numel)
 
     def sent_scales(self, means: Tensor, x: Tensor) -> Tensor:
-        """Scales as they travel. One is sent even of nothing."""
+        """Scales as they are sent. An empty vector has one, too."""
         if not self.bucket and not x.numel():
             means = means.new_zeros(1)
         dtype = scale_dtype(x.dtype)

@@ -13,7 +13,7 @@ goes out to all, the result is finalized to the one bit that counts.
 
 We differ in this: sign(0) and a tie are +1, where the papers leave them open or at random; and a
 worker whose tensor is all zero (a frozen layer, an empty batch) abstains, so that zeros stay zero
-if nobody votes.
+if no worker votes.
 
 Use it to run signSGD itself, with one bit per element in both directions and a majority that a few
 bad workers cannot turn; not with `ef(...)`, and with a learning rate made for steps of equal size.
@@ -76,7 +76,7 @@ class SignVote(Codec):
             )
 
     def guarantee(self, spec: Spec) -> Guarantee:
-        return Guarantee(grows=True)  # steps of equal size whatever is left to make up for
+        return Guarantee(grows=True)  # steps of equal size, however large the residual
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         votes = bool((x != 0).any())
@@ -84,7 +84,7 @@ class SignVote(Codec):
         return {"voters": _header(int(votes), x.device), "votes": planes}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
-        voters, planes = _opened(parts, -(-spec.numel // 8))
+        voters, planes = _read_votes(parts, -(-spec.numel // 8))
         if voters == 0:
             return parts["votes"].new_zeros(spec.numel, dtype=spec.dtype)
         minus = _at_least(planes, voters // 2 + 1)
@@ -95,7 +95,7 @@ class SignVote(Codec):
 
 
 def _merge(a: Payload, b: Payload) -> Payload:
-    (voters, planes), (others, more) = _opened(a.parts), _opened(b.parts)
+    (voters, planes), (others, more) = _read_votes(a.parts), _read_votes(b.parts)
     if not voters or not others:
         return a if voters else b
     if planes.shape[1] != more.shape[1]:
@@ -106,13 +106,13 @@ def _merge(a: Payload, b: Payload) -> Payload:
     total = voters + others
     if total > _MOST_VOTERS:
         raise WireError(f"voters: {total}, expected at most {_MOST_VOTERS}")
-    votes = _sum(planes, more, total.bit_length())
+    votes = _add_planes(planes, more, total.bit_length())
     return a.replace(voters=_header(total, votes.device), votes=votes.reshape(-1))
 
 
 def _finalize(merged: Payload, spec: Spec, size: int) -> Payload:
     """One bit per element: the majority."""
-    voters, planes = _opened(merged.parts, -(-spec.numel // 8))
+    voters, planes = _read_votes(merged.parts, -(-spec.numel // 8))
     if voters <= 1:
         return merged
     minus = _at_least(planes, voters // 2 + 1)
@@ -123,7 +123,7 @@ def _header(voters: int, device: torch.device) -> Tensor:
     return torch.tensor([voters], dtype=torch.int32, device=device)
 
 
-def _opened(parts: Parts, plane_bytes: int | None = None) -> tuple[int, Tensor]:
+def _read_votes(parts: Parts, plane_bytes: int | None = None) -> tuple[int, Tensor]:
     """The number of voters and the bit planes, lowest first: [num_planes, plane_bytes]."""
     voters = int(expect(parts["voters"], "voters", 1, torch.int32))
     if voters < 0:
@@ -135,7 +135,7 @@ def _opened(parts: Parts, plane_bytes: int | None = None) -> tuple[int, Tensor]:
     return voters, votes.reshape(num_planes, plane_bytes)
 
 
-def _sum(a: Tensor, b: Tensor, num_planes: int) -> Tensor:
+def _add_planes(a: Tensor, b: Tensor, num_planes: int) -> Tensor:
     """The sum of numbers in bit planes, by a ripple-carry adder: one step per plane."""
     carry = torch.zeros_like(a[0])
     out = torch.empty(num_planes, a.shape[1], dtype=torch.uint8, device=a.device)

@@ -45,7 +45,7 @@ class TernGrad(PackedCodec):
     clip: float = 2.5  # c: clip at c sigma; 0 clips nothing and is unbiased
     bucket: int | None = None  # elements that share one scale; None: the whole tensor
     share: bool = False  # all workers use the largest scale of any of them
-    scale: float | None = None  # s, if everybody knows it: what sharing comes to
+    scale: float | None = None  # s, if all workers know it: set by sharing
 
     paper = (
         "Wen et al. 2017, TernGrad: ternary gradients to reduce communication in distributed "
@@ -105,7 +105,7 @@ class TernGrad(PackedCodec):
         if self.scale is not None:
             # What lies beyond its own scale is clipped to it here, then to the known one.
             parts, x = {}, torch.minimum(torch.maximum(x, -scale), scale)
-            scale = torch.full_like(scale, self._known(x.dtype))
+            scale = torch.full_like(scale, self._known_scale(x.dtype))
         draw, levels = (key.seed, key.stream), x.new_tensor([0.0, 1.0])
         packed = kernels.to_levels(x, scale, self._bucket(x.numel()), levels, draw, packing(3))
         return {**parts, "values": packed}
@@ -115,13 +115,13 @@ class TernGrad(PackedCodec):
         table = torch.tensor([-1.0, 0.0, 1.0], dtype=dtype, device=parts["values"].device)
         if self.scale is not None:
             scale = None
-            table = table * self._known(dtype)
+            table = table * self._known_scale(dtype)
         else:
             scale = expect_scale(parts["scale"], num_buckets(spec.numel, bucket), dtype)
         return finished(look_up(parts["values"], table, scale, bucket, spec.numel), spec.dtype)
 
-    def _known(self, dtype: torch.dtype) -> float:
-        """The scale that everybody knows, as a number of `dtype`."""
+    def _known_scale(self, dtype: torch.dtype) -> float:
+        """The scale that all workers know, as a number of `dtype`."""
         assert self.scale is not None
         return float(torch.tensor(min(self.scale, torch.finfo(dtype).max), dtype=dtype))
 

@@ -41,9 +41,9 @@ from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 from gradwire.core.symbols import packed_bytes
 
-_DIGITS = 5  # trits to a byte
-_ZEROS = 121  # the byte of five zeros, 1 + 3 + 9 + 27 + 81
-_LONGEST = 14  # zero bytes that one byte stands for: a run of n is written 241 + n
+_TRITS_PER_BYTE = 5  # trits to a byte
+_FIVE_ZEROS = 121  # the byte of five zeros, 1 + 3 + 9 + 27 + 81
+_LONGEST_RUN = 14  # zero bytes that one byte stands for: a run of n is written 241 + n
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,13 +78,16 @@ class ThreeLC(Codec):
         upper = x.new_tensor(self.sparsity) / 2
         edges = torch.stack([torch.nextafter(-upper, upper), upper])
         packed = kernels.to_cells(x, scale[: x.numel()], x.numel() or 1, edges, packing(3))
-        padding = packed.numel() * _DIGITS - x.numel()
-        packed[-1:] += sum(3**digit for digit in range(_DIGITS - padding, _DIGITS))
-        return {"scale": scale, "trits": kernels.shorten_runs(packed, _ZEROS, _LONGEST)}, state
+        padding = packed.numel() * _TRITS_PER_BYTE - x.numel()
+        packed[-1:] += sum(3**digit for digit in range(_TRITS_PER_BYTE - padding, _TRITS_PER_BYTE))
+        return {
+            "scale": scale,
+            "trits": kernels.shorten_runs(packed, _FIVE_ZEROS, _LONGEST_RUN),
+        }, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         largest = expect_scale(parts["scale"], 1, scale_dtype(spec.dtype))
-        packed = _lengthened(parts["trits"], packed_bytes(spec.numel, 3))
+        packed = _restore_runs(parts["trits"], packed_bytes(spec.numel, 3))
         size = _rounded_down(largest.double() * self.sparsity, spec.dtype).to(largest.dtype)
         table = size * size.new_tensor([-1.0, 0.0, 1.0])
         return finished(look_up(packed, table, None, spec.numel or 1, spec.numel), spec.dtype)
@@ -97,12 +100,12 @@ def _rounded_down(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(nearest.double() > magnitude, lower, nearest)
 
 
-def _lengthened(code: Tensor, num_bytes: int) -> Tensor:
+def _restore_runs(code: Tensor, num_bytes: int) -> Tensor:
     """The packed trits; `WireError` if they do not come to `num_bytes`."""
     expect(code, "trits", code.numel(), torch.uint8)
     if code.numel() > num_bytes:
         raise WireError(f"trits: {code.numel()} bytes, expected at most {num_bytes}")
-    packed, total = kernels.lengthen_runs(code, _ZEROS, _LONGEST, num_bytes)
+    packed, total = kernels.lengthen_runs(code, _FIVE_ZEROS, _LONGEST_RUN, num_bytes)
     if total != num_bytes:
         raise WireError(f"trits: they come to {total} bytes, expected {num_bytes}")
     return packed

@@ -1,13 +1,13 @@
-"""A vector quantised by `dq` where a plane of bits says which quantiser each element takes.
+"""Quantisation by `dq` where a plane of bits selects the quantiser of each element.
 
 The plane is a word of a polar code C (`coding/plane.py`): the points that it leaves are the lattice
 2Z^n + C (Construction A; Conway and Sloane 1999, ch. 5), whose cells are nearer to balls than those
-of eight states. It is found as the trellis is, by error and rate: the ratio of an element is what
-its best index in one quantiser costs more than that in the other. What a bit weighs follows from
-the scale s of the ratios: in p(y | x) ~ exp(-s (x - y)^2) p(y) a bit costs log(2) / s.
+of eight states. It is found like the path in a trellis, by error and rate: the ratio of an element
+is the difference in cost between its best indices in the two quantisers. The weight of a bit
+follows from the scale s of the ratios: in p(y | x) ~ exp(-s (x - y)^2) p(y) a bit costs log(2) / s.
 
-Zero may be a value of quantiser 1 or not, as the sender likes. Among elements near zero both had
-better have it; among large ones the second does without, or a quarter of its bits would be lost.
+The sender decides whether zero is a value of quantiser 1. Near zero both quantisers should have it;
+among large elements it would waste a quarter of the bits.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A vector quantised by `dq` with a given step: the search for indices, and what codes them.
+"""Quantises a vector with a given step for `dq`: the indices, and the tables that code them.
 
 Tables and indices depend on each other: the search takes the rates of tables, and tables are made
 of the indices that it finds. They converge on some blocks of the vector, in a few rounds.
@@ -16,35 +16,36 @@ from gradwire import kernels
 from gradwire.coding.trellis import Tables
 from gradwire.compression.quantization._powers import largest_magnitude
 from gradwire.compression.source_coding._dq_plane import plane_fit
-from gradwire.compression.source_coding._dq_short_codes import of_short_number, short_number
+from gradwire.compression.source_coding._dq_short_codes import from_short_float, to_short_float
 from gradwire.compression.source_coding._dq_wire import (
     NO_OFFSETS,
     Shapes,
     num_segments,
     step_bytes,
-    written,
+    write_header,
 )
 from gradwire.core.codec import State
 from gradwire.kernels.reference.trellis import BLOCK, CLASSES, LARGEST, UNIT
 
-SAMPLE = 1 << 16  # elements on which a step is looked for
-LEAST_SIGNED = 0.45  # bits per element from which on signs may count in the trellis
-LEAST_PLANE, SHORTEST_PLANE = 0.7, 1 << 11  # bits and elements from which on planes may do
-ROUNDS = 3  # of search and count until they fit
-_BLOCKS = 64  # of a long vector, on which tables are made
-_PASSES, _SHORT = 2, 1 << 18  # searches of the whole, in vectors of so many elements at most
-_PART = 64  # elements of a part of a row
-WIDER = 1.25  # the step of a plane, of that of a trellis that does the same
-_MARGIN = 0.997  # of what a trellis costs: a plane that costs more is not worth its time
-_SAME, _TRIES = 1.02, 4  # errors that differ by less are equal; steps tried until they are
+SAMPLE_NUMEL = 1 << 16  # size of the sample on which a step is searched
+MIN_SIGNED_BITS = 0.45  # per element; from this rate on the trellis may use signs
+MIN_PLANE_BITS, MIN_PLANE_NUMEL = 0.7, 1 << 11  # from this rate and length on, planes may be used
+NUM_ROUNDS = 3  # of search and count until indices and tables fit
+_NUM_TABLE_BLOCKS = 64  # blocks of a long vector that tables are made from
+_SHORT_PASSES, _SHORT_NUMEL = 2, 1 << 18  # searches of a vector of at most this length
+_ROW_PART_NUMEL = 64  # elements of a part of a row
+PLANE_STEP_FACTOR = 1.25  # step of a plane / step of a trellis of equal error
+_PLANE_MARGIN = 0.997  # a plane must cost less than this share of a trellis
+_EQUAL_ERROR_FACTOR = 1.02  # errors that differ by less count as equal
+_MAX_STEP_TRIES = 4  # steps tried until errors are equal
 _SLOPE = 0.32  # of error over rate, in squared steps of a trellis
 
 
 class Way(IntEnum):
-    """What says which quantiser an element takes, and where zero is a value of quantiser 1."""
+    """How the quantiser of each element is selected, and where zero is a value of quantiser 1."""
 
     PLAIN = 0  # the trellis; everywhere
-    SIGNED = 1  # the trellis that looks at signs; nowhere
+    SIGNED = 1  # the trellis with signs; nowhere
     PLANE_ALL = 2  # a plane; everywhere
     PLANE_SMALL = 3  # a plane; among small numbers
     PLANE_NONE = 4  # a plane; nowhere
@@ -54,11 +55,15 @@ class Way(IntEnum):
         return self >= Way.PLANE_ALL
 
 
-LARGE = {Way.PLANE_ALL: CLASSES, Way.PLANE_SMALL: 7, Way.PLANE_NONE: 0}  # classes without zero
+FIRST_CLASS_WITHOUT_ZERO = {
+    Way.PLANE_ALL: CLASSES,
+    Way.PLANE_SMALL: 7,
+    Way.PLANE_NONE: 0,
+}  # classes without zero
 
 
 class Prior(NamedTuple):
-    """What a search takes the rates and values of indices from."""
+    """The rates and values of indices that a search starts with."""
 
     levels: Tensor  # of tables
     offsets: Tensor  # of |k| = 1, 2, more in either quantiser, in 1/64 of a step
@@ -79,7 +84,7 @@ class Prior(NamedTuple):
 
 
 class Quantised(NamedTuple):
-    """A vector quantised with some step, and all that its code takes."""
+    """A vector quantised with a step, and the parts of its code."""
 
     step: Tensor  # a scalar of the dtype that travels
     indices: Tensor
@@ -110,7 +115,7 @@ class Quantised(NamedTuple):
 
     def code(self) -> bytearray:
         signed = self.way is Way.SIGNED
-        front = written(
+        front = write_header(
             self.step, self.indices.numel(), self.tables, self.offsets, signed, self.plane
         )
         halves, tails = self.tables.halves(), self.tables.tails()
@@ -127,7 +132,7 @@ class Quantised(NamedTuple):
         return bits, bits + 0.5 * math.log2(self.error or 1e-30)
 
 
-def quantised(
+def quantise(
     x: Tensor,
     shapes: Shapes,
     step: float,
@@ -136,19 +141,21 @@ def quantised(
     passes: int | None = None,
     way: Way = Way.PLAIN,
 ) -> Quantised:
-    """With this step; the search takes a prior, or tables that converge in `rounds`."""
-    wire = torch.tensor(max(step, least_step(x)), dtype=x.dtype, device="cpu")
+    """Quantises with this step; the search uses a prior, or tables that converge in `rounds`."""
+    wire = torch.tensor(max(step, smallest_step(x)), dtype=x.dtype, device="cpu")
     if step_bytes(x.numel(), x.dtype) == 2:
-        wire = of_short_number(short_number(float(wire), x.dtype), x.dtype)
+        wire = from_short_float(to_short_float(float(wire), x.dtype), x.dtype)
     most = UNIT * (2 * LARGEST - 16)
     scaled = (x * (UNIT / float(wire))).round_().clamp_(-most, most).to(torch.int32)
     segments = num_segments(x.numel())
     levels, offsets, way = prior or (None, NO_OFFSETS, way)
     start = scaled, layout_of(shapes), segments, levels, offsets
-    passes, stride = passes or passes_of(x), max(1, x.numel() // (_BLOCKS * BLOCK))
+    passes, stride = passes or num_passes(x), max(1, x.numel() // (_NUM_TABLE_BLOCKS * BLOCK))
     plane = None
     if way.is_plane:
-        fit, plane = plane_fit(*start, LARGE[way], passes + (0 if prior else rounds), stride)
+        fit, plane = plane_fit(
+            *start, FIRST_CLASS_WITHOUT_ZERO[way], passes + (0 if prior else rounds), stride
+        )
     else:
         fit = kernels.trellis_fit(*start, way is Way.SIGNED, rounds, passes, stride)
     indices, contexts, coded, offsets, text, size, error, energy = fit
@@ -163,71 +170,73 @@ def layout_of(shapes: Shapes) -> Tensor:
 
 
 def prefers_signs(x: Tensor, shapes: Shapes, step: float) -> bool:
-    """Whether the trellis had better look at signs: see `kernels/reference/trellis.py`."""
-    plain, signed = (quantised(x, shapes, step, None, 2, 1, way) for way in (Way.PLAIN, Way.SIGNED))
+    """Whether the trellis should use signs: see `kernels/reference/trellis.py`."""
+    plain, signed = (quantise(x, shapes, step, None, 2, 1, way) for way in (Way.PLAIN, Way.SIGNED))
     bits, worth = signed.rated()
-    return bits >= LEAST_SIGNED and worth < plain.rated()[1] - 0.01
+    return bits >= MIN_SIGNED_BITS and worth < plain.rated()[1] - 0.01
 
 
 def preferred_plane(x: Tensor, shapes: Shapes, step: float, way: Way) -> Way | None:
-    """The plane that does better than the trellis does with this step, if one does.
+    """The best plane, if it beats the trellis with this step.
 
-    Compared are error and bits, as much of one for the other as the search itself would give.
+    Error and bits are compared, weighted as in the search itself.
     """
     energy = float(x.double().square().mean())
 
     def cost(tried: Quantised) -> float:
         return tried.error * energy + _SLOPE * step**2 * tried.rated()[0]
 
-    most = cost(quantised(x, shapes, step, None, 2, 1, way))
+    most = cost(quantise(x, shapes, step, None, 2, 1, way))
     planes = (own for own in Way if own.is_plane)
-    found = {own: cost(quantised(x, shapes, WIDER * step, None, 2, 2, own)) for own in planes}
+    found = {
+        own: cost(quantise(x, shapes, PLANE_STEP_FACTOR * step, None, 2, 2, own)) for own in planes
+    }
     best = min(found, key=lambda own: found[own])
-    return best if found[best] < _MARGIN * most else None
+    return best if found[best] < _PLANE_MARGIN * most else None
 
 
-def at_step(
+def quantise_at_step(
     x: Tensor, shapes: Shapes, step: float, way: Way, passes: int | None = None
 ) -> Quantised:
-    """With this step, and tables that converge in it."""
-    return quantised(x, shapes, step, None, 1 if way.is_plane else ROUNDS, passes, way)
+    """Quantises with this step and tables that converge for it."""
+    return quantise(x, shapes, step, None, 1 if way.is_plane else NUM_ROUNDS, passes, way)
 
 
-def plane_at_step(
+def quantise_plane_at_step(
     x: Tensor, shapes: Shapes, step: float, way: Way, passes: int
 ) -> tuple[Way, float] | None:
-    """The plane that takes fewer bits than the trellis with this step does, if one does.
+    """The plane that takes fewer bits than the trellis at the same error, if there is one.
 
-    With it a factor of the step, so that the error is the same.
+    Also the factor of the step at which the errors are equal.
     """
-    trellis = at_step(x, shapes, step, way, passes)
+    trellis = quantise_at_step(x, shapes, step, way, passes)
     bits = trellis.rated()[0]
-    plane = preferred_plane(x, shapes, step, way) if bits >= LEAST_PLANE else None
+    plane = preferred_plane(x, shapes, step, way) if bits >= MIN_PLANE_BITS else None
     if plane is None:
         return None
-    factor = WIDER
-    for _ in range(_TRIES):
-        tried = at_step(x, shapes, factor * step, plane, passes)
+    factor = PLANE_STEP_FACTOR
+    for _ in range(_MAX_STEP_TRIES):
+        tried = quantise_at_step(x, shapes, factor * step, plane, passes)
         ratio = tried.error / trellis.error if trellis.error else math.inf
-        if 1 / _SAME <= ratio <= _SAME:
-            own = tried.rated()[0] + 0.5 * math.log2(ratio)  # what is left of a difference
-            return (plane, factor) if own < _MARGIN * bits else None
+        if 1 / _EQUAL_ERROR_FACTOR <= ratio <= _EQUAL_ERROR_FACTOR:
+            own = tried.rated()[0] + 0.5 * math.log2(ratio)  # remaining relative difference
+            return (plane, factor) if own < _PLANE_MARGIN * bits else None
         factor /= min(max(math.sqrt(ratio), 0.8), 1.25)
     return None
 
 
-def passes_of(x: Tensor) -> int:
-    return _PASSES if x.numel() <= _SHORT else 1
+def num_passes(x: Tensor) -> int:
+    return _SHORT_PASSES if x.numel() <= _SHORT_NUMEL else 1
 
 
-def least_step(x: Tensor) -> float:
-    """The smallest that leaves indices in their range."""
+def smallest_step(x: Tensor) -> float:
+    """The smallest step that keeps indices in their range."""
     # A step of two bytes may be smaller than asked for by 1/64.
     return 1.02 * largest_magnitude(x) / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
 
 
-def sampled(x: Tensor, shapes: Shapes, numel: int) -> tuple[Tensor, Shapes]:
-    """Some rows of every matrix, and if there are few, parts of them, if the vector is long."""
+def take_sample(x: Tensor, shapes: Shapes, numel: int) -> tuple[Tensor, Shapes]:
+    """A sample of a long vector: some rows of every matrix, or parts of rows if there are few."""
     stride = x.numel() // numel
     if stride < 2:
         return x, shapes
@@ -237,8 +246,10 @@ def sampled(x: Tensor, shapes: Shapes, numel: int) -> tuple[Tensor, Shapes]:
         start += rows * width
         leap = min(stride, max(1, rows // 8))
         kept, few = tensor[::leap], stride // leap
-        if few > 1 and width >= 2 * _PART:
-            whole = kept[:, : width // _PART * _PART].unflatten(1, (-1, _PART))
+        if few > 1 and width >= 2 * _ROW_PART_NUMEL:
+            whole = kept[:, : width // _ROW_PART_NUMEL * _ROW_PART_NUMEL].unflatten(
+                1, (-1, _ROW_PART_NUMEL)
+            )
             kept = whole[:, ::few].flatten(1)
         pieces.append(kept.reshape(-1))
         own.append((kept.shape[0], kept.shape[1]))

@@ -1,9 +1,9 @@
-"""The step with which `dq` keeps to a rate.
+"""Searches the step with which `dq` keeps to a rate.
 
-From one call to the next little changes, so that a search begins where the last one ended; the
-first one begins with a sample, which also decides between trellis and plane. That is decided anew,
-as if there had been no call before, where the vectors are no longer like those that it was decided
-for (`Choice`), and now and then anyhow. Sizes of short vectors jump, and then all steps are tried.
+Vectors change little between calls, so a search begins at the result of the last one; the first one
+begins with a sample, which also decides between trellis and plane. That decision is made again, as
+in a first call, when the vectors have changed too much (`Choice`), and periodically. For short
+vectors the size is not a smooth function of the step; then all steps are tried.
 """
 
 import math
@@ -13,85 +13,89 @@ from torch import Tensor
 
 from gradwire.compression.quantization._powers import largest_magnitude
 from gradwire.compression.source_coding._dq_quantised import (
-    LEAST_PLANE,
-    LEAST_SIGNED,
-    ROUNDS,
-    SAMPLE,
-    SHORTEST_PLANE,
-    WIDER,
+    MIN_PLANE_BITS,
+    MIN_PLANE_NUMEL,
+    MIN_SIGNED_BITS,
+    NUM_ROUNDS,
+    PLANE_STEP_FACTOR,
+    SAMPLE_NUMEL,
     Prior,
     Quantised,
     Way,
-    least_step,
-    passes_of,
+    num_passes,
     preferred_plane,
     prefers_signs,
-    quantised,
-    sampled,
+    quantise,
+    smallest_step,
+    take_sample,
 )
-from gradwire.compression.source_coding._dq_short_codes import peaks, plain
+from gradwire.compression.source_coding._dq_short_codes import encode_peaks, encode_plain
 from gradwire.compression.source_coding._dq_start import (
     Choice,
     Hint,
     Start,
-    fresh_start,
+    make_fresh_start,
     tail_shape,
 )
 from gradwire.compression.source_coding._dq_wire import NOTHING, Shapes
 from gradwire.kernels.reference.trellis import UNIT
 
-_GRID = 14  # steps of all sizes, each half of the one before
-_LARGER = 1 << 18  # elements on which a step is corrected
-_TRIES, _SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole, on a sample
-_SLACK, _AIM = 0.02, -0.012  # how far below the rate will do, and what to try for, as log2
-_AROUND = 9  # bytes of a payload besides its part and the length of it: see core/payload.py
-_SPARE, _FEW = 16, 256  # bytes beyond the rate, if there are no more than so many with them
-_LEAST_ROOM = 14  # bytes, of a trellis
-_CALLS, _WORSE = 32, 1.5  # after so many, or with an error so much larger, all steps are tried
+_NUM_GRID_STEPS = 14  # step sizes tried, each half of the one before
+_CORRECTION_NUMEL = 1 << 18  # elements on which a step is corrected
+_MAX_TRIES, _MAX_SAMPLE_TRIES = 12, 8  # of a search for the step: on the whole vector, on a sample
+_LOG2_SLACK, _LOG2_AIM = 0.02, -0.012  # accepted shortfall below the rate, and target
+_ENVELOPE_BYTES = 9  # of a payload, besides its part and that part's length: see core/payload.py
+_SPARE_BYTES, _MAX_SPARED_BYTES = 16, 256  # allowed beyond the rate, up to this total
+_MIN_TRELLIS_BYTES = 14  # smallest code of a trellis
+_MAX_HINT_CALLS, _MAX_HINT_ERROR_GROWTH = 32, 1.5  # beyond these all steps are tried again
 
 
-def coded(
+def encode_at_rate(
     x: Tensor,
     shapes: Shapes,
     rms: float,
     rate: float,
     start: Start | None,
 ) -> tuple[bytearray, Start | None]:
-    """The code with about the smallest step that keeps to a rate, and a start for the next one.
+    """The code with about the smallest step that keeps to a rate, and a start for the next call.
 
-    Tables and indices depend on each other, and where nearly all is zero what is not costs so much
-    that even more becomes zero: sizes jump. Tables converge while the step follows the rate, on a
-    sample; then they stay, and the size changes smoothly with the step. If that comes to less than
-    any source allows, or to nothing, all steps are tried, and the least error is taken. What was
-    best is then taken for some calls, as long as the error stays about the same.
+    Tables and indices depend on each other. Where nearly all indices are zero, a nonzero index
+    costs so much that even more become zero: the size jumps. On a sample, tables converge while the
+    step follows the rate; then the tables are fixed, and the size changes smoothly with the step.
+    If the result is worse than any source needs, or empty, all steps are tried and the one of least
+    error is taken. It is reused for some calls, as long as the error stays about the same.
     """
-    room = _room(rate, x.numel())
+    room = _num_code_bytes(rate, x.numel())
     hint = None if start is None else start.hint
     followed: tuple[float, bytearray, Start | None] | None = None
     if start is not None and hint is not None:
         older = hint._replace(age=hint.age + 1)
         if hint.follows:
-            followed = error, code, next_start = _followed(x, shapes, rms, rate, room, start)
+            followed = error, code, next_start = _follow_size(x, shapes, rms, rate, room, start)
         else:
-            code, found = _tried_all(x, shapes, rms, room, hint)
+            code, found = _try_all_steps(x, shapes, rms, room, hint)
             error, next_start = found.error, start
-        if next_start is not None and error <= _WORSE * hint.error + 1e-9 and older.age < _CALLS:
+        if (
+            next_start is not None
+            and error <= _MAX_HINT_ERROR_GROWTH * hint.error + 1e-9
+            and older.age < _MAX_HINT_CALLS
+        ):
             return code, next_start._replace(hint=older)
-    error, code, start = followed or _followed(x, shapes, rms, rate, room, start)
+    error, code, start = followed or _follow_size(x, shapes, rms, rate, room, start)
     bound = 4.0 ** -(8 * max(room - 24, 0) / x.numel())  # of a Gaussian; all others are easier
     most = min((1.3 if rate < 4 else 1.6) * bound, 0.5 + 0.5 * bound)
     near = error <= most and len(code) >= 0.9 * room
-    if room >= _FEW and (near or error <= 1e-4 * bound):
+    if room >= _MAX_SPARED_BYTES and (near or error <= 1e-4 * bound):
         return code, start
-    other, found = _tried_all(x, shapes, rms, room, None)
+    other, found = _try_all_steps(x, shapes, rms, room, None)
     if found.error < error:
-        return other, (start or fresh_start())._replace(hint=found)
+        return other, (start or make_fresh_start())._replace(hint=found)
     if start is not None:
         start = start._replace(hint=found._replace(error=error, follows=True))
     return code, start
 
 
-def _followed(
+def _follow_size(
     x: Tensor,
     shapes: Shapes,
     rms: float,
@@ -100,7 +104,7 @@ def _followed(
     start: Start | None,
 ) -> tuple[float, bytearray, Start | None]:
     """The code of least error found by following the size, with that error: 1 if all is zero."""
-    if room < _LEAST_ROOM:
+    if room < _MIN_TRELLIS_BYTES:
         return 1.0, bytearray([NOTHING]), None
     guess = math.log2(rms)
     tried: Quantised | None = None
@@ -108,31 +112,35 @@ def _followed(
     if start is not None and (start.choice is None or not start.choice.holds(shape)):
         start = None
     if start is not None:
-        tried = quantised(x, shapes, 2.0 ** (guess + start.step), start.prior)
+        tried = quantise(x, shapes, 2.0 ** (guess + start.step), start.prior)
         if not 0.7 <= tried.num_bytes / max(room, 1) <= 1.4:
             start = tried = None
     is_anew = start is None
     if start is None:
         start = _sampled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN)
-        sample = sampled(x, shapes, SAMPLE)
-        if start and rate >= LEAST_SIGNED and prefers_signs(*sample, 2.0 ** (guess + start.step)):
+        sample = take_sample(x, shapes, SAMPLE_NUMEL)
+        if (
+            start
+            and rate >= MIN_SIGNED_BITS
+            and prefers_signs(*sample, 2.0 ** (guess + start.step))
+        ):
             at = guess + start.step
             start = _sampled_start(x, shapes, guess, rate, room, at, Way.SIGNED) or start
-        if start and rate >= LEAST_PLANE and x.numel() >= SHORTEST_PLANE:
+        if start and rate >= MIN_PLANE_BITS and x.numel() >= MIN_PLANE_NUMEL:
             at = guess + start.step
             plane = preferred_plane(*sample, 2.0**at, start.prior.way)
-            at += math.log2(WIDER)
+            at += math.log2(PLANE_STEP_FACTOR)
             if plane is not None:
                 start = _sampled_start(x, shapes, guess, rate, room, at, plane) or start
     if start is None:
         return 1.0, bytearray([NOTHING]), None
     at, slope = guess + start.step, start.slope
-    lowest, highest = least_step(x), largest_magnitude(x) * UNIT
+    lowest, highest = smallest_step(x), largest_magnitude(x) * UNIT
     low: _Point | None = None  # a step too small
     high: _Point | None = None
     best, code, least = start, bytearray([NOTHING]), 1.0
-    for _ in range(_TRIES):
-        tried = tried or quantised(x, shapes, 2.0**at, start.prior)
+    for _ in range(_MAX_TRIES):
+        tried = tried or quantise(x, shapes, 2.0**at, start.prior)
         size = tried.num_bytes
         if size < 1.005 * room:  # an estimate is not enough
             own = tried.code()
@@ -140,10 +148,10 @@ def _followed(
             error = tried.error if size <= room else math.inf
             if error < least:
                 # A single pass starts from rougher contexts than those that its code is in.
-                kept = tried.prior if passes_of(x) > 1 else start.prior
+                kept = tried.prior if num_passes(x) > 1 else start.prior
                 best = Start(at - guess, slope, kept)
                 least, code = error, own
-            if room * (1 - _SLACK) <= size <= room or room - 2 <= size <= room:
+            if room * (1 - _LOG2_SLACK) <= size <= room or room - 2 <= size <= room:
                 break
         point, tried = (at, math.log2(size / max(room, 1))), None
         before = low if size > room else high
@@ -153,14 +161,14 @@ def _followed(
             high = point
         if low and high:
             slope = _slope(low, high)
-            share = (low[1] - _AIM) / (low[1] - high[1])
+            share = (low[1] - _LOG2_AIM) / (low[1] - high[1])
             at = low[0] + (high[0] - low[0]) * min(max(share, 0.1), 0.9)
             if high[0] - low[0] < 0.003:
                 break
         else:
             if before:
                 slope = _slope(before, point)
-            at += min(max((point[1] - _AIM) / slope, -2.0), 2.0)
+            at += min(max((point[1] - _LOG2_AIM) / slope, -2.0), 2.0)
         if not lowest <= 2.0**at <= highest:
             break
     choice = Choice(shape, shape, least, least)
@@ -172,13 +180,13 @@ def _followed(
     return least, code, best._replace(choice=choice)
 
 
-def _tried_all(
+def _try_all_steps(
     x: Tensor, shapes: Shapes, rms: float, room: int, hint: "Hint | None"
 ) -> tuple[bytearray, "Hint"]:
     """The code of least error of all kinds and steps, or of those near a hint, and where it was."""
-    found = [peaks(x, room), plain(x, room)]
+    found = [encode_peaks(x, room), encode_plain(x, room)]
     errors = [(error, Hint(error, 0.0, Way.PLAIN)) for error, _ in found]
-    if room >= _LEAST_ROOM:
+    if room >= _MIN_TRELLIS_BYTES:
         error, code, at, way = _best_step(x, shapes, rms, room, hint)
         found.append((error, code))
         errors.append((error, Hint(error, at - math.log2(rms), way)))
@@ -189,16 +197,17 @@ def _tried_all(
 def _best_step(
     x: Tensor, shapes: Shapes, rms: float, room: int, hint: "Hint | None"
 ) -> tuple[float, bytearray, float, Way]:
-    """The least error of all steps, where a part of the vector may go without bits.
+    """The least error of all steps, where a part of the vector may get no bits.
 
-    Sizes jump where all numbers are about as large: they take one bit each or none. Between the two
-    the part of least energy becomes zero. With feedback it is another part next time.
+    Sizes jump where all numbers are about equally large: they take one bit each or none. Between
+    the two, the part of least energy becomes zero; with feedback that is another part in the next
+    step.
     """
-    sample, own = sampled(x, shapes, SAMPLE)
+    sample, own = take_sample(x, shapes, SAMPLE_NUMEL)
     found: list[tuple[float, float, Way, float]] = []
 
     def look(at: float, way: Way) -> float:
-        tried = quantised(sample, own, 2.0**at, None, 2, None, way)
+        tried = quantise(sample, own, 2.0**at, None, 2, None, way)
         excess = _excess(tried, x, sample, room)
         spared = max(0.0, 1 - 2.0**-excess)
         found.append((tried.error * (1 - spared) + spared, at, way, spared))
@@ -206,8 +215,8 @@ def _best_step(
 
     if hint is None:
         at = math.log2(largest_magnitude(x)) + 1
-        for _ in range(_GRID):
-            if 2.0**at < least_step(x) or look(at, Way.PLAIN) > 2:
+        for _ in range(_NUM_GRID_STEPS):
+            if 2.0**at < smallest_step(x) or look(at, Way.PLAIN) > 2:
                 break
             at -= 1
         _, at, way, _ = min(found)
@@ -222,9 +231,9 @@ def _best_step(
     least, code = 1.0, bytearray([NOTHING])
     _, at, way, spared = min(found)
     low, high = -1.0, 1.0  # shares that are too small, and that will do
-    for _ in range(_TRIES):
-        kept, lost = _without(x, spared)
-        tried = quantised(kept, shapes, 2.0**at, None, ROUNDS, None, way)
+    for _ in range(_MAX_TRIES):
+        kept, lost = _drop_run(x, spared)
+        tried = quantise(kept, shapes, 2.0**at, None, NUM_ROUNDS, None, way)
         fresh = tried.code()
         error = tried.error * (1 - lost) + lost if len(fresh) <= room else math.inf
         if error < least:
@@ -232,11 +241,11 @@ def _best_step(
         share = len(fresh) / room
         if len(fresh) > room:
             low = spared
-        elif spared == 0.0 or share > 1 - _SLACK or len(fresh) >= room - 1:
+        elif spared == 0.0 or share > 1 - _LOG2_SLACK or len(fresh) >= room - 1:
             break
         else:
             high = spared
-        spared = max(0.0, 1 - (1 - spared) / share * (1 - _SLACK / 3))
+        spared = max(0.0, 1 - (1 - spared) / share * (1 - _LOG2_SLACK / 3))
         if not low < spared < high:
             spared = max(0.0, low + high) / 2
         if (high - low) * x.numel() < 1:
@@ -244,7 +253,7 @@ def _best_step(
     return least, code, at, way
 
 
-def _without(x: Tensor, share: float) -> tuple[Tensor, float]:
+def _drop_run(x: Tensor, share: float) -> tuple[Tensor, float]:
     """The vector without a run of this share of its length, and its share of the energy: the least.
 
     All runs of the length are looked at.
@@ -261,18 +270,18 @@ def _without(x: Tensor, share: float) -> tuple[Tensor, float]:
     return kept, float(energies[first] / sums[-1])
 
 
-def _room(rate: float, numel: int) -> int:
-    """Bytes of a code: what the rate gives, less what goes around it.
+def _num_code_bytes(rate: float, numel: int) -> int:
+    """Bytes of a code: those of the rate, minus the payload's envelope.
 
-    A payload may have 16 bytes more, but no more than 256 with them: a vector of few elements would
-    have no bits left otherwise, and never be sent.
+    A payload may exceed the rate by 16 bytes, up to 256 bytes in total: otherwise a short vector
+    would get no bits and would never be sent.
     """
     own = rate * numel / 8
-    total = int(max(own, min(own + _SPARE, _FEW)))
+    total = int(max(own, min(own + _SPARE_BYTES, _MAX_SPARED_BYTES)))
     length = 1
-    while total - _AROUND - length >= 1 << 7 * length:
+    while total - _ENVELOPE_BYTES - length >= 1 << 7 * length:
         length += 1
-    return total - _AROUND - length
+    return total - _ENVELOPE_BYTES - length
 
 
 _Point = tuple[float, float]  # log2 of a step, log2 of its bytes over what there is room for
@@ -290,35 +299,35 @@ def _sampled_start(
     """A step for the rate and tables that go with it, from samples; None if there is no room."""
     slope = min(max(1.44 / rate, 0.4), 6.0)
     least_slope = min(1.0 / rate, 1.0)
-    lowest, highest = math.log2(least_step(x)), math.log2(largest_magnitude(x) * UNIT)
+    lowest, highest = math.log2(smallest_step(x)), math.log2(largest_magnitude(x) * UNIT)
     prior: Prior | None = None
     found: Start | None = None
     before: _Point | None = None
-    sample, own = sampled(x, shapes, SAMPLE)
-    for i in range(_SAMPLE_TRIES):
+    sample, own = take_sample(x, shapes, SAMPLE_NUMEL)
+    for i in range(_MAX_SAMPLE_TRIES):
         at = min(max(at, lowest), highest)
-        tried = quantised(sample, own, 2.0**at, prior, 1, passes_of(x), way)
+        tried = quantise(sample, own, 2.0**at, prior, 1, num_passes(x), way)
         point = at, _excess(tried, x, sample, room)
-        is_near = abs(point[1] - _AIM) < 1
+        is_near = abs(point[1] - _LOG2_AIM) < 1
         if before and abs(before[0] - at) > 0.01:
             slope = max(_slope(before, point), least_slope)
         before = point
-        move = min(max((point[1] - _AIM) / slope, -2.0), 2.0)
+        move = min(max((point[1] - _LOG2_AIM) / slope, -2.0), 2.0)
         prior = tried.prior
         start = Start(at + move - rms, slope, prior)
         if is_near or found is None or move < 0:
             found = start
-        if (abs(point[1] - _AIM) < 0.03 and i >= 2) or (at in (lowest, highest) and i):
+        if (abs(point[1] - _LOG2_AIM) < 0.03 and i >= 2) or (at in (lowest, highest) and i):
             break
         if not is_near:
             prior = None
         at += move
-    if found is not None and x.numel() >= 4 * _LARGER:
-        sample, own = sampled(x, shapes, _LARGER)
+    if found is not None and x.numel() >= 4 * _CORRECTION_NUMEL:
+        sample, own = take_sample(x, shapes, _CORRECTION_NUMEL)
         at = rms + found.step
-        point = at, _excess(quantised(sample, own, 2.0**at, found.prior), x, sample, room)
-        if abs(point[1] - _AIM) < 1:
-            found = found._replace(step=found.step + (point[1] - _AIM) / slope)
+        point = at, _excess(quantise(sample, own, 2.0**at, found.prior), x, sample, room)
+        if abs(point[1] - _LOG2_AIM) < 1:
+            found = found._replace(step=found.step + (point[1] - _LOG2_AIM) / slope)
     return found
 
 

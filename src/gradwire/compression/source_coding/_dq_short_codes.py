@@ -1,7 +1,8 @@
-"""Codes of vectors too short for a trellis and its tables, which `dq` tries besides it.
+"""Codes of vectors too short for a trellis and its tables; `dq` tries them as alternatives.
 
-Both begin with a byte that says which of them it is and two bytes of a magnitude. `peaks` tells of
-some of the largest numbers, where they are and their signs; `plain` of all, at a few bits each.
+Both begin with a byte that names the code and two bytes of a magnitude. `encode_peaks` codes the
+positions and signs of some of the largest numbers; `encode_plain` codes all numbers, at a few bits
+each.
 """
 
 import math
@@ -19,7 +20,7 @@ _MOST_PEAKS = 4096
 _MOST_BITS = 12  # of a number coded by itself
 
 
-def peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
+def encode_peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
     """The error and the code of some of the largest numbers, all of one magnitude.
 
     After the first byte that magnitude, then per number as many bits as a position takes and a
@@ -30,7 +31,7 @@ def peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
     values, positions = (x.abs() / largest_magnitude(x)).double().topk(fit)
     numbers = torch.arange(1, fit + 1, dtype=torch.float64, device="cpu")
     count = int((values.cumsum(0).square() / numbers).argmax()) + 1
-    magnitude = short_number(float(values[:count].mean()) * largest_magnitude(x), x.dtype)
+    magnitude = to_short_float(float(values[:count].mean()) * largest_magnitude(x), x.dtype)
     negative = (x[positions[:count]] < 0).tolist()
     entries = [2 * i + minus for i, minus in zip(positions[:count].tolist(), negative)]
     size = -(-count * width // 8)
@@ -38,18 +39,18 @@ def peaks(x: Tensor, room: int) -> tuple[float, bytearray]:
     packed = to_bytes("".join(f"{entry:0{width}b}" for entry in entries))
     code = bytearray([PEAKS]) + magnitude.to_bytes(2, "little") + packed
     code += bytes(3 + size - len(code))
-    level = float(of_short_number(magnitude, x.dtype)) / largest_magnitude(x)
+    level = float(from_short_float(magnitude, x.dtype)) / largest_magnitude(x)
     energy = float((x.double() / largest_magnitude(x)).square().sum())
     gain = level * (2 * float(values[:count].sum()) - level * count)
     return 1 - gain / energy, code
 
 
-def from_peaks(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+def decode_peaks(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     width = _position_bits(numel) + 1
     most = -(-min(numel, _MOST_PEAKS) * width // 8)
     if not 4 <= packed.numel() <= 3 + most:
         raise WireError(f"code: {packed.numel()} bytes of peaks in {numel} elements")
-    level = of_short_number(two_bytes(packed[1:3]), dtype)
+    level = from_short_float(read_two_bytes(packed[1:3]), dtype)
     if not bool((level > 0) & torch.isfinite(level)):
         raise WireError("code: a magnitude that is not positive and finite")
     bits = "".join(f"{byte:08b}" for byte in packed[3:].tolist())
@@ -63,7 +64,7 @@ def from_peaks(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     return values
 
 
-def plain(x: Tensor, room: int) -> tuple[float, bytearray]:
+def encode_plain(x: Tensor, room: int) -> tuple[float, bytearray]:
     """The error and the code of every number by itself: (symbol + 1/2) step less half the range."""
     numel, most = x.numel(), room - 3
     bits = min(_MOST_BITS, 8 * most // numel)
@@ -78,8 +79,8 @@ def plain(x: Tensor, room: int) -> tuple[float, bytearray]:
         tries = [2 * float(y.abs().mean())]
     least, code = math.inf, bytearray()
     for step in tries:
-        number = short_number(step * largest_magnitude(x), x.dtype)
-        wire = float(of_short_number(number, x.dtype)) / largest_magnitude(x)
+        number = to_short_float(step * largest_magnitude(x), x.dtype)
+        wire = float(from_short_float(number, x.dtype)) / largest_magnitude(x)
         if not wire:
             continue
         symbols = (y / wire).floor().clamp(-half, half - 1)
@@ -92,11 +93,11 @@ def plain(x: Tensor, room: int) -> tuple[float, bytearray]:
     return least, code
 
 
-def from_plain(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+def decode_plain(packed: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     bits = _plain_bits(packed.numel() - 3, numel)
     if bits < 1 or packed.numel() - 3 != packed_bytes(numel, 1 << bits):
         raise WireError(f"code: {packed.numel()} bytes of {numel} plain numbers")
-    step = of_short_number(two_bytes(packed[1:3]), dtype)
+    step = from_short_float(read_two_bytes(packed[1:3]), dtype)
     if not bool((step > 0) & torch.isfinite(step)):
         raise WireError("code: a step that is not positive and finite")
     symbols = unpack_symbols(packed[3:].clone(), numel, 1 << bits)
@@ -111,14 +112,14 @@ def _position_bits(numel: int) -> int:
     return (numel - 1).bit_length()
 
 
-def short_number(number: float, dtype: torch.dtype) -> int:
+def to_short_float(number: float, dtype: torch.dtype) -> int:
     """The first 16 bits of a positive number after its sign, rounded."""
     whole, infinity = (_as_int(value, dtype) for value in (number, math.inf))
     shift = 8 * dtype.itemsize - 17
     return min((whole + (1 << (shift - 1))) >> shift, (infinity >> shift) - 1)
 
 
-def of_short_number(number: int, dtype: torch.dtype) -> Tensor:
+def from_short_float(number: int, dtype: torch.dtype) -> Tensor:
     integer = torch.int64 if dtype == torch.float64 else torch.int32
     return torch.tensor(number << (8 * dtype.itemsize - 17), dtype=integer, device="cpu").view(
         dtype
@@ -130,5 +131,5 @@ def _as_int(number: float, dtype: torch.dtype) -> int:
     return int(torch.tensor(number, dtype=dtype, device="cpu").view(integer))
 
 
-def two_bytes(packed: Tensor) -> int:
+def read_two_bytes(packed: Tensor) -> int:
     return int.from_bytes(bytes(packed.tolist()), "little")

@@ -1,4 +1,4 @@
-"""What a search of `dq` for its step begins with, and what it keeps of the one before."""
+"""The start of `dq`'s search for a step, and the state that it keeps from the search before."""
 
 import math
 from typing import NamedTuple
@@ -12,17 +12,14 @@ from gradwire.compression.source_coding._dq_wire import NO_OFFSETS
 from gradwire.core.codec import State
 from gradwire.kernels.reference.trellis import CLASSES
 
-_MAX_AGE, _MIN_AGE = (
-    128,
-    3,
-)  # calls that a choice lasts at most, and, however much changes, at least
-_SHAPE_CHANGE = 0.06  # how far a shape lies beyond those known for a choice to be made anew
-_ERROR_GROWTH = 1.1  # by which factor an error exceeds those known for the same
-_SHAPE_SAMPLE = 1 << 14  # elements that a shape is taken of
+_MAX_AGE, _MIN_AGE = 128, 3  # calls that a choice lasts at most, and at least
+_SHAPE_CHANGE = 0.06  # a choice is renewed if a shape exceeds the known range by this
+_ERROR_GROWTH = 1.1  # a choice is renewed if an error exceeds the known ones by this factor
+_SHAPE_SAMPLE = 1 << 14  # elements that a shape is computed from
 
 
 class Hint(NamedTuple):
-    """Where all steps were tried, the best."""
+    """The best step of a search over all steps."""
 
     error: float
     step: float  # log2, in terms of the root mean square
@@ -40,7 +37,7 @@ class Hint(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """For which vectors a way was chosen, and found to be still the best."""
+    """The range of vectors for which a rule was chosen, and confirmed as the best."""
 
     low: float  # shapes: see `tail_shape`
     high: float
@@ -55,7 +52,7 @@ class Choice(NamedTuple):
         return is_like and self.last <= _ERROR_GROWTH * self.error and self.age < _MAX_AGE
 
     def confirmed(self, by: "Choice") -> "Choice":
-        """The same way was chosen again. After its time all that it was good for is forgotten."""
+        """The same rule was chosen again. After `_MAX_AGE` calls the known range is reset."""
         if self.age >= _MAX_AGE:
             return by
         low, high = min(self.low, by.low), max(self.high, by.high)
@@ -87,7 +84,7 @@ class Start(NamedTuple):
         }
 
 
-def fresh_start() -> Start:
+def make_fresh_start() -> Start:
     levels = kernels.trellis_tables(torch.zeros(2 * CLASSES, 4, dtype=torch.int64, device="cpu"))[0]
     return Start(0.0, 1.0, Prior(levels, NO_OFFSETS, Way.PLAIN))
 

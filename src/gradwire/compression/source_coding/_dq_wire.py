@@ -1,4 +1,4 @@
-"""What `dq` writes: a first byte that says which code follows, and that code.
+"""The wire format of `dq`: a first byte that names the code, and that code.
 
     trellis   the step; if the first byte says so six offsets of four bits each; the tables (see
               `coding/trellis.py`); for all segments but the last the number of words of each, 4
@@ -21,11 +21,11 @@ from gradwire.compression.quantization._powers import times_power
 from gradwire.compression.source_coding._dq_short_codes import (
     PEAKS,
     PLAIN,
-    from_peaks,
-    from_plain,
-    of_short_number,
-    short_number,
-    two_bytes,
+    decode_peaks,
+    decode_plain,
+    from_short_float,
+    read_two_bytes,
+    to_short_float,
 )
 from gradwire.core.codec import clamp_to, scale_dtype
 from gradwire.core.errors import WireError
@@ -35,16 +35,16 @@ from gradwire.kernels.reference.trellis_fit import FINE
 
 Shapes = tuple[tuple[int, int], ...]  # of the matrices in a vector, rows and columns
 
-# The first byte: all zero, a sum of these, or one of a short code.
+# The first byte: zero, a sum of these flags, or that of a short code.
 NOTHING, CODED, OFFSETS, SIGNED, SMALL, PLANE, LARGE = 0, 1, 2, 4, 8, 64, 128
 NO_OFFSETS = torch.zeros(6, dtype=torch.int32, device="cpu")
-_SEGMENT = 1 << 18  # elements coded by themselves, in long vectors
-_MOST_SEGMENTS = 256
-_SHORT_STEP = 1024  # elements up to which two bytes will do for a step
+_SEGMENT_NUMEL = 1 << 18  # elements coded by themselves, in long vectors
+_MAX_SEGMENTS = 256
+_SHORT_STEP_NUMEL = 1024  # elements up to which two bytes will do for a step
 SHIFT = {torch.float32: 128, torch.float64: 700}  # exponents between a vector and what travels
 
 
-def written(
+def write_header(
     step: Tensor,
     numel: int,
     tables: Tables,
@@ -57,7 +57,7 @@ def written(
     code = bytearray([CODED + (OFFSETS if any(nibbles) else 0) + (SIGNED if signed else 0)])
     code[0] += 0 if plane is None else PLANE
     if step_bytes(numel, step.dtype) == 2:
-        code += short_number(float(step), step.dtype).to_bytes(2, "little")
+        code += to_short_float(float(step), step.dtype).to_bytes(2, "little")
     else:
         code += step.reshape(1).numpy().tobytes()
     if any(nibbles):
@@ -66,7 +66,7 @@ def written(
     return code if plane is None else code + plane.numpy().tobytes()
 
 
-def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
+def decode_code(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
     if not packed.numel():
         raise WireError("code: no bytes")
     kind, dtype = int(packed[0]), scale_dtype(spec.dtype)
@@ -77,20 +77,20 @@ def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
         inner[0] = kind & ~(SMALL | LARGE)
         if (kind & SMALL and kind & LARGE) or not inner[0]:
             raise WireError(f"code: kind {kind} in {packed.numel()} bytes")
-        shifted = decoded(inner, shapes, Spec((spec.numel,), dtype))
+        shifted = decode_code(inner, shapes, Spec((spec.numel,), dtype))
         exponent = SHIFT[dtype] if kind & LARGE else -SHIFT[dtype]
         return clamp_to(times_power(shifted, exponent), spec.dtype)
     if kind == PEAKS and spec.numel:
-        return clamp_to(from_peaks(packed, spec.numel, dtype), spec.dtype)
+        return clamp_to(decode_peaks(packed, spec.numel, dtype), spec.dtype)
     if kind == PLAIN and spec.numel:
-        return clamp_to(from_plain(packed, spec.numel, dtype), spec.dtype)
+        return clamp_to(decode_plain(packed, spec.numel, dtype), spec.dtype)
     size = step_bytes(spec.numel, dtype)
     front = 1 + size + (3 if kind & OFFSETS else 0)
     known = CODED + (kind & OFFSETS) + (kind & PLANE or kind & SIGNED)
     if kind != known or not spec.numel or packed.numel() < front:
         raise WireError(f"code: kind {kind} in {packed.numel()} bytes of {spec.numel} elements")
     if size == 2:
-        step = of_short_number(two_bytes(packed[1:3]), dtype)
+        step = from_short_float(read_two_bytes(packed[1:3]), dtype)
     else:
         step = packed[1 : 1 + size].clone().view(dtype)
     if not bool((step > 0) & torch.isfinite(step)):
@@ -132,8 +132,8 @@ def decoded(packed: Tensor, shapes: Shapes, spec: Spec) -> Tensor:
 
 
 def num_segments(numel: int) -> int:
-    return min(max(1, numel // _SEGMENT), _MOST_SEGMENTS)
+    return min(max(1, numel // _SEGMENT_NUMEL), _MAX_SEGMENTS)
 
 
 def step_bytes(numel: int, dtype: torch.dtype) -> int:
-    return 2 if numel <= _SHORT_STEP else dtype.itemsize
+    return 2 if numel <= _SHORT_STEP_NUMEL else dtype.itemsize

@@ -19,12 +19,12 @@ binary arithmetic coding, and contexts made for gradients of matrices, which are
 products (see `kernels/reference/trellis.py`). One step serves the whole vector, which shares bits
 among its parts as reverse water-filling does; nothing is spent on where magnitudes differ.
 
-From 0.7 bits on the quantisers can be told by a plane of bits instead of the trellis, one bit
-for each element, that is a word of a polar code and costs a fraction of a bit (`_dq_plane.py`).
-Eight states gain 1.09 of the 1.53 dB, the plane 1.33: on a Gaussian of 2 bits the error is 0.2 dB
-from Shannon's bound instead of 0.5, on gradients 0 to 0.45 dB smaller. A sample decides, again
-whenever the vectors change, and now and then. Encoding takes 1.3 times as long from some millions
-of elements on, four times at tens of thousands; fewer than 2048 have the trellis.
+From 0.7 bits on the quantisers can be selected by a plane of bits instead of the trellis: one bit
+for each element, a word of a polar code, at the cost of a fraction of a bit (`_dq_plane.py`). Eight
+states gain 1.09 of the 1.53 dB, the plane 1.33: on a Gaussian of 2 bits the error is 0.2 dB from
+Shannon's bound instead of 0.5, on gradients 0 to 0.45 dB smaller. A sample decides, again whenever
+the vectors change, and now and then. Encoding takes 1.3 times as long from some millions of
+elements on, four times at tens of thousands; fewer than 2048 have the trellis.
 
 Constants were chosen on the gradients in `experiment/studies/gradients.py`. On five that were not
 used for it (two perceptrons, a ResNet, an LSTM and a transformer of other sizes, seeds and steps)
@@ -32,11 +32,11 @@ at 0.25 to 3 bits its error was 1.6 to over 60 times smaller than that of `topk 
 bit on 8 times or more smaller than those of `qsgd >> rans` and `eden`, at their settings next to
 the rate.
 
-A vector of few elements has no room for a trellis and its tables. Then each number travels by
-itself in a few bits, or only the positions and signs of the largest, whatever errs least. A payload
-may be 16 bytes longer than the rate says, as long as it has no more than 256, so that something is
-always sent. Numbers that are all about as large (the survivors of `topk`) cost a bit each or none;
-at less than that the part of the vector with the least energy goes without.
+A short vector has no room for a trellis and its tables. Then each number is sent in a few bits, or
+only the positions and signs of the largest, whichever errs least. A payload may be 16 bytes longer
+than the rate says, as long as it has no more than 256, so that something is always sent. Numbers
+that are all about as large (the survivors of `topk`) cost a bit each or none; at lower rates the
+part of the vector with the least energy gets no bits.
 
 Use it where bits are scarce and a core can be spared: at 0.1 to 3 bits per element it errs less
 than every other codec here, most of all on real gradients, at some tens of millions of elements a
@@ -56,18 +56,18 @@ from torch import Tensor
 from gradwire.coding.plane import plane_digest
 from gradwire.compression.quantization._powers import largest_magnitude, times_power
 from gradwire.compression.source_coding._dq_quantised import (
-    SAMPLE,
-    SHORTEST_PLANE,
+    MIN_PLANE_NUMEL,
+    SAMPLE_NUMEL,
     Prior,
     Way,
-    at_step,
-    passes_of,
-    plane_at_step,
+    num_passes,
     prefers_signs,
-    quantised,
-    sampled,
+    quantise,
+    quantise_at_step,
+    quantise_plane_at_step,
+    take_sample,
 )
-from gradwire.compression.source_coding._dq_search import coded
+from gradwire.compression.source_coding._dq_search import encode_at_rate
 from gradwire.compression.source_coding._dq_start import Start
 from gradwire.compression.source_coding._dq_wire import (
     LARGE,
@@ -75,7 +75,7 @@ from gradwire.compression.source_coding._dq_wire import (
     SHIFT,
     SMALL,
     Shapes,
-    decoded,
+    decode_code,
 )
 from gradwire.core.codec import (
     Codec,
@@ -90,15 +90,15 @@ from gradwire.core.codec import (
 from gradwire.core.key import Key
 from gradwire.core.spec import Placed, Spec
 
-_CALLS = 32  # with a given step, for which a choice of trellis or plane holds
-_SUMMED = 1 << 14  # numbers that torch adds up in one thread
+_MAX_RULE_CALLS = 32  # with a given step, for which a choice of trellis or plane holds
+_SUM_BLOCK = 1 << 14  # numbers that torch adds up in one thread
 # Of largest magnitudes; a vector beyond is scaled by a power of two, which costs no bit.
 _RANGES = {torch.float32: (2.0**-60, 2.0**100), torch.float64: (2.0**-400, 2.0**400)}
 
 
 @dataclass(frozen=True, repr=False)
 class DQ(Codec):
-    """Two quantisers that a trellis or a polar code tells apart, rate in the search, contexts."""
+    """Two quantisers selected by a trellis or a polar code, rate in the search, contexts."""
 
     rate: float | None = None  # bits per element of the whole payload, see `_room`
     step: float | None = None  # of a trellis, in terms of the root mean square of the vector
@@ -125,52 +125,52 @@ class DQ(Codec):
         numbers = x.cpu().to(scale_dtype(x.dtype))
         state = state or {"tensors": None, "start": None}
         shapes = _shapes(state["tensors"], x.numel())
-        code, start = self._encoded(numbers, shapes, state["start"])
+        code, start = self._encode_vector(numbers, shapes, state["start"])
         packed = torch.frombuffer(code, dtype=torch.uint8).to(x.device)
         return {"code": packed}, {**state, "start": start}
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         packed = expect(parts["code"], "code", parts["code"].numel(), torch.uint8)
         shapes = _shapes(spec.tensors, spec.numel)
-        return decoded(packed.cpu(), shapes, spec).to(packed.device)
+        return decode_code(packed.cpu(), shapes, spec).to(packed.device)
 
-    def _encoded(self, x: Tensor, shapes: Shapes, last: State) -> tuple[bytearray, State]:
-        """The code, and what the next one may start from."""
+    def _encode_vector(self, x: Tensor, shapes: Shapes, last: State) -> tuple[bytearray, State]:
+        """The code, and the start of the next search."""
         largest = largest_magnitude(x)
         if not largest:
             return bytearray([NOTHING]), last
         least, most = _RANGES[x.dtype]
         if not least <= largest <= most:
             exponent = SHIFT[x.dtype] if largest < least else -SHIFT[x.dtype]
-            code, start = self._encoded(times_power(x, exponent), shapes, last)
+            code, start = self._encode_vector(times_power(x, exponent), shapes, last)
             if code[0] != NOTHING:
                 code[0] |= SMALL if largest < least else LARGE
             return code, start
         rms = _root_mean_square(x)
         if self.step is not None:
             step = self.step * rms
-            if last is None or last["age"] >= _CALLS:
+            if last is None or last["age"] >= _MAX_RULE_CALLS:
                 way, factor = _way_at_step(x, shapes, step)
-                found = at_step(x, shapes, factor * step, way)
+                found = quantise_at_step(x, shapes, factor * step, way)
                 last = {"factor": factor, "age": 0, **found.prior.state()}
             elif Way(last["way"]).is_plane:  # which takes its time: tables are known
-                found = quantised(x, shapes, last["factor"] * step, Prior.of(last))
+                found = quantise(x, shapes, last["factor"] * step, Prior.of(last))
             else:
-                found = at_step(x, shapes, step, Way(last["way"]))
+                found = quantise_at_step(x, shapes, step, Way(last["way"]))
             return found.code(), {**last, "age": last["age"] + 1}
         assert self.rate is not None
         start = None if last is None else Start.of(last)
-        code, start = coded(x, shapes, rms, self.rate, start)
+        code, start = encode_at_rate(x, shapes, rms, self.rate, start)
         return code, None if start is None else start.state()
 
 
 def _way_at_step(x: Tensor, shapes: Shapes, step: float) -> tuple[Way, float]:
-    """What takes the fewest bits for the error of a trellis of this step, and a factor of it."""
-    sample = sampled(x, shapes, SAMPLE)
+    """The rule with the fewest bits at the error of a trellis of this step, and its factor."""
+    sample = take_sample(x, shapes, SAMPLE_NUMEL)
     way = Way.SIGNED if prefers_signs(*sample, step) else Way.PLAIN
-    if x.numel() < SHORTEST_PLANE:
+    if x.numel() < MIN_PLANE_NUMEL:
         return way, 1.0
-    return plane_at_step(*sample, step, way, passes_of(x)) or (way, 1.0)
+    return quantise_plane_at_step(*sample, step, way, num_passes(x)) or (way, 1.0)
 
 
 def _root_mean_square(x: Tensor) -> float:
@@ -182,7 +182,7 @@ def _root_mean_square(x: Tensor) -> float:
         x = x / largest
     rows, rest = x[: x.numel() // 1024 * 1024].view(-1, 1024), x[x.numel() // 1024 * 1024 :]
     norms = [torch.linalg.vector_norm(part, dim=-1).double() for part in (rows, rest)]
-    few = (some for norm in norms for some in norm.reshape(-1).split(_SUMMED))
+    few = (some for norm in norms for some in norm.reshape(-1).split(_SUM_BLOCK))
     mean = sum(float(some.square().sum()) for some in few) / x.numel()
     return math.sqrt(mean) * (1 if 1e-12 < largest < 1e12 else largest)
 

@@ -2,17 +2,17 @@
 coding"): a codeword near the vector, found by successive cancellation; rate * d bits of it travel.
 
 Every element has a label of m bits that names a point; bit j of all labels is a codeword of the
-j-th polar code. Successive cancellation decides it by what the element, and the bits below, say of
-it: soft, not the sign alone. See `coding/polar/gaussian.py` for the points and what elements say.
-The vector is decoded to scale * points[labels] with the scale of least squared error. Up to 0.6
-bits there are two points, and one code.
+j-th polar code. Successive cancellation decides it from soft information: the log-likelihood ratios
+given the element and the lower bits, not the sign alone. See `coding/polar/gaussian.py` for the
+points and ratios. The vector is decoded to scale * points[labels] with the scale of least squared
+error. Up to 0.6 bits there are two points, and one code.
 
 `sign >> polar(rate)` codes the signs that `sign` leaves, a uniform source, with bits in place of
 ratios; a fraction D of them arrives wrong, so magnitudes shrink by 1 - 2 D.
 
 The points are made for a Gaussian. `rotate=True` makes any vector near one, by a randomised
 Hadamard transform, and then permutes the positions of the blocks: polar codes contain Walsh
-functions, and what is rotated by the same functions would not meet the code as noise does.
+functions, and a vector rotated by the same functions would not look like noise to the code.
 
 Use it at 0.1 to 4 bits per element where every bit counts and gradients are no further from a
 Gaussian than a rotation brings them; heavy tails are better left as they are, and coded by `dq`.
@@ -46,10 +46,10 @@ from gradwire.core.codec import (
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
-_MOST_BITS = 4.0
-_SHORTEST, _LONGEST = 64, 2**19
-_ALL = 1 << 40  # elements rotated together: as many as there are
-_LEAST, _MOST = 2.0**-50, 2.0**50  # deviations whose squares float32 can add
+_MAX_RATE_BITS = 4.0
+_MIN_BLOCK, _MAX_BLOCK = 64, 2**19
+_WHOLE_VECTOR = 1 << 40  # elements rotated together: as many as there are
+_MIN_DEVIATION, _MAX_DEVIATION = 2.0**-50, 2.0**50  # deviations whose squares float32 can add
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,15 +73,15 @@ class Polar(Codec):
     parts = ("scale", "code")
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= _MOST_BITS:
+        if not 0 < self.rate <= _MAX_RATE_BITS:
             raise ValueError(
-                f"polar: rate is in bits per element, above 0 and at most {_MOST_BITS:g}; "
+                f"polar: rate is in bits per element, above 0 and at most {_MAX_RATE_BITS:g}; "
                 f"got {self.rate}"
             )
-        if not _SHORTEST <= self.block <= _LONGEST or self.block & (self.block - 1):
+        if not _MIN_BLOCK <= self.block <= _MAX_BLOCK or self.block & (self.block - 1):
             raise ValueError(
-                f"polar: block is the positions of a code, a power of two in {_SHORTEST} .. "
-                f"{_LONGEST}; got {self.block}"
+                f"polar: block is the positions of a code, a power of two in {_MIN_BLOCK} .. "
+                f"{_MAX_BLOCK}; got {self.block}"
             )
 
     @property
@@ -111,13 +111,13 @@ class Polar(Codec):
         dtype = scale_dtype(x.dtype)
         x, factor = x.to(dtype), 1.0
         unit = _deviation(x)
-        if not _LEAST < unit < _MOST and bool(x.any()):  # squares run out of range
+        if not _MIN_DEVIATION < unit < _MAX_DEVIATION and bool(x.any()):  # squares run out of range
             factor = float(x.abs().max())
             x = x / factor
             unit = _deviation(x)
         if self.rotate:
-            x = rotate(rotate(x, key, _ALL), key.child("again"), _ALL)
-        gain, code = self._coded(x.float(), unit or 1.0, key)
+            x = rotate(rotate(x, key, _WHOLE_VECTOR), key.child("again"), _WHOLE_VECTOR)
+        gain, code = self._encode_points(x.float(), unit or 1.0, key)
         scale = torch.tensor([max(0.0, gain) * factor], dtype=torch.float64, device=x.device)
         return {"scale": clamp_to(scale, dtype), "code": code}, state
 
@@ -132,26 +132,26 @@ class Polar(Codec):
         planes = gaussian_planes(self.rate, lanes)
         expect_scale(scale, 1, dtype)
         expect(code, "code", lanes.num_bytes(planes.num_rows), torch.uint8)
-        order = self._order(lanes, key, code.device)
+        order = self._permutation(lanes, key, code.device)
         rows, words, start = lanes.cut(code, planes.num_rows), [], 0
         for j, own in enumerate(planes.rows):
             words.append(lanes.bits(planes.word(j, rows[:, start : start + len(own)]), order))
             start += len(own)
         points = gaussian_channel(self.rate).points.to(code.device)
         if not self.rotate:
-            return _named(words, clamp_to(points * scale, spec.dtype), lanes.numel)
+            return _look_up_points(words, clamp_to(points * scale, spec.dtype), lanes.numel)
         # Once mixes all only if their number is a power of two, so it was done twice. Back from
         # points of unit size, which cannot overflow; the factor comes last.
-        decoded = _named(words, points.to(dtype), lanes.numel)
-        decoded = unrotate(unrotate(decoded, key.child("again"), _ALL), key, _ALL)
+        decoded = _look_up_points(words, points.to(dtype), lanes.numel)
+        decoded = unrotate(unrotate(decoded, key.child("again"), _WHOLE_VECTOR), key, _WHOLE_VECTOR)
         return clamp_to(decoded * scale, spec.dtype)
 
-    def _coded(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
+    def _encode_points(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
         """The code of x (float32, of deviation `unit`), and the best factor of what is decoded."""
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
-        planes, order = gaussian_planes(self.rate, lanes), self._order(lanes, key, x.device)
+        planes, order = gaussian_planes(self.rate, lanes), self._permutation(lanes, key, x.device)
         if channel.num_bits == 1 and order is None:
-            return self._coded_signs(x, unit, lanes)
+            return self._encode_signs(x, unit, lanes)
         labels = x.new_zeros(x.numel(), dtype=torch.uint8)
         inputs = []
         for j, kinds in enumerate(planes.kinds):
@@ -168,7 +168,7 @@ class Polar(Codec):
         along, squares = kernels.cell_products(x, labels, x.numel(), values, (256, 8, 0))
         return float(along) / float(squares), lanes.join(torch.cat(inputs, dim=1))
 
-    def _coded_signs(self, x: Tensor, unit: float, lanes: Lanes) -> tuple[float, Tensor]:
+    def _encode_signs(self, x: Tensor, unit: float, lanes: Lanes) -> tuple[float, Tensor]:
         """The same for two points in their order."""
         planes, channel = gaussian_planes(self.rate, lanes), gaussian_channel(self.rate)
         word, along = kernels.polar_signs(
@@ -185,15 +185,15 @@ class Polar(Codec):
     def _lanes(self, numel: int) -> Lanes:
         return Lanes(numel, self.block)
 
-    def _order(self, lanes: Lanes, key: Key, device: torch.device) -> Tensor | None:
-        """Where what was rotated goes: a permutation of the positions that all ranks draw."""
+    def _permutation(self, lanes: Lanes, key: Key, device: torch.device) -> Tensor | None:
+        """A permutation of the rotated positions, equal on all ranks."""
         if not self.rotate:
             return None
         words = key.shared().child("polar positions").words(lanes.used, device)
         return torch.argsort(words, stable=True)
 
 
-def _named(words: list[Tensor], points: Tensor, numel: int) -> Tensor:
+def _look_up_points(words: list[Tensor], points: Tensor, numel: int) -> Tensor:
     """The points that the packed bits of all planes name."""
     if len(words) > 1:
         labels = words[0].new_zeros(numel)
@@ -213,7 +213,7 @@ def _deviation(x: Tensor) -> float:
 
 @dataclass(frozen=True, repr=False)
 class _PolarSigns(Codec):
-    """`polar` behind `sign`: codes bits, and says how likely each of them is a one."""
+    """`polar` behind `sign`: codes bits, and decodes how likely each of them is a one."""
 
     rate: float
     block: int

@@ -1,9 +1,9 @@
 """Base classes of sparsifiers.
 
-A `Selector` chooses elements of a vector. What travels of them is up to another class, which then
-comes first: `class TopK(Entries, Selector)` sends entries as they are, `class Threshold(
-SignedSelection, Selector)` one bit each. A codec that chooses in a way of its own writes `split`
-and has one of these alone.
+A `Selector` chooses elements of a vector. Another class, which comes first, decides what is sent of
+them: `class TopK(Entries, Selector)` sends entries as they are, `class Threshold( SignedSelection,
+Selector)` one bit each. A codec that chooses in a way of its own writes `split` and has one of
+these alone.
 """
 
 from abc import abstractmethod
@@ -55,7 +55,7 @@ class Selector(Codec):
     ) -> tuple[Tensor, Tensor]:
         """Ascending positions and values of what is sent of x.
 
-        x is float32 or float64. NaN and infinity must be among what is found. `residual` and
+        x is float32 or float64. NaN and infinity must be among the chosen elements. `residual` and
         `out` are given only if `adds_residual`.
         """
 
@@ -164,7 +164,9 @@ class SelectorFusion(Fusion[Any]):
             return None
         flat = x.detach().reshape(-1).contiguous()
         indices, values = codec.choose(flat, key)
-        if not is_finite(values):  # what is not finite is always found: no pass looks for it
+        if not is_finite(
+            values
+        ):  # NaN and infinity are always chosen: no extra pass looks for them
             check_input(codec, x)
         parts = codec.make_parts(indices, values, x.numel())
         return pack_parts(codec, parts, Spec.of(x)), state
@@ -238,4 +240,4 @@ class EntriesFusion(Fusion[Any]):
 
 
 class EntrySelectorFusion(EntriesFusion, SelectorFusion):
-    """Both."""
+    """Fusion of selectors that send entries."""

@@ -5,7 +5,7 @@
     varints                            the lengths of all codes but the last
     codes                              of groups in which some are, but not all
 
-Of no position at all nothing is sent. Layers are tensors, small ones with those behind them.
+If there are no positions, nothing is sent. Layers are tensors; small ones are joined with the next.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
-from gradwire.compression._layers import covering
+from gradwire.compression._layers import tensors_covering
 from gradwire.core.binary import read_varints, write_varints
 from gradwire.core.codec import expect
 from gradwire.core.errors import WireError
 from gradwire.core.spec import Placed, Spec
 
-_LEAST_LAYER = 512  # elements
+_MIN_LAYER_NUMEL = 512  # elements
 
 Layers = tuple[tuple[int, int], ...]  # (start, stop) of each
 
 
 def layers_of(spec: Spec) -> Layers:
-    return layers_in(covering(spec.tensors, spec.numel))
+    return layers_in(tensors_covering(spec.tensors, spec.numel))
 
 
 @lru_cache(maxsize=1024)
@@ -36,7 +36,7 @@ def layers_in(tensors: tuple[Placed, ...]) -> Layers:
     """Tensors, small ones with those behind them."""
     edges = [0]
     for _, _, stop, _ in tensors:
-        if stop - edges[-1] >= _LEAST_LAYER:
+        if stop - edges[-1] >= _MIN_LAYER_NUMEL:
             edges.append(stop)
     if len(edges) == 1:
         edges.append(tensors[-1][2])
@@ -52,7 +52,7 @@ def write_positions(
     positions: Tensor, kept: Sequence[int], layers: Layers, firsts: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
     """Positions as they travel, with one code for each group of layers, and the codes' bytes."""
-    groups = _merged(layers, firsts)
+    groups = _merge_layers(layers, firsts)
     counts = [sum(kept[first:last]) for first, last in pairwise([*firsts, len(layers)])]
     codes = [
         encode_indices(own - start, stop - start)
@@ -66,7 +66,7 @@ def write_positions(
 
 
 def read_positions(part: Tensor, layers: Layers) -> tuple[Layers, list[int], list[Tensor]]:
-    """Groups of layers with their counts and codes; `WireError` if that is not what is there.
+    """Groups of layers with their counts and codes; `WireError` for other bytes.
 
     The codes themselves are not looked at.
     """
@@ -78,7 +78,7 @@ def read_positions(part: Tensor, layers: Layers) -> tuple[Layers, list[int], lis
     front, mask = len(data), int.from_bytes(data[:width], "little")
     if len(data) < width or mask >> len(layers) - 1:
         raise WireError(f"indices: no groups of {len(layers)} layers")
-    groups = _merged(layers, [0, *(i for i in range(1, len(layers)) if mask >> i - 1 & 1)])
+    groups = _merge_layers(layers, [0, *(i for i in range(1, len(layers)) if mask >> i - 1 & 1)])
     sizes = sizes_of(groups)
     counts, data = read_varints(data[width:], len(groups), max(sizes))
     for count, size in zip(counts, sizes, strict=True):
@@ -95,7 +95,7 @@ def read_positions(part: Tensor, layers: Layers) -> tuple[Layers, list[int], lis
     return groups, counts, list(codes)
 
 
-def _merged(layers: Layers, firsts: Sequence[int]) -> Layers:
+def _merge_layers(layers: Layers, firsts: Sequence[int]) -> Layers:
     """Groups of layers, given by the first of each."""
     return tuple(
         (layers[first][0], layers[last - 1][1]) for first, last in pairwise([*firsts, len(layers)])

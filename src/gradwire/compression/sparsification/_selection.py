@@ -1,4 +1,4 @@
-"""What sparsifiers share: densities, thresholds, and how positions travel.
+"""Shared by sparsifiers: densities, thresholds, and the coding of positions.
 
 Where the data decide how many elements are kept, the receiver must know. The count stands in
 front of the coded positions, in as few bytes as the length of the tensor needs: three for a
@@ -183,7 +183,7 @@ def in_range(x: Tensor) -> tuple[Tensor, float]:
     return x / unit, unit
 
 
-def mean_of(values: Tensor, count: int) -> Tensor:
+def mean_magnitude(values: Tensor, count: int) -> Tensor:
     """The mean magnitude of `count` numbers, in the dtype in which scales travel: [1]."""
     total = values.abs().sum(dtype=torch.float64) / max(1, count)
     if values.dtype == torch.float64 and not bool(torch.isfinite(total)):
@@ -206,7 +206,7 @@ def encode_positions(indices: Tensor, universe: int) -> Tensor:
 
 
 def num_positions(packed: Tensor, name: str, universe: int) -> int:
-    """How many positions `encode_positions` put there, as the front of the bytes says."""
+    """The number of positions, read from the front of the bytes."""
     width = _count_bytes(universe)
     expect(packed, name, packed.numel(), torch.uint8)
     if packed.numel() < width:
@@ -227,8 +227,8 @@ def _count_bytes(universe: int) -> int:
     return -(-universe.bit_length() // 8)
 
 
-def matching(memory: object, x: Tensor) -> Tensor | None:
-    """What a codec remembers per element, if it remembers these elements.
+def matching_memory(memory: object, x: Tensor) -> Tensor | None:
+    """A codec's memory per element, if it belongs to these elements, else None.
 
     An inner stage of a chain gets other elements in each step; it works without a memory.
     """

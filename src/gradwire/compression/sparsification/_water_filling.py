@@ -1,4 +1,4 @@
-"""How many elements of each layer are worth their bits, for a number of bits altogether.
+"""The number of elements to keep of each layer, for a total number of bits.
 
 Keeping the k largest elements of a layer of n costs R(k) = k * value_bits + the bits of their
 positions, about n h(k/n) with the binary entropy h, and saves the sum S(k) of their squares. The
@@ -85,9 +85,7 @@ def message_bits(kept: Tensor, sizes: Tensor, value_bits: float, factors: Tensor
     return kept * value_bits + factors * position_bits(kept, sizes)
 
 
-def coded_together(
-    kept: Sequence[int], sizes: Sequence[int], factors: Sequence[float]
-) -> list[int]:
+def group_starts(kept: Sequence[int], sizes: Sequence[int], factors: Sequence[float]) -> list[int]:
     """Where to cut layers into groups with one code of positions each: the first layers of all.
 
     Layers of about equal density are cheaper together. Looks at one layer after the other.
@@ -111,7 +109,7 @@ def layer_bits(kept: int, size: int) -> float:
     return min(nats * _CODE_LOSS, size)
 
 
-def worth_keeping(
+def num_worth_keeping(
     histogram: Histogram, value_bits: float, budget_bits: float, factors: Sequence[float]
 ) -> Tensor:
     """How many elements to keep of each layer for about so many bits: int64 [num_layers].

@@ -11,8 +11,8 @@ A codec sees G alone. Its state holds the residual it must have left in the step
 chain) dW = G, that is, everything from half of the bin's maximum on is sent. Elements where G is
 zero are never sent. Positions are coded over the whole tensor, not in 8 or 16 bits per bin.
 
-Use it as `ef(adacomp)` where no density is to be chosen: layers and steps with much to say send
-more by themselves. Where the traffic must be known beforehand take `ef(stc(0.01))`.
+Use it as `ef(adacomp)` where no density is to be chosen: layers and steps with large changes send
+more automatically. Where the traffic must be known beforehand take `ef(stc(0.01))`.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gradwire.compression.quantization._buckets import from_buckets, to_buckets
 from gradwire.compression.sparsification._families import SignedSelection
-from gradwire.compression.sparsification._selection import matching, mean_of
+from gradwire.compression.sparsification._selection import matching_memory, mean_magnitude
 from gradwire.core.codec import Parts, State, Traits, expect_scale, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -30,7 +30,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class AdaComp(SignedSelection):
-    """Send the sign of what rivals the largest element of its bin; adapts by itself. Needs ef."""
+    """Send the sign of elements that grow as fast as the largest of their bin. Needs ef."""
 
     bin: int = 500  # elements among which one is the largest; the paper's 50 for convolutions
 
@@ -54,7 +54,7 @@ class AdaComp(SignedSelection):
         return torch.zeros(spec.numel, dtype=spec.dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        residual = matching(state, x)
+        residual = matching_memory(state, x)
         dtype = scale_dtype(x.dtype)
         total = x.to(dtype)
         # Halves, because the sum of two large elements may overflow.
@@ -64,7 +64,7 @@ class AdaComp(SignedSelection):
         most = bins.amax(dim=1) if x.numel() else bins.new_zeros(0)
         rivals = to_buckets((half + latest).abs(), self.bin) >= most[:, None] / 2
         sent = from_buckets(rivals, x.numel()) & (x != 0)
-        scale = mean_of(most, len(most))
+        scale = mean_magnitude(most, len(most))
         where = sent.nonzero().reshape(-1)
         parts = {**self.make_parts(where, x[where], x.numel()), "scale": scale}
         if residual is not None:

@@ -21,15 +21,15 @@ by dynamic programming. Here elements compete directly, so the shares of layers 
 in every step.
 
 `target_bytes` are those of one payload: per worker, step and bucket. The packed payload is never
-larger, and takes at least 95% of it for gradients that have as much to say. In a chain the values
-are encoded by others: say with `value_bits` how many bits they take each, as in
+larger, and takes at least 95% of it unless the gradient has too few nonzero elements. In a chain
+the values are encoded by others: say with `value_bits` how many bits they take each, as in
 `adaptive_density(20000, value_bits=16) >> fp16`. Then positions, header and so many bits for each
 value keep to the budget; scales or tables that a later stage adds come on top. Without it values
 are counted at the width of the tensor.
 
-On the saved gradients at 0.2 to 5% of their bytes its error was that of a global `topk` of as many
-bytes, whose density nobody knows beforehand, within one per cent; that of `layerwise(topk(...))`
-was 1.02 to 25 times as large.
+On the saved gradients at 0.2 to 5% of their bytes its error was within one per cent that of a
+global `topk` of as many bytes, whose density is not known beforehand; that of
+`layerwise(topk(...))` was 1.02 to 25 times as large.
 
 Use it as `ef(adaptive_density(20000))` where a link allows for so many bytes, or in place of
 `layerwise(topk(...))` where layers differ in magnitude. For 25 million elements in 161 tensors it
@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression._layers import covering
+from gradwire.compression._layers import tensors_covering
 from gradwire.compression.sparsification._families import Entries, EntriesFusion
 from gradwire.compression.sparsification._layer_positions import (
     Layers,
@@ -60,10 +60,10 @@ from gradwire.compression.sparsification._layer_positions import (
 from gradwire.compression.sparsification._selection import reaching
 from gradwire.compression.sparsification._water_filling import (
     Histogram,
-    coded_together,
+    group_starts,
     layer_bits,
     least_magnitudes,
-    worth_keeping,
+    num_worth_keeping,
 )
 from gradwire.core.codec import (
     Parts,
@@ -83,14 +83,17 @@ from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
-_SAMPLED = 1 / 64  # of a layer, but no fewer elements than
-_LEAST_SAMPLE = 4096
+_SAMPLE_SHARE = 1 / 64  # of a layer, but no fewer elements than
+_MIN_SAMPLE = 4096
 _MIN_KEPT_IN_SAMPLE = 256
-_AIM, _CONTENT = 0.997, 0.985  # of the budget: what is tried for, and what needs no other try
-_TRIES = 6
-_LEAST_CODE_BITS = 256  # of a code that shows how clustered positions are
+_TARGET_SHARE, _ACCEPTED_SHARE = (
+    0.997,
+    0.985,
+)  # of the budget: target, and enough to stop
+_MAX_TRIES = 6
+_MIN_CODE_BITS = 256  # of a code that shows how clustered positions are
 _EMPTY_BYTES = 16  # a message of nothing, at most
-_WIDE = {16: torch.float16, 32: torch.float32, 64: torch.float64}
+_DTYPE_BY_BITS = {16: torch.float16, 32: torch.float32, 64: torch.float64}
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,14 +134,14 @@ class AdaptiveDensity(Entries):
                 f"{_EMPTY_BYTES + 2 * len(layers) + 16} bytes before anything is said about them. "
                 'Raise target_bytes, or use smaller buckets: sequential("layer").'
             )
-        return {"tensors": spec.layout, **_Learnt.nothing(len(layers))._asdict()}
+        return {"tensors": spec.layout, **_RateModel.nothing(len(layers))._asdict()}
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         _, counts, _ = read_positions(parts["indices"], layers_of(spec))
         return Spec((sum(counts),), spec.dtype)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        message, state = self.chosen(x, None, None, state, key)
+        message, state = self.choose_message(x, None, None, state, key)
         return message.parts, state
 
     @property
@@ -148,25 +151,25 @@ class AdaptiveDensity(Entries):
     def positions(self, parts: Parts, spec: Spec) -> Tensor:
         return all_positions(*read_positions(parts["indices"], layers_of(spec)))
 
-    def chosen(
+    def choose_message(
         self, x: Tensor, residual: Tensor | None, out: Tensor | None, state: State, key: Key
-    ) -> tuple["Message", State]:
+    ) -> tuple["SparseMessage", State]:
         """With a residual the elements are those of x + residual, and `out` gets all of them."""
-        layers = layers_in(covering(state and state["tensors"], x.numel()))
-        learnt = _Learnt.nothing(len(layers))
+        layers = layers_in(tensors_covering(state and state["tensors"], x.numel()))
+        learnt = _RateModel.nothing(len(layers))
         if state and len(state["factors"]) == len(layers):
-            learnt = _Learnt(state["ratio"], state["factors"])
+            learnt = _RateModel(state["ratio"], state["factors"])
         value_bits = self.value_bits or 8 * x.element_size()
         wide = x.to(scale_dtype(x.dtype))
         expected = 8 * self.target_bytes / (value_bits + 8)
-        sample = _sampled(wide, residual, layers, expected, key)
+        sample = _sample_histogram(wide, residual, layers, expected, key)
         for margin in (2, 16, None):
             budget = None if margin is None else margin * 8 * self.target_bytes
             kept = None if budget is None else learnt.kept(sample, value_bits, budget)
-            found = _candidates(wide, residual, out, layers, sample, kept)
+            found = _find_candidates(wide, residual, out, layers, sample, kept)
             if not is_finite(found.values):
                 check_input(self, x if residual is None else x + residual)
-            message, learnt = self._fitted(found, layers, x.dtype, value_bits, learnt)
+            message, learnt = self._fit_message(found, layers, x.dtype, value_bits, learnt)
             has_enough = len(message.values) < 0.75 * len(found.values)
             if message.is_full or has_enough or found.is_everything:
                 break
@@ -174,27 +177,29 @@ class AdaptiveDensity(Entries):
             out[found.indices] = found.values
         return message, {**state, **learnt._asdict()} if state else state
 
-    def _fitted(
+    def _fit_message(
         self,
-        found: "Found",
+        found: "Candidates",
         layers: Layers,
         dtype: torch.dtype,
         value_bits: int,
-        learnt: "_Learnt",
-    ) -> tuple["Message", "_Learnt"]:
-        """The best of some messages that are small enough, and what they taught."""
+        learnt: "_RateModel",
+    ) -> tuple["SparseMessage", "_RateModel"]:
+        """The best of the messages tried that fit the budget, and the updated model of sizes."""
         histogram = Histogram.of(found.values, found.counts, sizes_of(layers))
-        best, best_saved = Message.of_nothing(found, dtype), 0.0
-        budget = _AIM * 8 * (self.target_bytes - _EMPTY_BYTES)
-        for attempt in range(4 * _TRIES):
+        best, best_saved = SparseMessage.of_nothing(found, dtype), 0.0
+        budget = _TARGET_SHARE * 8 * (self.target_bytes - _EMPTY_BYTES)
+        for attempt in range(4 * _MAX_TRIES):
             kept = learnt.kept(histogram, value_bits, budget)
-            message = Message.of(found, kept, layers, dtype, learnt.factors)
+            message = SparseMessage.of(found, kept, layers, dtype, learnt.factors)
             size = message.size_bytes(self.value_bits)
             if size <= self.target_bytes:
                 saved = float((message.values.double() / histogram.largest).square().sum())
                 if saved >= best_saved:
                     left = self.target_bytes - size
-                    is_full = left < max(2 + value_bits / 8, (1 - _CONTENT) * self.target_bytes)
+                    is_full = left < max(
+                        2 + value_bits / 8, (1 - _ACCEPTED_SHARE) * self.target_bytes
+                    )
                     best, best_saved = message._replace(is_full=is_full), saved
             is_everything = len(message.values) == len(found.values) and size <= self.target_bytes
             if is_everything or not len(message.values):
@@ -202,7 +207,7 @@ class AdaptiveDensity(Entries):
             before, learnt = learnt, learnt.updated(message, kept, layers, size, value_bits)
             if best.is_full and (attempt > 1 or learnt.is_near(before)):
                 break
-            if attempt >= _TRIES and len(best.values):
+            if attempt >= _MAX_TRIES and len(best.values):
                 break
             if size > self.target_bytes:  # by a little more each time, so that it ends
                 learnt = learnt._replace(ratio=learnt.ratio * (1 + 0.003 * attempt**2))
@@ -229,10 +234,10 @@ class _AdaptiveDensityFusion(EntriesFusion):
         assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
         if kernels.fuses(x, residual):
             lost = kernels.empty(x.numel())
-            message, state = codec.chosen(x, residual, lost, state, key)
+            message, state = codec.choose_message(x, residual, lost, state, key)
         else:
             lost = corrected(x, residual)
-            message, state = codec.chosen(lost, None, None, state, key)
+            message, state = codec.choose_message(lost, None, None, state, key)
         lost.index_fill_(0, message.positions, 0)
         return message.parts, lost, state
 
@@ -242,40 +247,45 @@ class _AdaptiveDensityFusion(EntriesFusion):
         return encode_split_feedback(self.codec, x, residual, state, key)
 
 
-class _Learnt(NamedTuple):
-    """How far messages are from their model: of what it promised they take so much."""
+class _RateModel(NamedTuple):
+    """Measured size of messages relative to the model of their size."""
 
     ratio: float  # of all bits
     factors: tuple[float, ...]  # of the bits of positions in each layer, which may cluster
 
     @staticmethod
-    def nothing(num_layers: int) -> "_Learnt":
-        return _Learnt(1.0, (1.0,) * num_layers)
+    def nothing(num_layers: int) -> "_RateModel":
+        return _RateModel(1.0, (1.0,) * num_layers)
 
     def kept(self, histogram: Histogram, value_bits: int, budget_bits: float) -> list[int]:
         """How many elements of each layer to send for so many bits."""
         bits = budget_bits / self.ratio
-        return [int(k) for k in worth_keeping(histogram, value_bits, bits, self.factors)]
+        return [int(k) for k in num_worth_keeping(histogram, value_bits, bits, self.factors)]
 
     def updated(
-        self, message: "Message", kept: Sequence[int], layers: Layers, size: int, value_bits: int
-    ) -> "_Learnt":
+        self,
+        message: "SparseMessage",
+        kept: Sequence[int],
+        layers: Layers,
+        size: int,
+        value_bits: int,
+    ) -> "_RateModel":
         sizes, factors = sizes_of(layers), list(self.factors)
         for first, last, num_bytes in message.codes:
             promised = layer_bits(sum(kept[first:last]), sum(sizes[first:last]))
-            if promised > _LEAST_CODE_BITS:
+            if promised > _MIN_CODE_BITS:
                 factor = min(1.2, max(0.1, 8 * num_bytes / promised))
                 factors[first:last] = [factor] * (last - first)
         bits = sum(k * value_bits + f * layer_bits(k, n) for k, f, n in zip(kept, factors, sizes))
         ratio = 8 * (size - _EMPTY_BYTES) / max(bits, 1.0)
-        return _Learnt(min(2.0, max(0.5, ratio)), tuple(factors))
+        return _RateModel(min(2.0, max(0.5, ratio)), tuple(factors))
 
-    def is_near(self, other: "_Learnt") -> bool:
+    def is_near(self, other: "_RateModel") -> bool:
         return all(abs(a - b) < 0.1 for a, b in zip(self.factors, other.factors))
 
 
-class Found(NamedTuple):
-    """The elements in question, layer by layer."""
+class Candidates(NamedTuple):
+    """The candidate elements, layer by layer."""
 
     indices: Tensor  # int64, of the bucket
     values: Tensor
@@ -283,7 +293,7 @@ class Found(NamedTuple):
     is_everything: bool  # all but zeros
 
 
-class Message(NamedTuple):
+class SparseMessage(NamedTuple):
     """Positions as they travel, and values."""
 
     indices: Tensor  # uint8
@@ -297,22 +307,22 @@ class Message(NamedTuple):
         return {"indices": self.indices, "values": self.values}
 
     @staticmethod
-    def of_nothing(found: Found, dtype: torch.dtype) -> "Message":
+    def of_nothing(found: Candidates, dtype: torch.dtype) -> "SparseMessage":
         empty = torch.empty(0, dtype=torch.uint8, device=found.values.device)
-        return Message(empty, found.values[:0].to(dtype), found.indices[:0], [])
+        return SparseMessage(empty, found.values[:0].to(dtype), found.indices[:0], [])
 
     @staticmethod
     def of(
-        found: Found,
+        found: Candidates,
         kept: Sequence[int],
         layers: Layers,
         dtype: torch.dtype,
         factors: Sequence[float],
-    ) -> "Message":
+    ) -> "SparseMessage":
         """Of the `kept` largest of each layer."""
         if not sum(kept):
-            return Message.of_nothing(found, dtype)
-        chosen = []
+            return SparseMessage.of_nothing(found, dtype)
+        choose_message = []
         by_layer = zip(
             found.indices.split(found.counts), found.values.split(found.counts), strict=True
         )
@@ -320,33 +330,35 @@ class Message(NamedTuple):
             if 0 < count < len(own):
                 best, own = kernels.select_largest(own.contiguous(), None, count)
                 there = there[best]
-            chosen.append((there[:count], own[:count]))
-        positions = torch.cat([there for there, _ in chosen])
-        values = torch.cat([own for _, own in chosen]).to(dtype)
-        firsts = coded_together(kept, sizes_of(layers), factors)
+            choose_message.append((there[:count], own[:count]))
+        positions = torch.cat([there for there, _ in choose_message])
+        values = torch.cat([own for _, own in choose_message]).to(dtype)
+        firsts = group_starts(kept, sizes_of(layers), factors)
         indices, lengths = write_positions(positions, kept, layers, firsts)
         ends = pairwise([*firsts, len(layers)])
         codes = [(*group, size) for group, size in zip(ends, lengths, strict=True)]
-        return Message(indices, values, positions, codes)
+        return SparseMessage(indices, values, positions, codes)
 
     def size_bytes(self, value_bits: int | None) -> int:
         """Of the packed payload, if a value takes so many bits, or as many as it has."""
         values = self.values
         if value_bits is not None:
-            wide = _WIDE.get(value_bits, torch.uint8)
-            count = len(values) if value_bits in _WIDE else -(-len(values) * value_bits // 8)
+            wide = _DTYPE_BY_BITS.get(value_bits, torch.uint8)
+            count = (
+                len(values) if value_bits in _DTYPE_BY_BITS else -(-len(values) * value_bits // 8)
+            )
             values = torch.empty(count, dtype=wide, device=values.device)
         return Payload.pack({**self.parts, "values": values}).nbytes
 
 
-def _sampled(
+def _sample_histogram(
     x: Tensor, residual: Tensor | None, layers: Layers, expected: float, key: Key
 ) -> Histogram:
     """Of a sample of each layer that holds some of about `expected` elements to be kept."""
-    share = max(_SAMPLED, min(1.0, _MIN_KEPT_IN_SAMPLE / max(1.0, expected)))
+    share = max(_SAMPLE_SHARE, min(1.0, _MIN_KEPT_IN_SAMPLE / max(1.0, expected)))
     sample, taken = [], []
     for number, (start, stop) in enumerate(layers):
-        size = min(stop - start, max(_LEAST_SAMPLE, round(share * (stop - start))))
+        size = min(stop - start, max(_MIN_SAMPLE, round(share * (stop - start))))
         stream = key.child(f"sample {number}")
         pieces = [x[start:stop]] if residual is None else [x[start:stop], residual[start:stop]]
         if size < stop - start:
@@ -362,14 +374,14 @@ def _sampled(
     return histogram.scaled(torch.tensor(factors, dtype=torch.float64))
 
 
-def _candidates(
+def _find_candidates(
     x: Tensor,
     residual: Tensor | None,
     out: Tensor | None,
     layers: Layers,
     sample: Histogram,
     kept: Sequence[int] | None,
-) -> Found:
+) -> Candidates:
     """About so many of each layer, or all but zeros: one pass over the vector."""
     least, capacity = [0.0] * len(layers), list(sizes_of(layers))
     is_everything = True
@@ -389,4 +401,4 @@ def _candidates(
         indices.append(own + start)
         values.append(found)
     counts = [len(own) for own in values]
-    return Found(torch.cat(indices), torch.cat(values), counts, is_everything)
+    return Candidates(torch.cat(indices), torch.cat(values), counts, is_everything)

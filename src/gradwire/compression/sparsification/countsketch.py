@@ -19,8 +19,9 @@ new ones in each step. Where sketch and candidates would be no shorter than the 
 itself is averaged.
 
 Use it as `ef(countsketch(...))` for very long vectors and many workers, where a sketch is far
-shorter than the vector and gathering everyone's top-k too long. On a single layer of some ten
-thousand elements the sketch outweighs what it saves: take `ef(topk(0.01))` or `ef(gtopk(0.01))`.
+shorter than the vector and gathering the top-k of all workers too long. On a single layer of some
+ten thousand elements the sketch outweighs what it saves: take `ef(topk(0.01))` or
+`ef(gtopk(0.01))`.
 """
 
 from dataclasses import dataclass
@@ -93,9 +94,9 @@ class CountSketch(Reducer):
         else:
             candidates = None
             values = await group.mean(full)
-        where, mean = await node.share(_largest, values, candidates, kept, Spec.of(full))
-        own = partial(_own, full, where, x.shape)
-        lost = None if residual is None else await node.call(_lost, full, where, x.shape)
+        where, mean = await node.share(_keep_largest, values, candidates, kept, Spec.of(full))
+        own = partial(_own_contribution, full, where, x.shape)
+        lost = None if residual is None else await node.call(_residual, full, where, x.shape)
         return Reduced(mean.reshape(x.shape), own, state, lost)
 
     def sketch(self, x: Tensor, key: Key) -> Tensor:
@@ -103,7 +104,7 @@ class CountSketch(Reducer):
         return kernels.sketch(x.to(scale_dtype(x.dtype)), self._hashes(key, x.device), self.columns)
 
     def estimates(self, sketch: Tensor, numel: int, key: Key) -> Tensor:
-        """[numel]: the median over rows of what each row says about each element."""
+        """[numel]: the median over rows of the estimates of each element."""
         table = sketch.reshape(self.rows, self.columns)
         return kernels.sketch_medians(table, self._hashes(key, sketch.device), numel)
 
@@ -117,7 +118,7 @@ class CountSketch(Reducer):
         return (high << 32) | (low & 0xFFFFFFFF)
 
 
-def _largest(
+def _keep_largest(
     values: Tensor, candidates: Tensor | None, kept: int, spec: Spec
 ) -> tuple[Tensor, Tensor]:
     """The positions of the largest means, and the vector of them."""
@@ -126,9 +127,9 @@ def _largest(
     return where, scatter(means, where, spec)
 
 
-def _own(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
+def _own_contribution(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
     return scatter(x[where], where, Spec.of(x)).reshape(shape)
 
 
-def _lost(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
+def _residual(x: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
     return x.index_fill(0, where, 0).reshape(shape)

@@ -39,13 +39,13 @@ import torch
 from torch import Tensor
 
 from gradwire.coding.indices import decode_indices, encode_indices
+from gradwire.compression._layers import tensors_covering
 from gradwire.compression.lowrank._matrix import (
     Layout,
-    covering,
     kept_tensors,
     layout,
+    magnitude_unit,
     matrix_shape,
-    unit,
 )
 from gradwire.core.codec import (
     LOSSLESS,
@@ -104,7 +104,7 @@ class DCTK(Codec):
         positions, values = [x.new_empty(0, dtype=torch.int64)], [x.new_empty(0)]
         for first, cut, matrices in zip(plan.firsts, plan.cuts, plan.layout.matrices(x)):
             # In units in which no sum of products leaves the range.
-            scale = unit(matrices).clamp_(min=1)
+            scale = magnitude_unit(matrices).clamp_(min=1)
             coefficients = cut.transformed(matrices, scale)  # [num_chunks, c]
             best = coefficients.abs().topk(self.k, sorted=False).indices.sort().values
             kept = coefficients.gather(1, best).reshape(-1) * scale
@@ -130,7 +130,7 @@ class DCTK(Codec):
         sizes = [plan.num_kept, plan.layout.num_plain]
         values = [parts["values"].split(sizes) for parts in messages]
         kept = torch.stack([own for own, _ in values]).to(scale_dtype(spec.dtype))
-        scale = unit(kept).clamp_(min=1)  # in which no sum of products leaves the range
+        scale = magnitude_unit(kept).clamp_(min=1)  # in which no sum of products leaves the range
         kept = kept / scale
         coefficients = kept.new_zeros(plan.universe)
         for parts, own in zip(messages, kept):
@@ -140,8 +140,8 @@ class DCTK(Codec):
         rest = mean_in_order((plain for _, plain in values), count)
         return plan.restored(coefficients, scale, rest)
 
-    def _plan(self, tensors: tuple[Placed, ...] | None, numel: int) -> "_Plan":
-        return _plan(covering(tensors, numel), self.chunk, self.k)
+    def _plan(self, tensors: tuple[Placed, ...] | None, numel: int) -> "_TransformPlan":
+        return _plan(tensors_covering(tensors, numel), self.chunk, self.k)
 
 
 class _DCTKFusion(SaturatingFeedback[DCTK]):
@@ -160,7 +160,7 @@ class _DCTKFusion(SaturatingFeedback[DCTK]):
         return codec.mean([payload.parts for payload in payloads], flat).reshape(spec.shape)
 
 
-class _Cut(NamedTuple):
+class _ChunkGrid(NamedTuple):
     """How `num` matrices [n, m] are cut into chunks [h, w], filled up with zeros."""
 
     num: int
@@ -189,30 +189,30 @@ class _Cut(NamedTuple):
         if any(margins):
             matrices = torch.nn.functional.pad(matrices, margins)
         x = matrices.reshape(self.num, rows, self.h, columns, self.w)
-        x = x @ (_basis(self.w, x.dtype, x.device).mT / scale)
+        x = x @ (_dct_basis(self.w, x.dtype, x.device).mT / scale)
         x = x.transpose(2, 3).reshape(-1, self.h, self.w)
         if self.h > 1:
-            x = _basis(self.h, x.dtype, x.device) @ x
+            x = _dct_basis(self.h, x.dtype, x.device) @ x
         return x.reshape(-1, self.numel)
 
     def restored(self, coefficients: Tensor) -> Tensor:
         """The inverse, [num, n, m], of coefficients in a row."""
         rows, columns = self.grid
-        x = coefficients.view(-1, self.h, self.w) @ _basis(
+        x = coefficients.view(-1, self.h, self.w) @ _dct_basis(
             self.w, coefficients.dtype, coefficients.device
         )
         if self.h > 1:
-            x = _basis(self.h, x.dtype, x.device).mT @ x
+            x = _dct_basis(self.h, x.dtype, x.device).mT @ x
         x = x.view(self.num, rows, columns, self.h, self.w).transpose(2, 3)
         x = x.reshape(self.num, rows * self.h, columns * self.w)
         return x[:, : self.n, : self.m]
 
 
-class _Plan(NamedTuple):
+class _TransformPlan(NamedTuple):
     """What becomes of a bucket; both sides make the same."""
 
     layout: Layout
-    cuts: tuple[_Cut, ...]  # of each stack
+    cuts: tuple[_ChunkGrid, ...]  # of each stack
     firsts: tuple[int, ...]  # the place of each stack's first coefficient among all
     universe: int  # how many coefficients there are
     num_kept: int
@@ -223,29 +223,32 @@ class _Plan(NamedTuple):
         matrices = [
             clamp_to(cut.restored(row) * scale, rest.dtype) for cut, row in zip(self.cuts, rows)
         ]
-        return self.layout.assembled(matrices, rest)
+        return self.layout.assemble(matrices, rest)
 
 
 @lru_cache(maxsize=1024)
-def _plan(tensors: tuple[Placed, ...], chunk: int, k: int) -> _Plan:
+def _plan(tensors: tuple[Placed, ...], chunk: int, k: int) -> _TransformPlan:
     shaped = []
     for name, start, stop, shape in tensors:  # a vector is a matrix of one row
         shaped.append((name, start, stop, matrix_shape(shape) or (1, stop - start)))
-    shrinks = [math.prod(_side(n, chunk) for n in tensor[3]) > k for tensor in shaped]
+    shrinks = [math.prod(_chunk_length(n, chunk) for n in tensor[3]) > k for tensor in shaped]
     bucket = layout(shaped, shrinks)
-    cuts = [_Cut(s.num, s.n, s.m, _side(s.n, chunk), _side(s.m, chunk)) for s in bucket.stacks]
+    cuts = [
+        _ChunkGrid(s.num, s.n, s.m, _chunk_length(s.n, chunk), _chunk_length(s.m, chunk))
+        for s in bucket.stacks
+    ]
     firsts = [0, *accumulate(cut.num_chunks * cut.numel for cut in cuts)]
     num_kept = k * sum(cut.num_chunks for cut in cuts)
-    return _Plan(bucket, tuple(cuts), tuple(firsts[:-1]), firsts[-1], num_kept)
+    return _TransformPlan(bucket, tuple(cuts), tuple(firsts[:-1]), firsts[-1], num_kept)
 
 
-def _side(n: int, chunk: int) -> int:
+def _chunk_length(n: int, chunk: int) -> int:
     """The length of a chunk: n is cut into as few equal ones as may be."""
     return -(-n // max(1, -(-n // chunk)))
 
 
 @lru_cache(maxsize=64)
-def _basis(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _dct_basis(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The orthonormal DCT-II [n, n], one basis vector per row."""
     i = torch.arange(n, dtype=torch.float64)
     # Angles repeat after 4n steps; taken there as whole numbers they are exact.

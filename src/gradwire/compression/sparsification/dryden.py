@@ -24,7 +24,7 @@ from gradwire.compression.sparsification._families import Selector, SignedSelect
 from gradwire.compression.sparsification._selection import (
     check_density,
     extremes,
-    mean_of,
+    mean_magnitude,
     num_kept,
 )
 from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
@@ -64,7 +64,7 @@ class Dryden(SignedSelection, Selector):
 
     def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         high, low = values[values > 0], values[values < 0]
-        scale = torch.cat([mean_of(side, len(side)) for side in (high, low)])
+        scale = torch.cat([mean_magnitude(side, len(side)) for side in (high, low)])
         return {**super().make_parts(indices, values, numel), "scale": scale}
 
     def means(self, parts: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

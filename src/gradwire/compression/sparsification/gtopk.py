@@ -3,7 +3,7 @@
 Every worker selects the k largest elements of its vector. Pairs of workers add their two sparse
 vectors and keep the k largest elements of the sum, up a binomial tree; what is left at the root
 is sent to all and divided by n. Every message holds k elements, so a worker sends and receives
-O(k log n), where gathering everyone's top-k takes k (n - 1).
+O(k log n), where gathering the top-k of all workers takes k (n - 1).
 
 Feedback, as in the paper: a worker keeps what it did not select, and takes back what it selected
 at positions that the result does not have,
@@ -18,9 +18,9 @@ partial sum. With two workers, or where k holds all that is selected, nothing is
 The groups of some architectures have no tree (a ring merges along itself); the result may differ
 where sums are dropped, the rule does not.
 
-Use it as `ef(gtopk(0.01))` with many workers on a slow network, where gathering everyone's top-k
-grows too long. With few workers take `ef(topk(0.01))`, which keeps more of the mean and loses
-nothing on the way.
+Use it as `ef(gtopk(0.01))` with many workers on a slow network, where gathering the top-k of all
+workers grows too long. With few workers take `ef(topk(0.01))`, which keeps more of the mean and
+loses nothing on the way.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class GTopK(Reducer):
-    """Merge everyone's largest elements pairwise, keeping the largest of each sum."""
+    """Merge the workers' largest elements pairwise, keeping the largest of each sum."""
 
     density: float  # fraction kept, by each worker and in the result
 
@@ -86,12 +86,12 @@ class GTopK(Reducer):
         mine = await node.call(tree.select, full)
         merged = await group.reduce_tree(mine.buffer, tree)
         where, mean = await node.share(_average, tree, merged, group.size)
-        taken = partial(_taken, tree, full, mine, where)
+        taken = partial(_own_contribution, tree, full, mine, where)
         return Reduced(
             mean.reshape(x.shape),
             lambda: taken().reshape(x.shape),
             state,
-            None if residual is None else await node.call(_lost, full, taken, x.shape),
+            None if residual is None else await node.call(_residual, full, taken, x.shape),
         )
 
 
@@ -99,7 +99,7 @@ def _corrected(x: Tensor, residual: Tensor | None) -> Tensor:
     return corrected(x, residual).reshape(-1).contiguous()
 
 
-def _lost(full: Tensor, taken: Callable[[], Tensor], shape: torch.Size) -> Tensor:
+def _residual(full: Tensor, taken: Callable[[], Tensor], shape: torch.Size) -> Tensor:
     return (full - taken()).reshape(shape)
 
 
@@ -140,8 +140,8 @@ def _average(tree: _Tree, buffer: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return where, scatter(total / size, where, tree.spec)
 
 
-def _taken(tree: _Tree, x: Tensor, mine: Payload, where: Tensor) -> Tensor:
-    """What the group took of mine: what I selected, at the positions of the result."""
+def _own_contribution(tree: _Tree, x: Tensor, mine: Payload, where: Tensor) -> Tensor:
+    """This worker's contribution: its selected elements, at the positions of the result."""
     selected, _ = tree.read(mine.buffer)
     both = selected[torch.isin(selected, where, assume_unique=True)]
     return scatter(x[both], both, tree.spec)

@@ -13,7 +13,7 @@ is multiplied by that size, so it stays unbiased; m is the size of the largest s
 With `shared=False` every rank draws positions of its own, from its private key. The errors of n
 ranks are then independent, so their mean has 1/n of the variance, but payloads no longer add. A
 receiver knows the sender's key, so positions still need not travel; `indices=True` sends them to
-those who do not.
+receivers that do not.
 
 Use it as `ef(randomk(0.01))`, or `unbiased=True` at larger densities without `ef(...)`, where
 selection must cost nothing or payloads must add in an all-reduce. At the same density `topk` keeps
@@ -69,7 +69,7 @@ class RandomK(Codec):
         check_density("randomk", self.density)
         if self.indices and self.shared:
             raise ValueError(
-                "randomk: indices=True sends positions that with shared=True everybody knows. "
+                "randomk: indices=True sends positions that all ranks know with shared=True. "
                 "Write shared=False, indices=True, or leave indices out."
             )
 

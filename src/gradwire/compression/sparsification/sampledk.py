@@ -8,7 +8,7 @@ than k are sent, so the sample is large enough to have 64 elements above the thr
 The sample has one element of each of equal strata rather than a uniform subset. `dgc(0.01)` adds
 momentum correction, the rest of DGC.
 
-Whatever the sample says, what is sent are the largest elements, and at least one of a vector that
+For any sample, what is sent are the largest elements, and at least one of a vector that
 is not zero: delta = 1/d.
 
 Use it as `ef(sampledk(0.01) >> fp16)` where selection is made of torch operations, as on devices

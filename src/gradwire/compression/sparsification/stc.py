@@ -22,7 +22,12 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compression.coders.golomb import Golomb
 from gradwire.compression.sparsification._families import Selector
-from gradwire.compression.sparsification._selection import check_density, mean_of, num_kept, scatter
+from gradwire.compression.sparsification._selection import (
+    check_density,
+    mean_magnitude,
+    num_kept,
+    scatter,
+)
 from gradwire.core.codec import (
     Guarantee,
     Kind,
@@ -71,7 +76,7 @@ class STC(Selector):
 
     def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         # Zeros among the top k of a sparse vector stay zero, and do not lower the mean.
-        scale = mean_of(values, int(values.count_nonzero()))
+        scale = mean_magnitude(values, int(values.count_nonzero()))
         kinds = ((values > 0) + 2 * (values < 0)).to(torch.uint8)
         return {"scale": scale, "values": scatter(kinds, indices, Spec((numel,), torch.uint8))}
 

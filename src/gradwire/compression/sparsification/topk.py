@@ -27,7 +27,7 @@ from gradwire.core.spec import Spec
 
 @dataclass(frozen=True, repr=False)
 class TopK(Entries, Selector):
-    """Keep the elements of largest magnitude, and say where they were."""
+    """Keep the elements of largest magnitude, with their positions."""
 
     density: float  # fraction kept
 

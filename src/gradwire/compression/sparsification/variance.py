@@ -16,9 +16,9 @@ values are a matter of the next stage: `variance(1.5) >> qsgd(bits=4)`.
 It needs `ef(...)`, for what it sends is a sum over steps: of a single step it sends nothing, or
 all with alpha below 1.
 
-Use it as `ef(variance(1.5))` where gradients are noisy and the traffic may be what it will:
-elements whose signs agree from step to step get through, the others wait. Where the rate must be
-known beforehand take `ef(topk(0.01))`.
+Use it as `ef(variance(1.5))` where gradients are noisy and the traffic need not be fixed: elements
+whose signs agree from step to step are sent, the others wait. Where the rate must be known
+beforehand take `ef(topk(0.01))`.
 """
 
 import math
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.sparsification._families import Selection
-from gradwire.compression.sparsification._selection import matching
+from gradwire.compression.sparsification._selection import matching_memory
 from gradwire.core.codec import Parts, State, Traits, scale_dtype
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
@@ -69,7 +69,7 @@ class Variance(Selection):
         }
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        residual = matching(state["residual"], x) if state else None
+        residual = matching_memory(state["residual"], x) if state else None
         total = x.to(scale_dtype(x.dtype))
         deviation = total.abs()
         if residual is not None:

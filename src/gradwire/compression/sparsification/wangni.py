@@ -7,7 +7,7 @@ to a whole number. How many are kept in fact is random; no bound depends on that
 
 1/lambda is the s with s (k - j) = sum of the magnitudes below s, where j elements reach s and are
 kept for certain. Their greedy algorithm stops after a few rounds of s <- (sum below s) / (k - j).
-As s falls from round to round until j does not change, we go on; the few vectors that take more
+As s falls from round to round until j does not change, we continue; the few vectors that take more
 than some rounds have their k largest elements sorted instead: if the j largest are certain,
 s = (sum of the others) / (k - j), and j is the first for which no other one exceeds that.
 
@@ -51,7 +51,7 @@ from gradwire.core.codec import (
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
-_CELLS = 1 << 16  # of the unit interval, told apart by the first random bits of an element
+_NUM_CELLS = 1 << 16  # of the unit interval, distinguished by the first random bits of an element
 _ROUNDS = 12
 
 
@@ -85,7 +85,7 @@ class Wangni(Codec):
         k = num_kept(self.density, x.numel())
         scale = self.scale(wide)
         certain, values = reaching(wide, float(scale), 2 * k)
-        drawn, signs = _drawn(wide, float(scale), 2 * k, key)
+        drawn, signs = _draw(wide, float(scale), 2 * k, key)
         parts = {
             "certain": encode_positions(certain, x.numel()),
             "drawn": encode_positions(drawn, x.numel()),
@@ -137,20 +137,20 @@ def _sorted_scale(x: Tensor, k: int) -> float:
     return float(tail[j] / share[j])
 
 
-def _drawn(x: Tensor, scale: float, capacity: int, key: Key) -> tuple[Tensor, Tensor]:
+def _draw(x: Tensor, scale: float, capacity: int, key: Key) -> tuple[Tensor, Tensor]:
     """Positions of elements below the scale, each with probability |x| / scale, and their values.
 
     The scale is the one that travels, so that rounding it makes no bias.
     """
     if not scale:  # everything is certain
         return torch.zeros(0, dtype=torch.int64, device=x.device), x[:0]
-    factor = _CELLS / scale  # of the range of float32, but at the ends of that of scales
+    factor = _NUM_CELLS / scale  # of the range of float32, but at the ends of that of scales
     if factor > torch.finfo(torch.float32).max or factor < torch.finfo(torch.float32).tiny:
         indices = (x != 0).nonzero().reshape(-1)
         values, halves = x[indices], key.halfwords(x.numel(), x.device)[indices]
     else:
         indices, values, halves = kernels.draw_candidates(x, factor, key.seed, key.stream, capacity)
-    exact = values.abs().double() / scale * _CELLS
+    exact = values.abs().double() / scale * _NUM_CELLS
     below = values.abs() < scale
     kept = below & (halves + 1 < exact)
     close = (below & (halves + 1 >= exact) & (halves < exact)).nonzero().reshape(-1)

@@ -1,7 +1,7 @@
-"""Where the optimizer's momentum lives: on the mean, or on each worker before compression."""
+"""Places the optimizer's momentum: on the mean, or on each worker before compression."""
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gradwire.compression.feedback.velocity import Velocity
 from gradwire.core.codec import Codec, Compression
@@ -10,7 +10,7 @@ from gradwire.core.lifted import lift
 from gradwire.core.protocols import Synchronization
 from gradwire.core.reducer import Reducer
 from gradwire.experiment.run.config import MomentumAt
-from gradwire.training.optimizer import SGD, Optimizer
+from gradwire.training.optimizer import Optimizer
 
 _TRIAL = (
     "in a trial (ResNet-20, CIFAR-10, 32 workers, 0.1% kept, 60 epochs) momentum 0.9 after "
@@ -21,7 +21,7 @@ _TRIAL = (
 
 @dataclass(frozen=True)
 class Placed:
-    """An optimizer and a compression with the momentum where it belongs."""
+    """An optimizer and a compression, with the momentum in one of them."""
 
     optimizer: Optimizer
     compression: Compression
@@ -30,7 +30,7 @@ class Placed:
 
     @property
     def is_local(self) -> bool:
-        """Whether what travels is more than gradients: clipping must come before it then."""
+        """Whether momentum acts before compression, so that gradients must be clipped before it."""
         return lift(self.compression).momentum_lives == "inside"
 
 
@@ -41,14 +41,14 @@ def place(
     where: MomentumAt,
     mixes: bool = False,
 ) -> Placed:
-    """Moves the momentum to where `where` says, or the compression needs it to train.
+    """Moves the momentum to `where`, or under "auto" to where the compression needs it.
 
     `mixes`: workers average models with neighbours, so steps are taken before anything is sent.
     """
     exchanges = "walks" if mixes else synchronization.exchanges
     lives = lift(compression).momentum_lives
     if where == "before" and not (
-        isinstance(optimizer, SGD)
+        optimizer.heavy_ball is not None
         and exchanges == "gradients"
         and not synchronization.sends_changes
     ):
@@ -70,10 +70,10 @@ def place(
             )
         return Placed(optimizer, compression)  # momentum stays with each worker anyway
     if lives == "inside":
-        optimizer = _without_momentum(optimizer, compression)
-        decay = optimizer.weight_decay
-        return Placed(replace(optimizer, weight_decay=0.0), compression, decay, "before")
-    if not isinstance(optimizer, SGD) or not optimizer.momentum:
+        decay = _movable_decay(optimizer, compression)
+        return Placed(optimizer.without_momentum(0.0), compression, decay, "before")
+    ball = optimizer.heavy_ball
+    if ball is None or not ball.momentum:
         return Placed(optimizer, compression)
     if where == "auto":
         where = "before" if lives == "before" else "after"
@@ -88,25 +88,28 @@ def place(
         return Placed(optimizer, compression)
     assert isinstance(compression, Codec | Reducer)
     return Placed(
-        replace(optimizer, momentum=0.0, nesterov=False, weight_decay=0.0),
-        Velocity(compression, optimizer.momentum, optimizer.nesterov),
-        optimizer.weight_decay,
+        optimizer.without_momentum(0.0),
+        Velocity(compression, ball.momentum, ball.nesterov),
+        ball.weight_decay,
         "before",
     )
 
 
-def _without_momentum(optimizer: Optimizer, compression: Compression) -> SGD:
-    """The optimizer for a compression that has the momentum; the same one named twice is one."""
-    if not isinstance(optimizer, SGD):
+def _movable_decay(optimizer: Optimizer, compression: Compression) -> float:
+    """The weight decay to apply before a compression that has the momentum.
+
+    Refuses an optimizer with another momentum; the same one given twice counts once.
+    """
+    ball = optimizer.heavy_ball
+    if ball is None:
         raise ValueError(
             f"{compression!r} has a momentum of its own, on top of which {optimizer!r} would "
             "average again. Write sgd(lr), with a rate for SGD, or for its own kind of step."
         )
-    plain = replace(optimizer, momentum=0.0, nesterov=False)
-    own = lift(compression).heavy_ball
-    if optimizer.momentum and own != (optimizer.momentum, optimizer.nesterov):
+    if ball.momentum and lift(compression).heavy_ball != (ball.momentum, ball.nesterov):
         raise ValueError(
             f"{compression!r} has a momentum of its own, and {optimizer!r} would apply another "
-            f"one to what feedback held back: {_TRIAL}. Write {plain!r}."
+            f"one to what feedback held back: {_TRIAL}. Write "
+            f"{optimizer.without_momentum(ball.weight_decay)!r}."
         )
-    return plain
+    return ball.weight_decay

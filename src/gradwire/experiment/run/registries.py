@@ -13,7 +13,7 @@ from gradwire.architecture.graphs import GRAPHS
 from gradwire.compression import COMPRESSION
 from gradwire.core.notation import Expression
 from gradwire.core.registry import Registry
-from gradwire.data import Partition
+from gradwire.data import DataPartition
 from gradwire.models import Model
 from gradwire.runtime.network.faults import FAULTS
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, STRAGGLERS
@@ -49,9 +49,9 @@ SCHEDULES: Registry[Schedule] = Registry(
     "gradwire.training.schedule",
     group="gradwire.schedules",
 )
-PARTITIONS: Registry[Partition] = Registry(
+PARTITIONS: Registry[DataPartition] = Registry(
     "partition",
-    Partition,  # type: ignore[type-abstract]
+    DataPartition,  # type: ignore[type-abstract]
     "gradwire.data.partition",
     group="gradwire.partitions",
 )

@@ -162,7 +162,7 @@ def _open() -> ctypes.CDLL:
 
 @cache
 def _attempt() -> ctypes.CDLL | LibraryError:
-    """Tried once per process, since a failure is as lasting as a success."""
+    """Loads the library once per process; a failure is kept as well."""
     try:
         return _open()
     except LibraryError as error:

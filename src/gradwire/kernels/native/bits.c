@@ -186,7 +186,7 @@ GW_CLONES static void pack_uints_part(void *job, int64_t first, int64_t last) {
     __atomic_fetch_or(&c->seen, seen, __ATOMIC_RELAXED);
 }
 
-/* Values are uint8, int32 or int64, told by their size. Returns 0, or 1 if some value lies
+/* Values are uint8, int32 or int64, distinguished by their size. Returns 0, or 1 if some value lies
    outside 0 .. 2^width - 1 (then `packed` holds nothing of use). */
 int32_t gw_pack_uints(const void *values, int32_t value_bytes, int64_t count, int32_t width,
                       uint8_t *packed) {

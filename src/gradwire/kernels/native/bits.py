@@ -9,7 +9,11 @@ from torch import Tensor
 
 from gradwire.kernels._pool import empty
 from gradwire.kernels.native._library import dense, load, parallel
-from gradwire.kernels.reference.bits import bad_digit, bad_position, out_of_range
+from gradwire.kernels.reference.bits import (
+    digit_range_error,
+    position_range_error,
+    value_range_error,
+)
 
 # Bit patterns of -infinity, and of +1 and -1: signs are packed and unpacked as integers.
 _MINUS_INFINITY = {
@@ -37,7 +41,7 @@ def pack_uints(values: Tensor, width: int) -> Tensor:
     if parallel().gw_pack_uints(
         values.data_ptr(), values.element_size(), count, width, packed.data_ptr()
     ):
-        raise out_of_range(values, width)
+        raise value_range_error(values, width)
     return packed
 
 
@@ -78,7 +82,7 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     positions = dense(positions)
     packed = empty(-(-num_bits // 8), torch.uint8)
     if load().gw_pack_ones(positions.data_ptr(), positions.numel(), num_bits, packed.data_ptr()):
-        raise bad_position(positions, num_bits)
+        raise position_range_error(positions, num_bits)
     return packed
 
 
@@ -86,7 +90,7 @@ def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
     values = dense(values.to(torch.int32))
     packed = empty(-(-values.numel() // digits), torch.uint8)
     if load().gw_pack_digits(values.data_ptr(), values.numel(), base, digits, packed.data_ptr()):
-        raise bad_digit(values, base)
+        raise digit_range_error(values, base)
     return packed
 
 

@@ -1,6 +1,6 @@
 """Elias' codes in C: the bytes and integers of reference/elias.py, exactly.
 
-What C refuses the reference looks at, and says what is wrong with it.
+If C refuses its input, the reference finds the reason and raises the error.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _CPU = torch.device("cpu")
 def elias_lengths(values: Tensor) -> list[int]:
     values, lengths = dense(values), (ctypes.c_int64 * 64)()
     if load().gw_elias_lengths(values.data_ptr(), None, values.numel(), 0, lengths):
-        raise reference.not_positive(values)
+        raise reference.not_positive_error(values)
     return lengths[:]
 
 
@@ -43,7 +43,7 @@ def elias_encode(
         (ctypes.c_int64 * 3)(*sizes),
         packed.data_ptr(),
     ):
-        raise reference.other_lengths()
+        raise reference.lengths_error()
     return packed
 
 

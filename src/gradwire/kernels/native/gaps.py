@@ -1,6 +1,6 @@
 """Rice's code of the gaps of a sorted set in C: the bytes and indices of reference/gaps.py.
 
-What C refuses the reference looks at, and says what is wrong with it.
+If C refuses its input, the reference finds the reason and raises the error.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def measure_gaps(indices: Tensor, universe: int) -> tuple[int, list[int], list[i
     if load().gw_measure_gaps(
         indices.data_ptr(), indices.numel(), universe, ctypes.byref(parameter), sums, lengths
     ):
-        raise reference.not_increasing(indices, universe)
+        raise reference.not_increasing_error(indices, universe)
     return parameter.value, sums[:], lengths[:]
 
 
@@ -32,7 +32,7 @@ def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
     if load().gw_encode_rice(
         indices.data_ptr(), count, parameter, low_bytes, unary_bytes, packed.data_ptr()
     ):
-        raise reference.other_quotients(quotients)
+        raise reference.quotients_error(quotients)
     return packed
 
 

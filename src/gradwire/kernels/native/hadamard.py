@@ -8,7 +8,7 @@ from gradwire.kernels.native._library import dense, parallel
 from gradwire.kernels.reference import hadamard as reference
 
 _CPU = torch.device("cpu")
-_SHARED, _MOST_THREADS = 1 << 18, 64  # in hadamard.c and threads.h
+_SHARED_NUMEL, _MAX_THREADS = 1 << 18, 64  # in hadamard.c and threads.h
 
 
 def hadamard(
@@ -39,7 +39,7 @@ def rotated_signs(x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, before = dense(x), dense(before)
     packed = torch.empty(rows * n // 8, dtype=torch.uint8, device=_CPU)
     sums = torch.empty(2, rows, dtype=torch.float64, device=_CPU)
-    threads = 1 if n >= _SHARED else min(torch.get_num_threads(), _MOST_THREADS)
+    threads = 1 if n >= _SHARED_NUMEL else min(torch.get_num_threads(), _MAX_THREADS)
     row = torch.empty(threads, n, dtype=torch.float32, device=_CPU)
     room = torch.empty(threads, n // 4, dtype=torch.float64, device=_CPU)
     parallel().gw_rotated_signs(

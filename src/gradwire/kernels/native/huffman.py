@@ -35,7 +35,9 @@ def huffman_encode(symbols: Tensor, lengths: Tensor, num_bits: int) -> Tensor:
     if status == -2:
         raise MemoryError("huffman_encode")
     if status:
-        raise reference.no_code() if status == 2 else reference.other_codewords(num_bits)
+        raise (
+            reference.invalid_lengths_error() if status == 2 else reference.codeword_error(num_bits)
+        )
     return packed
 
 
@@ -55,6 +57,6 @@ def huffman_decode(packed: Tensor, lengths: Tensor, count: int) -> Tensor:
     if status == -2:
         raise MemoryError("huffman_decode")
     if status:
-        reasons = {2: reference.no_code, 3: reference.ones_behind}
-        raise reasons.get(status, reference.do_not_meet)()
+        reasons = {2: reference.invalid_lengths_error, 3: reference.padding_error}
+        raise reasons.get(status, reference.chunk_end_error)()
     return symbols

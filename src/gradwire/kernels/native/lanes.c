@@ -299,7 +299,7 @@ static void fill_groups(void *argument, int64_t first, int64_t last) {
 
 /* ratios [count] to out [ceil(blocks / lanes)][n][lanes]: of the first `used` positions, element
    i * present + b of a group with `present` blocks is position i of block b; the others say
-   `certain`, and what is left says 0. */
+   `certain`, and the others are 0. */
 void gw_polar_fill(const int8_t *ratios, int64_t count, int64_t blocks, int64_t used, int64_t n,
                    int32_t lanes, int32_t certain, int8_t *out) {
     fill_job job = {ratios, count, blocks, used, n, lanes, certain, out};

@@ -37,11 +37,11 @@ GW_INLINE uint32_t largest(const float *p, int64_t count, uint32_t top) {
 }
 
 /* A maximum below TINY has no finite reciprocal: its bucket is multiplied by RAISED first, and what
-   is heard by its reciprocal last. */
+   it decodes to is multiplied by the reciprocal last. */
 #define TINY 0x1p-100f
 #define RAISED 0x1p100f
 
-/* LARGE: s steps may exceed the largest float, and what is heard saturates. SMALL: below TINY. */
+/* LARGE: s steps may exceed the largest float, and decoded values saturate. SMALL: below TINY. */
 enum { PLAIN, LARGE, SMALL };
 
 GW_INLINE void quantise(const float *p, const uint16_t *random, int64_t count, float scale,
@@ -60,13 +60,13 @@ GW_INLINE void quantise(const float *p, const uint16_t *random, int64_t count, f
         level += dither < v - (float)level;
         levels[i] = (uint8_t)(level + offset);
         if (!lost) continue;
-        float heard = (float)level * step;
-        if (range == SMALL) heard *= 1.0f / RAISED;
+        float decoded = (float)level * step;
+        if (range == SMALL) decoded *= 1.0f / RAISED;
         if (range == LARGE) {
-            heard = heard > 0x1.fffffep127f ? 0x1.fffffep127f : heard;
-            heard = heard < -0x1.fffffep127f ? -0x1.fffffep127f : heard;
+            decoded = decoded > 0x1.fffffep127f ? 0x1.fffffep127f : decoded;
+            decoded = decoded < -0x1.fffffep127f ? -0x1.fffffep127f : decoded;
         }
-        lost[i] = p[i] - heard;
+        lost[i] = p[i] - decoded;
     }
 }
 
@@ -222,9 +222,9 @@ GW_INLINE uint8_t scale_levels(const uint8_t *levels, int64_t count, int32_t off
                                uint8_t highest, float *out) {
     for (int64_t i = 0; i < count; i++) highest = levels[i] > highest ? levels[i] : highest;
     for (int64_t i = 0; i < count; i++) {
-        float heard = (float)((int32_t)levels[i] - offset) * step;
-        heard = heard > 0x1.fffffep127f ? 0x1.fffffep127f : heard;
-        out[i] = heard < -0x1.fffffep127f ? -0x1.fffffep127f : heard;
+        float decoded = (float)((int32_t)levels[i] - offset) * step;
+        decoded = decoded > 0x1.fffffep127f ? 0x1.fffffep127f : decoded;
+        out[i] = decoded < -0x1.fffffep127f ? -0x1.fffffep127f : decoded;
     }
     return highest;
 }
@@ -280,7 +280,7 @@ GW_CLONES static void decode_part(void *job, int64_t first, int64_t last) {
                                         __ATOMIC_RELAXED)) {}
 }
 
-/* What was heard of `count` packed levels; widths and buckets as above. Returns the highest. */
+/* The decoded vector of `count` packed levels; widths and buckets as above. Returns the highest. */
 int32_t gw_decode_levels(const uint8_t *packed, const float *scale, int64_t count, int64_t bucket,
                          int32_t num_levels, int32_t width, float *out) {
     decoding d = {packed, scale, count, bucket, num_levels, width, out,

@@ -1,4 +1,4 @@
-"""Quantisers that a plane of bits names, in C: the numbers of reference/plane.py, exactly."""
+"""Quantisers selected by a plane of bits, in C: the numbers of reference/plane.py, exactly."""
 
 import torch
 from torch import Tensor

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import dense, load
-from gradwire.kernels.reference.rans import no_code, no_frequency
+from gradwire.kernels.reference.rans import invalid_code_error, missing_frequency_error
 
 _CPU = torch.device("cpu")
 
@@ -25,7 +25,7 @@ def rans_encode(symbols: Tensor, frequencies: Tensor, precision: int, lanes: int
         words.data_ptr(),
     )
     if num_words < 0:
-        raise MemoryError("rans_encode") if num_words == -2 else no_frequency(symbols)
+        raise MemoryError("rans_encode") if num_words == -2 else missing_frequency_error(symbols)
     written = words[count + 1 - num_words :].view(torch.uint8)
     return torch.cat([states.view(torch.uint8), written])
 
@@ -51,5 +51,5 @@ def rans_decode(
         symbols.data_ptr(),
     )
     if status:
-        raise MemoryError("rans_decode") if status == -2 else no_code()
+        raise MemoryError("rans_decode") if status == -2 else invalid_code_error()
     return symbols

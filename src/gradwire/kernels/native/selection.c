@@ -340,7 +340,7 @@ static void select_largest(selection *s, int64_t count, int64_t rank, int64_t ca
     s->past_caches = s->lost && s->lost != s->residual && count * 4 >= STREAM_BYTES;
     cut(s, count, capacity);
     if (count >= 4 * SAMPLES && rank < count / 2) {
-        /* Exact whatever the sample says: it only decides how many candidates there are. */
+        /* Exact for any sample: it only decides how many candidates there are. */
         s->threshold = guess(s, count, rank);
         s->clear = 0;
         const int64_t found = collect_all(s, capacity);

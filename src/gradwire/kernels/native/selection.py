@@ -16,14 +16,14 @@ def select_largest(
 ) -> tuple[Tensor, Tensor]:
     x, residual = dense(x), _dense(residual)
     capacity = min(x.numel(), 2 * count + 4096)  # candidates: see `guess` in selection.c
-    indices, values = _room(capacity)
+    indices, values = _allocate(capacity)
     results = (indices.data_ptr(), values.data_ptr(), pointer(out))
     if not count:
         if out is not None:
             select_above(x, residual, float("inf"), 0, out)
     elif isinstance(residual, Motion):
         parallel().gw_move_largest(
-            *_moving(x, residual), count, capacity, *results, residual.moved.data_ptr()
+            *_selection_arguments(x, residual), count, capacity, *results, residual.moved.data_ptr()
         )
     else:
         parallel().gw_select_largest(
@@ -38,11 +38,15 @@ def select_above(
     x, residual = dense(x), _dense(residual)
     (bits,) = struct.unpack("<I", struct.pack("<f", threshold))
     while True:
-        indices, values = _room(capacity)
+        indices, values = _allocate(capacity)
         results = (indices.data_ptr(), values.data_ptr(), pointer(out))
         if isinstance(residual, Motion):
             found = parallel().gw_move_above(
-                *_moving(x, residual), bits, capacity, *results, residual.moved.data_ptr()
+                *_selection_arguments(x, residual),
+                bits,
+                capacity,
+                *results,
+                residual.moved.data_ptr(),
             )
         else:
             found = parallel().gw_select_above(
@@ -54,18 +58,18 @@ def select_above(
 
 
 def _dense(residual: Residual | None) -> Residual | None:
-    """As C may read it; what it is to write to is checked before."""
+    """The residual as C may read it; output vectors were checked before."""
     if isinstance(residual, Motion):
         return residual.replaced(dense(residual.residual), dense(residual.velocity))
     return None if residual is None else dense(residual)
 
 
-def _moving(x: Tensor, motion: Motion) -> tuple[Any, ...]:
-    """The arguments of C that say what elements are selected from."""
+def _selection_arguments(x: Tensor, motion: Motion) -> tuple[Any, ...]:
+    """The C arguments for the vector that elements are selected from."""
     vectors = (x, motion.residual, motion.velocity)
     rule = (motion.momentum, motion.scale, motion.nesterov, motion.masks)
     return (*(vector.data_ptr() for vector in vectors), *rule, x.numel())
 
 
-def _room(capacity: int) -> tuple[Tensor, Tensor]:
+def _allocate(capacity: int) -> tuple[Tensor, Tensor]:
     return (empty(capacity, torch.int64), empty(capacity))

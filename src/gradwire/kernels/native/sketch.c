@@ -52,7 +52,7 @@ void gw_sketch(const float *x, int64_t count, int64_t rows, int64_t columns,
 GW_CLONES static void median_part(void *job, int64_t first, int64_t last) {
     const sketch *s = job;
     uint32_t column[BLOCK], sign[BLOCK];
-    float told[MOST_ROWS][BLOCK];
+    float estimates[MOST_ROWS][BLOCK];
     for (int64_t block = first; block < last; block++) {
         const int64_t at = block * BLOCK;
         const int64_t n = s->count - at < BLOCK ? s->count - at : BLOCK;
@@ -63,20 +63,20 @@ GW_CLONES static void median_part(void *job, int64_t first, int64_t last) {
                 uint32_t u;
                 memcpy(&u, table + column[i], 4);
                 u ^= sign[i];
-                memcpy(told[row] + i, &u, 4);
+                memcpy(estimates[row] + i, &u, 4);
             }
         }
         /* Rows are sorted by exchanges of neighbours, for all elements of the block at once. */
         for (int64_t round = 0; round < s->rows; round++)
             for (int64_t row = round % 2; row + 1 < s->rows; row += 2) {
-                float *low = told[row], *high = told[row + 1];
+                float *low = estimates[row], *high = estimates[row + 1];
                 for (int64_t i = 0; i < n; i++) {
                     const float a = low[i], b = high[i];
                     low[i] = b < a ? b : a;
                     high[i] = b < a ? a : b;
                 }
             }
-        memcpy(s->out + at, told[s->rows / 2], (size_t)n * sizeof(float));
+        memcpy(s->out + at, estimates[s->rows / 2], (size_t)n * sizeof(float));
     }
 }
 

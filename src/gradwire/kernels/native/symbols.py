@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import dense, load
-from gradwire.kernels.reference.symbols import no_symbol, other_number
+from gradwire.kernels.reference.symbols import num_others_error, symbol_range_error
 
 _CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def count_symbols(symbols: Tensor, alphabet: int) -> Tensor:
         table.data_ptr(),
         counts.data_ptr(),
     ):
-        raise no_symbol(symbols, alphabet)
+        raise symbol_range_error(symbols, alphabet)
     return counts
 
 
@@ -48,5 +48,5 @@ def find_others(symbols: Tensor, frequent: int, num_others: int) -> tuple[Tensor
         others.data_ptr(),
     )
     if found != num_others:
-        raise other_number(num_others)
+        raise num_others_error(num_others)
     return positions[:num_others], others[:num_others]

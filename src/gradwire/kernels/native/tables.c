@@ -394,7 +394,7 @@ GW_INLINE void to_few(const float *x, const uint16_t *random, int64_t n, const f
     }
 }
 
-/* Powers of two: the exponent tells. */
+/* Powers of two: the exponent is the level. */
 GW_INLINE void to_powers(const float *x, const uint16_t *random, int64_t n, float first,
                          int32_t s, int32_t *symbols) {
     const int32_t lowest = (int32_t)(bits_of(first) >> 23);
@@ -412,7 +412,7 @@ GW_INLINE void to_powers(const float *x, const uint16_t *random, int64_t n, floa
     }
 }
 
-/* Magnitudes up to one: their leading bits tell where to begin, and two steps mostly suffice. */
+/* Magnitudes up to one: their leading bits give the starting point, and two steps mostly suffice. */
 GW_INLINE void to_many(const float *x, const uint16_t *random, int64_t n, const float *padded,
                        const float *inner, const uint8_t *keys, int32_t s, int32_t *symbols) {
     for (int64_t i = 0; i < n; i++) {

@@ -1,6 +1,6 @@
 """Rounding to tables, packed, and back, in C: the bits of reference/tables.py, exactly.
 
-What C does not do, other dtypes than float32 and very long tables, the reference does.
+The reference handles other dtypes than float32 and very long tables.
 """
 
 import torch
@@ -14,7 +14,7 @@ from gradwire.kernels.reference.tables import SUMMED, Draw, Packing
 _CPU = torch.device("cpu")
 _MASK = 0xFFFFFFFF
 _TO_LEVELS, _TO_WHOLE, _TO_NEAREST, _TO_CELLS, _TO_FP8 = range(5)
-_MOST_LEVELS, _MOST_EDGES = 256, 16
+_MAX_LEVELS, _MAX_EDGES = 256, 16
 
 
 def bucket_maxima(x: Tensor, bucket: int) -> Tensor:
@@ -91,7 +91,7 @@ def _summed(blocks: Tensor) -> Tensor:
 def to_levels(
     x: Tensor, scale: Tensor | None, bucket: int, levels: Tensor, draw: Draw, packing: Packing
 ) -> Tensor:
-    if x.dtype != torch.float32 or len(levels) > _MOST_LEVELS:
+    if x.dtype != torch.float32 or len(levels) > _MAX_LEVELS:
         return reference.to_levels(x, scale, bucket, levels, draw, packing)
     return _round(_TO_LEVELS, x, scale, None, bucket, levels, 0.0, 0.0, draw, packing)
 
@@ -113,7 +113,7 @@ def to_whole(
 
 
 def to_cells(x: Tensor, scale: Tensor, bucket: int, edges: Tensor, packing: Packing) -> Tensor:
-    if x.dtype != torch.float32 or len(edges) > _MOST_EDGES:
+    if x.dtype != torch.float32 or len(edges) > _MAX_EDGES:
         return reference.to_cells(x, scale, bucket, edges, packing)
     return _round(_TO_CELLS, x, scale, None, bucket, edges, 0.0, 0.0, None, packing)
 

@@ -1,7 +1,7 @@
 /* Threads end with the call that started them: there is no pool whose state a fork could leave
    behind. A call returns when its parts are done. It does not wait for a thread that had no turn
    on a busy machine, and which then finds nothing left to take: so the work is on the heap, and
-   whoever leaves last frees it. Threads inherit the caller's floating-point environment. */
+   the last thread to leave frees it. Threads inherit the caller's floating-point environment. */
 #include "threads.h"
 
 #include <pthread.h>

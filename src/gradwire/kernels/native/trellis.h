@@ -1,4 +1,4 @@
-/* What the kernels of trellis-coded quantisation share; reference/trellis.py says what they do. */
+/* Shared by the kernels of trellis-coded quantisation; reference/trellis.py specifies them. */
 #ifndef GRADWIRE_TRELLIS_H
 #define GRADWIRE_TRELLIS_H
 

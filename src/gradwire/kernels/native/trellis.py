@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.native._library import dense, load, parallel, pointer
-from gradwire.kernels.reference.trellis import CLASSES, UNIT, no_code, segment_starts
+from gradwire.kernels.reference.trellis import CLASSES, UNIT, invalid_code_error, segment_starts
 from gradwire.kernels.reference.trellis_fit import (
     LAMBDA,
     OFFSET_BITS,
@@ -222,7 +222,7 @@ def trellis_decode(
         values.data_ptr(),
     )
     if status:
-        raise MemoryError("trellis_decode") if status == -2 else no_code()
+        raise MemoryError("trellis_decode") if status == -2 else invalid_code_error()
     return values
 
 

@@ -384,7 +384,7 @@ static void context_task(void *given, int64_t first, int64_t last) {
 }
 
 /* `shapes` are tensors as (rows, width) that make up `count` elements, none of them empty; `counts`
-   and `errors` are zero; nobody asks for `counts` that are null. 0, or -2 without memory. */
+   and `errors` are zero; null `counts` are not computed. 0, or -2 without memory. */
 int32_t gw_trellis_contexts(const int32_t *scaled, const int32_t *indices, int64_t count,
                             const int64_t *shapes, int64_t most_columns, int64_t segments,
                             int32_t is_signed, uint8_t *contexts, int64_t *counts,

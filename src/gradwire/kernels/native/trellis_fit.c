@@ -93,7 +93,7 @@ static int32_t search(const fit *f, const uint8_t *contexts, const prior *p, int
 }
 
 /* Rounds of search and count. */
-static int32_t settle(const fit *f, const uint8_t *contexts, int32_t rounds, int32_t *indices,
+static int32_t converge(const fit *f, const uint8_t *contexts, int32_t rounds, int32_t *indices,
                       prior *p, char *text) {
     double size;
     for (int32_t r = 0; r < rounds; r++) {
@@ -109,7 +109,7 @@ static int32_t settle(const fit *f, const uint8_t *contexts, int32_t rounds, int
 /* The same on one block of every `stride`; `indices` has room for all. */
 static int32_t settle_some(const fit *f, const uint8_t *contexts, int64_t stride, int32_t rounds,
                            int32_t *indices, prior *p, char *text) {
-    if (stride < 2 || !rounds) return settle(f, contexts, rounds, indices, p, text);
+    if (stride < 2 || !rounds) return converge(f, contexts, rounds, indices, p, text);
     const int64_t blocks = (f->count / BLOCK + stride - 1) / stride;
     int32_t *const scaled = malloc((size_t)(blocks * BLOCK) * (sizeof *scaled + 1));
     if (!scaled) return -2;
@@ -122,7 +122,7 @@ static int32_t settle_some(const fit *f, const uint8_t *contexts, int64_t stride
     fit some = *f;
     some.scaled = scaled;
     some.count = blocks * BLOCK;
-    const int32_t status = settle(&some, where, rounds, indices, p, text);
+    const int32_t status = converge(&some, where, rounds, indices, p, text);
     free(scaled);
     return status;
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 _ARITHMETIC = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def out_of_range(values: Tensor, width: int) -> ValueError:
+def value_range_error(values: Tensor, width: int) -> ValueError:
     low, high = int(values.min()), int(values.max())
     return ValueError(
         f"pack_uints at width {width} takes values in 0 .. {2**width - 1}, "
@@ -22,7 +22,7 @@ def out_of_range(values: Tensor, width: int) -> ValueError:
     )
 
 
-def bad_position(positions: Tensor, num_bits: int) -> ValueError:
+def position_range_error(positions: Tensor, num_bits: int) -> ValueError:
     low, high = int(positions.min()), int(positions.max())
     return ValueError(
         f"pack_ones over {num_bits} bits takes positions in 0 .. {num_bits - 1}, "
@@ -30,7 +30,7 @@ def bad_position(positions: Tensor, num_bits: int) -> ValueError:
     )
 
 
-def bad_digit(values: Tensor, base: int) -> ValueError:
+def digit_range_error(values: Tensor, base: int) -> ValueError:
     low, high = int(values.min()), int(values.max())
     return ValueError(
         f"pack_digits takes values in 0 .. {base - 1}, got values from {low} to {high}"
@@ -49,7 +49,7 @@ def pack_uints(values: Tensor, width: int) -> Tensor:
     if count:
         low, high = torch.aminmax(values)
         if int(low) < 0 or int(high) >= 2**width:
-            raise out_of_range(values, width)
+            raise value_range_error(values, width)
     values = values.to(_word(width))
     groups = F.pad(values, (0, -count % 8)).reshape(-1, 8)  # [num_groups, 8]
     packed = torch.zeros(len(groups), width, dtype=torch.uint8, device=values.device)
@@ -89,7 +89,7 @@ def ones_positions(packed: Tensor, num_bits: int) -> Tensor:
 
 def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     if bool(((positions < 0) | (positions >= num_bits)).any()):
-        raise bad_position(positions, num_bits)
+        raise position_range_error(positions, num_bits)
     bits = torch.zeros(num_bits, dtype=torch.uint8, device=positions.device)
     bits[positions] = 1
     return pack_uints(bits, 1)
@@ -98,7 +98,7 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
 def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
     """`digits` values of 0 .. base - 1 in each byte, the first one least significant."""
     if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < base:
-        raise bad_digit(values, base)
+        raise digit_range_error(values, base)
     count = -(-values.numel() // digits)
     padded = torch.nn.functional.pad(values.to(torch.int32), (0, count * digits - values.numel()))
     weights = base ** torch.arange(digits, dtype=torch.int32, device=values.device)

@@ -19,18 +19,18 @@ _MAX_BITS = 56
 _BIT_COUNTS = [byte.bit_count() for byte in range(256)]
 
 
-def not_positive(values: Tensor) -> ValueError:
+def not_positive_error(values: Tensor) -> ValueError:
     low, high = int(values.min()), int(values.max())
     return ValueError(f"Elias' codes are of 1 .. 2^56 - 1, got values from {low} to {high}")
 
 
-def other_lengths() -> ValueError:
+def lengths_error() -> ValueError:
     return ValueError("elias_encode: integers of other lengths than stated")
 
 
 def elias_lengths(values: Tensor) -> list[int]:
     if values.numel() and (int(values.min()) < 1 or int(values.max()) >> _MAX_BITS):
-        raise not_positive(values)
+        raise not_positive_error(values)
     return torch.bincount(bit_lengths(values), minlength=64).tolist()
 
 
@@ -58,7 +58,7 @@ def elias_encode(
         values = _to_integers(values.to(torch.int64), centre)
     bits = bit_lengths(values)
     if torch.bincount(bits, minlength=64).tolist() != lengths:
-        raise other_lengths()
+        raise lengths_error()
     parts = [_gamma(bits + 1) if delta else _unary(bits), _low(values, bits)]
     return torch.cat(parts)
 

@@ -17,14 +17,14 @@ from gradwire.kernels.reference.bits import ones_positions, pack_ones, pack_uint
 LARGEST_PARAMETER = 31  # low parts are unpacked as int32; mean gaps beyond 2^32 are rare
 
 
-def not_increasing(indices: Tensor, universe: int) -> ValueError:
+def not_increasing_error(indices: Tensor, universe: int) -> ValueError:
     return ValueError(
         f"indices must be strictly increasing in 0 .. {universe - 1}, got {len(indices)} from "
         f"{int(indices.min())} to {int(indices.max())}"
     )
 
 
-def other_quotients(quotients: int) -> ValueError:
+def quotients_error(quotients: int) -> ValueError:
     return ValueError(f"encode_rice: the quotients do not add up to {quotients}")
 
 
@@ -37,7 +37,7 @@ def measure_gaps(indices: Tensor, universe: int) -> tuple[int, list[int], list[i
     last = int(indices[-1])
     is_increasing = not bool((indices[1:] <= indices[:-1]).any())
     if int(indices[0]) < 0 or last >= universe or not is_increasing:
-        raise not_increasing(indices, universe)
+        raise not_increasing_error(indices, universe)
     gaps = _gaps(indices)
     middle = min(max((last + 1 - count) // count, 1).bit_length() - 1, LARGEST_PARAMETER)
     first = max(middle - 1, 0)
@@ -49,7 +49,7 @@ def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
     gaps = _gaps(indices)
     ones = torch.cumsum((gaps >> parameter) + 1, 0) - 1
     if len(ones) and int(ones[-1]) + 1 != len(ones) + quotients:
-        raise other_quotients(quotients)
+        raise quotients_error(quotients)
     parts = [torch.full((1,), 1 + parameter, dtype=torch.uint8, device=indices.device)]
     if parameter:
         parts.append(pack_uints(gaps & ((1 << parameter) - 1), parameter))
@@ -82,7 +82,7 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
 
 
 def expect_zero_padding(packed: Tensor, num_bits: int) -> None:
-    """Refuses bytes that nobody sends: with ones behind the last of `num_bits` bits."""
+    """Refuses bytes with ones behind the last of `num_bits` bits: no sender makes them."""
     if num_bits % 8 and int(packed[-1]) >> num_bits % 8:
         raise ValueError(
             f"a stream of bits that ends in byte {int(packed[-1])}, expected zeros after "

@@ -21,19 +21,19 @@ CHUNK = 2048  # symbols; the bits of a chunk fit 15 bits
 _CHUNK_BITS = (LIMIT * CHUNK).bit_length()
 
 
-def no_code() -> ValueError:
+def invalid_lengths_error() -> ValueError:
     return ValueError("codeword lengths that no Huffman code has")
 
 
-def do_not_meet() -> ValueError:
+def chunk_end_error() -> ValueError:
     return ValueError("Huffman codewords that do not end where they should")
 
 
-def ones_behind() -> ValueError:
+def padding_error() -> ValueError:
     return ValueError("ones behind the last Huffman codeword or chunk length")
 
 
-def other_codewords(num_bits: int) -> ValueError:
+def codeword_error(num_bits: int) -> ValueError:
     return ValueError(f"huffman_encode: symbols without a codeword, or other than {num_bits} bits")
 
 
@@ -78,11 +78,11 @@ def huffman_encode(symbols: Tensor, lengths: Tensor, num_bits: int) -> Tensor:
     symbols = symbols.to(torch.int64)
     _expect_code(lengths)
     if not 0 <= int(symbols.min()) <= int(symbols.max()) < lengths.numel():
-        raise other_codewords(num_bits)
+        raise codeword_error(num_bits)
     bits = lengths[symbols]
     ends = torch.cumsum(bits, 0)
     if int(bits.min()) == 0 or int(ends[-1]) != num_bits:
-        raise other_codewords(num_bits)
+        raise codeword_error(num_bits)
     starts = ends - bits
     chunks = pack_uints(starts[::CHUNK].diff(), _CHUNK_BITS)
     return torch.cat([chunks, _place(codewords(lengths)[symbols], bits, starts, num_bits)])
@@ -96,22 +96,22 @@ def huffman_decode(packed: Tensor, lengths: Tensor, count: int) -> Tensor:
     head, stream = packed[: head_bytes(count)], packed[head_bytes(count) :]
     used = (num_chunks - 1) * _CHUNK_BITS % 8
     if used and int(head[-1]) >> used:
-        raise ones_behind()
+        raise padding_error()
     edges = torch.zeros(num_chunks, dtype=torch.int64, device=packed.device)
     edges[1:] = torch.cumsum(unpack_uints(head, _CHUNK_BITS, num_chunks - 1), 0)
     symbols, ends = _walk(stream, edges, symbol_of, lengths, count)
     num_bits = int(ends[-1])
     if not torch.equal(ends[:-1], edges[1:]) or -(-num_bits // 8) != stream.numel():
-        raise do_not_meet()
+        raise chunk_end_error()
     if num_bits % 8 and int(stream[-1]) & (0xFF >> num_bits % 8):
-        raise ones_behind()
+        raise padding_error()
     return symbols
 
 
 def _expect_code(lengths: Tensor) -> None:
     present = lengths[lengths != 0]
     if bool(((present < 0) | (present > LIMIT)).any()) or int(_spans(present).sum()) != 1 << LIMIT:
-        raise no_code()
+        raise invalid_lengths_error()
 
 
 def _canonical(lengths: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Which of two quantisers each element takes, given by a plane of bits instead of a trellis.
+"""Quantisation in which a plane of bits, not a trellis, selects the quantiser of each element.
 
 Quantisers, values, contexts and the code are those of reference/trellis.py, but that q is bit i of
 the plane for element i, whatever the indices are, and that a context remembers sizes |k| - q / 2
 (0 for k = 0): what the value is in terms of two steps. The plane is a word of a polar code, found
-by what each element says of its bit:
+from the ratio of each element:
 
     ratio = (least cost in quantiser 1 - least cost in quantiser 0) / 128,   rounded, in -127 .. 127
 
@@ -21,9 +21,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from gradwire.kernels.reference.trellis import CLASSES, STEEPEST, UNIT, Model, segment_starts
+from gradwire.kernels.reference.trellis import CLASSES, STEEPEST, UNIT, ContextModel, segment_starts
 
-_FAR, _SHIFT, _CERTAIN = 16383, 7, 127
+_MAX_DISTANCE, _RATIO_SHIFT, _MAX_RATIO = 16383, 7, 127
 
 
 def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
@@ -31,12 +31,12 @@ def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tenso
     own = rates.to(torch.int64)[:, (contexts >> 1).long()]
     even, _ = _cheapest(u, 0, own[:4], offsets[:3])
     odd, _ = _cheapest(u, 1, own[4:], offsets[3:])
-    ratios = (odd - even + (1 << (_SHIFT - 1))) >> _SHIFT
-    return ratios.clamp_(-_CERTAIN, _CERTAIN).to(torch.int8)
+    ratios = (odd - even + (1 << (_RATIO_SHIFT - 1))) >> _RATIO_SHIFT
+    return ratios.clamp_(-_MAX_RATIO, _MAX_RATIO).to(torch.int8)
 
 
 def _cheapest(u: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    best, index = u.clamp(max=_FAR).square() + rate[0], torch.zeros_like(u)
+    best, index = u.clamp(max=_MAX_DISTANCE).square() + rate[0], torch.zeros_like(u)
     floor = (u + UNIT * q) >> 7
     for k in (floor, floor + 1):
         offset = torch.where(k == 1, offsets[0], torch.where(k == 2, offsets[1], offsets[2]))
@@ -61,7 +61,7 @@ def plane_choose(
     counts = [[0] * 4 for _ in range(2 * CLASSES)]
     errors = [[0] * 2 for _ in range(6)]
     for first, last in itertools.pairwise(segment_starts(len(numbers), segments)):
-        model = Model(tensors, first)
+        model = ContextModel(tensors, first)
         for i in range(first, last):
             model.state = q = bits[i >> 3] >> (i & 7) & 1
             context = model.context()

@@ -18,15 +18,15 @@ last, and the words lie in the order of the pops.
 import torch
 from torch import Tensor
 
-_LOW = 1 << 16
+_MIN_STATE = 1 << 16
 
 
-def no_frequency(symbols: Tensor) -> ValueError:
+def missing_frequency_error(symbols: Tensor) -> ValueError:
     low, high = int(symbols.min()), int(symbols.max())
     return ValueError(f"rans_encode: a symbol in {low} .. {high} has no frequency")
 
 
-def no_code() -> ValueError:
+def invalid_code_error() -> ValueError:
     return ValueError("rans_decode: the bytes are no rANS code of so many symbols")
 
 
@@ -35,9 +35,9 @@ def rans_encode(symbols: Tensor, frequencies: Tensor, precision: int, lanes: int
     count = symbols.numel()
     inside = (symbols >= 0) & (symbols < frequencies.numel())
     if not bool(inside.all()) or not bool((frequencies[symbols] > 0).all()):
-        raise no_frequency(symbols)
+        raise missing_frequency_error(symbols)
     starts = torch.cumsum(frequencies, 0) - frequencies
-    states = torch.full((lanes,), _LOW, dtype=torch.int64, device=symbols.device)
+    states = torch.full((lanes,), _MIN_STATE, dtype=torch.int64, device=symbols.device)
     words = torch.zeros(count, dtype=torch.int32, device=symbols.device)
     shed = torch.zeros(count, dtype=torch.bool, device=symbols.device)
     for row in reversed(range(0, count, lanes)):
@@ -72,13 +72,13 @@ def rans_decode(
         slot = x & ((1 << precision) - 1)
         symbols[row : row + width] = symbol_of[slot].to(torch.int32)
         x = slot_frequency[slot] * (x >> precision) + within[slot]
-        empty = x < _LOW
+        empty = x < _MIN_STATE
         place = used + torch.cumsum(empty, 0)
         x = torch.where(empty, x << 16 | words[(place - 1).clamp(0, num_words)], x)
         states[:width] = x
         used = place[-1]
-    if int(used) != num_words or not bool((states == _LOW).all()):
-        raise no_code()
+    if int(used) != num_words or not bool((states == _MIN_STATE).all()):
+        raise invalid_code_error()
     return symbols
 
 

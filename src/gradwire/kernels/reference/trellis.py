@@ -39,12 +39,12 @@ STEEPEST = 16
 TOKENS, DIRECT = 28, 16
 PRECISION, TAIL_PRECISION = 15, 12
 LARGEST = 65535 + 2  # of an index
-_LOW = 1 << 16
-_START, _LEAST, _FRACTION, _MOST = 1024, 16, 12, 1023
+_MIN_STATE = 1 << 16
+_INITIAL_MEAN, _MIN_MEAN, _FRACTION_BITS, _MAX_SIZE = 1024, 16, 12, 1023
 _ROW_SHIFT, _VECTOR_SHIFT = 6, 7
 
 
-def no_code() -> ValueError:
+def invalid_code_error() -> ValueError:
     return ValueError("trellis_decode: the bytes are no code of so many elements")
 
 
@@ -54,8 +54,8 @@ def segment_starts(count: int, segments: int) -> list[int]:
     return [*(blocks * s // segments * BLOCK for s in range(segments)), count]
 
 
-class Model:
-    """What is expected of the next element, from those before it in its segment."""
+class ContextModel:
+    """Predicts the size of the next element from those before it in its segment."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], first: int) -> None:
         self._shapes = shapes
@@ -63,7 +63,7 @@ class Model:
         while first >= shapes[self._tensor][0] * shapes[self._tensor][1]:
             first -= shapes[self._tensor][0] * shapes[self._tensor][1]
             self._tensor += 1
-        self._mean = _START
+        self._mean = _INITIAL_MEAN
         self.state = 0
         self._start_tensor()
         self._rows_left -= first // self._width
@@ -86,7 +86,7 @@ class Model:
 
     def _end_row(self) -> None:
         self._mean += ((self._row >> _ROW_SHIFT) - self._mean) >> _ROW_SHIFT
-        self._mean = max(self._mean, _LEAST)
+        self._mean = max(self._mean, _MIN_MEAN)
         self._at = 0
         self._rows_done += 1
         self._rows_left -= 1
@@ -100,17 +100,17 @@ class Model:
         column = self._columns_of[0 if self._is_vector else self._at]
         level = _logarithm(self._row) - _logarithm(self._columns) + _logarithm(column)
         mixed = (7 * level + _logarithm(self._left)) >> 3
-        number = ((mixed - 64 * _FRACTION + 32) >> 6) + CLASSES // 2
+        number = ((mixed - 64 * _FRACTION_BITS + 32) >> 6) + CLASSES // 2
         return min(max(number, 0), CLASSES - 1) << 1 | self.state & 1
 
     def learn(self, index: int, signed: bool) -> None:
         self.state = _next_state(self.state, index, signed)
-        self._learn_size(min(abs(index), _MOST) << _FRACTION)
+        self._learn_size(min(abs(index), _MAX_SIZE) << _FRACTION_BITS)
 
     def learn_value(self, index: int, q: int) -> None:
-        """Where a plane names the quantisers: what the value is in terms of two steps."""
-        half = q << (_FRACTION - 1) if index else 0
-        self._learn_size((min(abs(index), _MOST) << _FRACTION) - half)
+        """Updates with a value in units of two steps, where a plane selects the quantisers."""
+        half = q << (_FRACTION_BITS - 1) if index else 0
+        self._learn_size((min(abs(index), _MAX_SIZE) << _FRACTION_BITS) - half)
 
     def _learn_size(self, v: int) -> None:
         at = 0 if self._is_vector else self._at
@@ -131,7 +131,7 @@ def _next_state(s: int, index: int, signed: bool) -> int:
 
 def _logarithm(average: int) -> int:
     """To base 2, with 6 bits after the point."""
-    u = average + _LEAST
+    u = average + _MIN_MEAN
     exponent = u.bit_length() - 1
     return exponent << 6 | (u << 31 >> exponent >> 25) & 63
 
@@ -148,7 +148,7 @@ def trellis_contexts(
     errors = [[0] * 2 for _ in range(6)]
     starts = segment_starts(len(magnitudes), segments)
     for first, last in itertools.pairwise(starts):
-        model = Model(tensors, first)
+        model = ContextModel(tensors, first)
         for i in range(first, last):
             context, u = model.context(), magnitudes[i]
             contexts.append(context & ~1 if known is None else context)
@@ -207,7 +207,7 @@ def trellis_encode(
     lengths = []
     starts = segment_starts(len(ks), segments)
     for first, last in itertools.pairwise(starts):
-        x, words = _LOW, []
+        x, words = _MIN_STATE, []
         for i in reversed(range(first, last)):
             k, c = ks[i], cs[i]
             u = abs(k)
@@ -261,7 +261,7 @@ def trellis_decode(
         stream = iter(words[position : position + length])
         position += length
         x = next(stream) | next(stream) << 16
-        model = Model(tensors, first)
+        model = ContextModel(tensors, first)
         for i in range(first, last):
             if states is not None:
                 model.state = states[i >> 3] >> (i & 7) & 1
@@ -282,8 +282,8 @@ def trellis_decode(
                 model.learn(k if symbol & 1 else -k, signed)
             else:
                 model.learn_value(k, q)
-        if x != _LOW or next(stream, None) is not None:
-            raise no_code()
+        if x != _MIN_STATE or next(stream, None) is not None:
+            raise invalid_code_error()
     return torch.tensor(values, dtype=torch.int32, device="cpu")
 
 
@@ -310,9 +310,9 @@ def _pop(
 
 
 def _refilled(x: int, stream: Iterator[int]) -> int:
-    if x >= _LOW:
+    if x >= _MIN_STATE:
         return x
     word = next(stream, None)
     if word is None:
-        raise no_code()
+        raise invalid_code_error()
     return x << 16 | word

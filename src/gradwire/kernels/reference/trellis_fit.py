@@ -1,9 +1,9 @@
 """Indices of a trellis-coded quantiser and tables that fit each other.
 
 The search takes the rates of tables and moves values by offsets, and both are made of the indices
-that it finds. So it goes round: contexts of rounded numbers, their tables, then `rounds` times
+that it finds. So the fit iterates: contexts of rounded numbers, their tables, then `rounds` times
 search and count on some blocks of a long vector, then `passes` times on all of it, with contexts of
-the indices found. If tables are given the search takes those, every time.
+the indices found. If tables are given, every search uses those.
 """
 
 import functools
@@ -68,7 +68,7 @@ def trellis_fit(
 
 
 def blocks(x: Tensor, stride: int) -> Tensor:
-    """One of so many of the blocks that are searched by themselves."""
+    """One block of every `stride`; blocks are searched separately."""
     return x if stride < 2 else x[: x.numel() // BLOCK * BLOCK].view(-1, BLOCK)[::stride].flatten()
 
 
@@ -80,7 +80,7 @@ def rates(levels: Tensor, signed: bool, weight: float = LAMBDA * UNIT**2) -> Ten
     weighted = (own.view(CLASSES, 8).T * weight).round().to(torch.int32)
     weighted.clamp_(max=MOST_RATE)
     if signed:
-        weighted[4] = MOST_RATE  # no zero in quantiser 1: it would spoil what signs are good for
+        weighted[4] = MOST_RATE  # no zero in quantiser 1: it would cancel the gain of signs
     return weighted
 
 
