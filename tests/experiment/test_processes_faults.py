@@ -76,7 +76,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         os.kill(command.ranks[1], signal.SIGTERM)
         code, said = command.end()
         assert code == 128 + signal.SIGTERM
-        assert "stopped by SIGTERM. Go on from step" in said
+        assert "stopped by SIGTERM. Resume from step" in said
         assert "Traceback" not in said
         assert are_gone(list(command.ranks.values()))
         assert ports

@@ -60,7 +60,7 @@ class RunCommand:
     """Real servers: how long to wait at the start until all nodes are there."""
 
     def __call__(self) -> None:
-        from gradwire.cli.processes import Job, run_processes
+        from gradwire.cli.processes import ProcessRun, run_processes
         from gradwire.experiment.run.record import Record
 
         if self.replay is not None:
@@ -75,7 +75,7 @@ class RunCommand:
         if self.resume is not None and world_size() is None and Record(folder).is_finished:
             self._show_finished(Record(folder))
         elif config.engine == "process":
-            job = Job(
+            job = ProcessRun(
                 config,
                 folder,
                 self.resume is not None,
@@ -260,13 +260,13 @@ def _real(summary: Row) -> dict[str, str]:
         each = sum(summary["server_call_time_s"].values()) / max(1, summary["gradients"])
         lines["of a push"] = f"coding and updates {format_seconds(each)} on a server"
     lines["threads"] = f"{summary['threads']} on each rank"
-    if summary["is_rest"]:
+    if summary["resumed_from_servers"]:
         lines["resumed"] = "figures are those since then"
     elif summary["resumed"]:
         steps_of = ", ".join(map(str, summary["resumed"]))
         lines["resumed"] = f"from step {steps_of}; what had been done beyond is not counted"
-    if summary["servers_begun_again"]:
-        lines["servers begun again"] = ", ".join(map(str, summary["servers_begun_again"]))
+    if summary["servers_restarted"]:
+        lines["servers begun again"] = ", ".join(map(str, summary["servers_restarted"]))
     return lines
 
 

@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.core.codec import Codec, State, check_input, corrected, finalize, merge, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import Residual, decode_mean, encode_feedback
-from gradwire.core.group import Job, Merging, mean_in_order
+from gradwire.core.group import Aggregation, Merging, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -37,7 +37,7 @@ class MergeOfCoded(Merging):
 
 
 @dataclass(frozen=True)
-class MeanOfCoded(Job):
+class MeanOfCoded(Aggregation):
     """The job of a shard's owner: average the payloads, and encode the mean again.
 
     It feeds its own error back, unless that error need not die out: the feedback of an unbiased
@@ -67,7 +67,7 @@ class MeanOfCoded(Job):
 
 
 @dataclass(frozen=True)
-class MeanOfReceived(Job):
+class MeanOfReceived(Aggregation):
     """The mean of payloads, where workers without news send one byte and count as zero."""
 
     codec: Codec

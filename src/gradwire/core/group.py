@@ -17,7 +17,7 @@ from gradwire import kernels
 from gradwire.core.node import Node, Recv, Send, Tag
 
 
-class Job(Protocol):
+class Aggregation(Protocol):
     """What the owner of a shard does with the members' messages for it. A value."""
 
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
@@ -96,7 +96,7 @@ class Group:
         return other
 
     async def at_owners(
-        self, messages: Sequence[Tensor], jobs: Sequence[Job], state: Any
+        self, messages: Sequence[Tensor], jobs: Sequence[Aggregation], state: Any
     ) -> tuple[list[Tensor], Any]:
         """Owner j does `jobs[j]` with everyone's `messages[j]`: all answers, by owner.
 
@@ -106,7 +106,7 @@ class Group:
         answer, state = await self.node.call(jobs[self.rank].run, tuple(received), state)
         return await self.all_gather(answer), state
 
-    async def at_owner(self, message: Tensor, job: Job) -> Tensor:
+    async def at_owner(self, message: Tensor, job: Aggregation) -> Tensor:
         """One owner does the job with everyone's message; its answer is everyone's."""
         raise NotImplementedError(f"{type(self).__name__} has no owner that is not a member")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.journal import DamagedError, encode, glance
+from gradwire.runtime.durable.journal import DamagedError, encode, peek
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import DONE, Arrival
 
@@ -20,7 +20,7 @@ def note(store: Store, number: int, is_whole: bool = True) -> None:
 
 
 def numbers(store: Store) -> list[int]:
-    return [glance(body).number for body in store.bodies]
+    return [peek(body).number for body in store.bodies]
 
 
 def state(number: int) -> dict[str, Any]:

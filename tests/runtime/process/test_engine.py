@@ -37,10 +37,10 @@ class Within:
         except Empty:
             return None
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         return self._kept.pop(job, [])
 
     def happen(self, arrival: Arrival) -> None:

@@ -131,7 +131,7 @@ class Record:
         elif has_checkpoints and self._num_rows() > 1:  # it is written after each row
             why = f"{path} is missing, though {_METRICS} has rows"
         if why and not may_restart:
-            raise DamagedError(f"{why}. {begin_again(self.folder)}")
+            raise DamagedError(f"{why}. {restart_advice(self.folder)}")
         if checkpoint is None:
             if not why:
                 why = (
@@ -219,7 +219,7 @@ class Record:
         except OSError as problem:
             error.add_note(f"The record does not say why the run stopped: {explain(problem)}")
 
-    def keep_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+    def save_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """The model at the end, for `torch.load(..., weights_only=True)`."""
         with replacing(self.folder / _MODEL) as file:
             save_plain(file, {"params": params, "buffers": dict(buffers)})
@@ -228,7 +228,7 @@ class Record:
         write_atomically(self.folder / name, content.encode())
 
 
-def begin_again(folder: Path | None) -> str:
+def restart_advice(folder: Path | None) -> str:
     """What to do if there is no checkpoint to go on from, though there was one."""
     return (
         "Put it back as it was, or let the run begin again from step 0: "

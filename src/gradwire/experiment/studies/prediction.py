@@ -23,11 +23,11 @@ from gradwire.core.spec import Spec
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.processes.node.run import NodeRun
-from gradwire.experiment.processes.node.types import Where
-from gradwire.experiment.processes.ranks import num_nodes, rank_of
+from gradwire.experiment.processes.node.types import RunFolder
+from gradwire.experiment.processes.ranks import rank_of
 from gradwire.experiment.report.comparison import format_seconds
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.machine import default_threads, own_device
+from gradwire.experiment.run.machine import default_threads, layout_of, own_device
 from gradwire.experiment.run.outcome import Run, use_threads
 from gradwire.experiment.run.setup import prepare, warm_up
 from gradwire.experiment.simulate.simulation import simulate
@@ -99,9 +99,9 @@ def probe(
     config: Config, compressions: Sequence[str], steps: int, say: Callable[[str], None]
 ) -> Probed:
     """On every rank of a process group; all have the same settings."""
-    if dist.get_world_size() != num_nodes(config):
+    if dist.get_world_size() != (size := layout_of(config).size):
         raise ValueError(
-            f"workers = {config.workers} on {config.architecture} makes {num_nodes(config)} ranks, "
+            f"workers = {config.workers} on {config.architecture} makes {size} ranks, "
             f"but there are {dist.get_world_size()}"
         )
     threads = config.threads or default_threads(config.workers)
@@ -146,8 +146,8 @@ class _Counting(NodeRun):
 
     before = torch.zeros(2, dtype=torch.float64)
 
-    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
-        super().stepped(rank, step, replica, now)
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        super().step_finished(rank, step, replica, now)
         if step + 1 == self.config.eval_every:
             self.before = self._in_all()
 
@@ -165,7 +165,7 @@ class _Counting(NodeRun):
 def _run(config: Config) -> tuple[Run, Tensor]:
     """A real run without records, and what was spent in the steps that count."""
     never = 0.0  # a checkpoint: there is no folder
-    with rank_of(_Counting, config, Where(None), never, _TIMEOUT_S, signals=Signals()) as node:
+    with rank_of(_Counting, config, RunFolder(None), never, _TIMEOUT_S, signals=Signals()) as node:
         run = node.run()
     return run, node.spent_since()
 

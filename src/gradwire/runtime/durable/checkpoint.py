@@ -148,7 +148,7 @@ class Store:
         state = self._read(newest - 1) if has_state else None
         found = self._found(newest - 1)
         bodies = [] if found is None else found.bodies
-        if any(journal.glance(body).message is journal.NOT_KEPT for body in bodies):
+        if any(journal.peek(body).message is journal.NOT_STORED for body in bodies):
             raise error  # their senders have dropped them
         return state, bodies
 

@@ -55,14 +55,14 @@ _MAX_PIECES = 512  # in one call
 Buffer = bytes | memoryview
 
 
-class _NotKept:
+class _NotStored:
     """In place of a message that its sender still has."""
 
     def __repr__(self) -> str:
-        return "NOT_KEPT"
+        return "NOT_STORED"
 
 
-NOT_KEPT = _NotKept()
+NOT_STORED = _NotStored()
 
 
 def sync(handle: int) -> None:
@@ -109,12 +109,12 @@ def encode(arrival: Arrival, headers: Headers, is_whole: bool = True) -> list[Bu
     return [_BODY.pack(code, flags, 0, src, job, block_nbytes, tag, number, place), *rest]
 
 
-def glance(body: memoryview) -> Arrival:
-    """The arrival without its message; `NOT_KEPT` stands for one that only its sender has."""
+def peek(body: memoryview) -> Arrival:
+    """The arrival without its message; `NOT_STORED` stands for one that only its sender has."""
     code, flags, _, src, job, _, tag, number, place = _BODY.unpack_from(body)
     kind, message = _KINDS[code], cast(Any, None)
     if not flags & _IS_WHOLE:
-        message = NOT_KEPT
+        message = NOT_STORED
     elif kind == LINKS:
         links = _LINK.iter_unpack(body[_BODY.size :])
         message = {rank: (incarnation, received) for rank, incarnation, received in links}
@@ -123,11 +123,11 @@ def glance(body: memoryview) -> Arrival:
 
 def decode(body: memoryview, headers: Headers, device: torch.device | None = None) -> Arrival:
     """The arrival that `encode` was given, in memory of its own."""
-    arrival = glance(body)
+    arrival = peek(body)
     rest = body[_BODY.size :]
     if arrival.kind == LOST:
         return arrival._replace(message=bytes(rest).decode())
-    if arrival.kind != ARRIVED or arrival.message is NOT_KEPT:
+    if arrival.kind != ARRIVED or arrival.message is NOT_STORED:
         return arrival
     block_nbytes = _BODY.unpack_from(body)[5]
     frame = frames.unpack(rest[:block_nbytes], headers, block_nbytes=_MAX_BLOCK_NBYTES)

@@ -36,7 +36,7 @@ import torch
 from gradwire.core.node import RecvAny
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.journal import LINKS, NOT_KEPT, TIMED_OUT
+from gradwire.runtime.durable.journal import LINKS, NOT_STORED, TIMED_OUT
 from gradwire.runtime.durable.peers import Peers
 from gradwire.runtime.durable.recovery import JournalReplay
 from gradwire.runtime.durable.resend_queue import ResendQueue
@@ -85,7 +85,7 @@ def links_of(store: Store) -> LinkCounts:
     links: LinkCounts = {} if store.state is None else dict(store.state["links"])
     is_missing: set[int] = set()  # ranks that must send again
     for body in store.bodies:
-        arrival = journal.glance(body)
+        arrival = journal.peek(body)
         if arrival.kind == LINKS:
             for rank, (incarnation, received) in arrival.message.items():
                 before = links.get(rank)
@@ -98,7 +98,7 @@ def links_of(store: Store) -> LinkCounts:
             # What is before it in the journal was sent by its earlier incarnation.
             links[arrival.src] = (arrival.time_s, 0, 0)
             is_missing.discard(arrival.src)
-        elif arrival.message is NOT_KEPT:
+        elif arrival.message is NOT_STORED:
             is_missing.add(arrival.src)
         elif arrival.kind in NUMBERED and arrival.number and arrival.src not in is_missing:
             # If it was gone before its first message was read, nothing else is known of it.
@@ -109,7 +109,7 @@ def links_of(store: Store) -> LinkCounts:
 
 def count_arrivals(store: Store) -> int:
     """The number of arrivals in state and journal."""
-    kinds = [journal.glance(body).kind for body in store.bodies]
+    kinds = [journal.peek(body).kind for body in store.bodies]
     before: int = 0 if store.state is None else store.state["num_handed"]
     return before + sum(kind not in (LINKS, TIMED_OUT) for kind in kinds)
 
@@ -146,7 +146,7 @@ class DurableTransport:
         before = store.state or {"num_handed": 0, "lives": {}, "peers": [], "outbox": []}
         self._peers = Peers(before["lives"], before["peers"])
         for body in store.bodies:
-            arrival = journal.glance(body)
+            arrival = journal.peek(body)
             if arrival.kind == JOINED:
                 self._peers.note_join(arrival)
         self._replay = JournalReplay(
@@ -201,10 +201,10 @@ class DurableTransport:
     def send_done(self, dst: int, job: int, number: int) -> None:
         raise NotImplementedError("a durable node is a server, whose runs end with the workers'")
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         return [*self._kept.pop(job, []), *self._peers.endings]
 
     def next(self, timeout_s: float | None) -> Arrival | None:

@@ -69,7 +69,7 @@ class ProcessEngine(RankInterpreter):
         self.on_wait: Callable[[], None] | None = None
         self._evaluate = evaluate
         self._timeout_s = timeout_s
-        for arrival in transport.kept(job):
+        for arrival in transport.deferred(job):
             self._arrive(arrival)
 
     def run(

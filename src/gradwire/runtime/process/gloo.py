@@ -251,10 +251,10 @@ class GlooTransport:
             ):
                 self._room.wait()
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         for other in [other for other in self._kept if other < job]:
             del self._kept[other]
         return self._kept.pop(job, []) + self._ended

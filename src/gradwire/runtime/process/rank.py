@@ -215,7 +215,7 @@ class RankInterpreter(Interpreter):
         kind, src, job, tag, message, _, _ = arrival
         if kind in (ARRIVED, DONE):
             if job > self.job:
-                self._transport.keep(arrival)
+                self._transport.defer(arrival)
             elif job == self.job and kind == DONE:
                 self._peers.report_done(src, tag)
             elif job == self.job:

@@ -66,10 +66,10 @@ class Transport(Protocol):
         """The next arrival; None after so many seconds."""
         ...
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         """Gives back an arrival that is for a later job."""
         ...
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         """What was kept for this job, and all peers that left or were lost before."""
         ...

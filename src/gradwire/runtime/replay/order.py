@@ -58,7 +58,7 @@ CHANGE, LOST = "change", "lost"
 COMPUTED, SLEPT, JOINED, NOW, MEMBERS = "computed", "slept", "joined", "now", "members"
 RUN, END, RESULT = "run", "end", "result"
 
-_FORMAT, _VERSION = "gradwire order", 3
+_FORMAT, _VERSION = "gradwire order", 4
 _PLAIN = {Compute: COMPUTED, Sleep: SLEPT, Join: JOINED}
 
 # What follows the name of an entry: a rank, a hash, a bit, a time. "ranks": as many as there are.

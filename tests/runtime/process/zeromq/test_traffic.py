@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import zmq
 
+from gradwire.core.layout import NodeLayout
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.zeromq import messages as msg
 from gradwire.runtime.zeromq.connections.wire import FULL, SENT
@@ -41,7 +42,7 @@ def make(rank: int) -> tuple[Traffic, Link, Wire]:
     wire: Any = Wire()
     role = msg.WORKER if rank == WORKER else msg.SERVER
     traffic = Traffic(
-        LocalNode(role, 1, 1, b"\x01" * 16, bytes(8), rank=rank),
+        LocalNode(role, NodeLayout(1, 1, 1), b"\x01" * 16, bytes(8), rank=rank),
         wire,
         Inbox(),
         ArrivalDecoder(3, Headers(), 1 << 20, None),

@@ -51,10 +51,10 @@ class Inbox:
         """Whether another process has taken this rank, and the caller has not read that yet."""
         return self._successors[rank] > 0
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         for other in [other for other in self._kept if other < job]:
             del self._kept[other]
         return self._kept.pop(job, []) + list(self._ended.values())
