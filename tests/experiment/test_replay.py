@@ -129,7 +129,8 @@ def test_an_order_that_is_not_complete_is_no_longer_recorded(copied: Path) -> No
 
 
 def test_a_server_that_begins_with_a_state_has_no_order(copied: Path) -> None:
-    experiment = prepare(Config.from_toml(copied / "config.toml"))
+    config = Config.from_toml(copied / "config.toml")
+    experiment = prepare(replace(config, architecture="parameter_server(2)"))
     with pytest.warns(GradwireWarning, match="no longer recorded: server 1 was started again"):
         assert make_recorder(copied, experiment, SIZE + 1, 0, is_in_segment=True) is None
 

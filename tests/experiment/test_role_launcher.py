@@ -35,8 +35,8 @@ def wait():
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    monkeypatch.setattr(role_launcher, "_LEAVE_S", float(WAIT_S))
-    monkeypatch.setattr(role_launcher, "_LOST_S", float(WAIT_S))
+    monkeypatch.setattr(role_launcher, "_LEAVE_LIMIT_S", float(WAIT_S))
+    monkeypatch.setattr(role_launcher, "_LOST_LIMIT_S", float(WAIT_S))
 
 
 def nodes(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.core.protocols import Replica
 from gradwire.experiment.report.figures import counted, noted
 from gradwire.experiment.run.outcome import Run, summary_of, use_threads
 from gradwire.experiment.run.record import Record, Row, Say, warn
@@ -29,6 +30,7 @@ from gradwire.runtime.replay.engine import ReplayEngine
 from gradwire.runtime.replay.order import EventOrder, OrderError, Recorder, RunOrder, load
 from gradwire.runtime.storage.files import write_atomically
 from gradwire.runtime.storage.text import LineSeal
+from gradwire.training.worker import TrainingWorker
 
 _NOT_RECORDED = "not recorded"  # key of the reason, in a file without an order
 
@@ -132,7 +134,7 @@ def _replay(
     nodes = AllNodes(experiment)
     engine = ReplayEngine(orders, evaluate=plan.task.gradients)
     for first, last in engine.steps:
-        nodes.set_results(engine.run(*nodes.programs(Segment(first, last))))
+        nodes.set_results(engine.run(*nodes.programs(Segment(first, last, _NoObserver()))))
     present = [rank for rank in range(len(orders)) if rank not in lost]
     differs = [
         f"rank {rank}"
@@ -244,6 +246,17 @@ def _check(experiment: Experiment, orders: list[EventOrder]) -> None:
                 f"{order.source} is the order of another configuration: "
                 + (pairs[0] if pairs else "it has other settings")
             )
+
+
+class _NoObserver:
+    """Does nothing. For an observer, programs ask for the time after each step; so they did when
+    the order was recorded."""
+
+    def worker_started(self, worker: TrainingWorker) -> None:
+        pass
+
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        pass
 
 
 def digest_of(state: Any) -> str:
