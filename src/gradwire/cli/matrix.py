@@ -105,8 +105,8 @@ def _table(rows: Sequence[Row]) -> Table:
                 refused.append(row["synchronization"])
                 continue
             if "failure" in row:
-                word = row["failure"].partition(":")[0]
-                table.add_row(f"  {escape(row['synchronization'])}", word)
+                kind = row["failure"].partition(":")[0]
+                table.add_row(f"  {escape(row['synchronization'])}", kind)
                 continue
             table.add_row(
                 f"  {escape(row['synchronization'])}",
