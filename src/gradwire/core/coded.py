@@ -1,4 +1,4 @@
-"""What becomes of several workers' payloads: how they are made, decoded, averaged and merged."""
+"""Functions on the payloads of several workers: encoding, decoding, averaging, merging."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class MergeOfCoded(Merging):
 
 @dataclass(frozen=True)
 class MeanOfCoded(Aggregation):
-    """The job of a shard's owner: average the payloads, and encode the mean again.
+    """The owner of a shard averages the payloads, and reencodes the mean.
 
     It feeds its own error back, unless that error need not die out: the feedback of an unbiased
     codec of large variance grows without bound. Without `reencodes` it answers with the mean.
@@ -68,7 +68,7 @@ class MeanOfCoded(Aggregation):
 
 @dataclass(frozen=True)
 class MeanOfReceived(Aggregation):
-    """The mean of payloads, where workers without news send one byte and count as zero."""
+    """The mean of payloads; workers without news send one byte and count as zero."""
 
     codec: Codec
     spec: Spec
@@ -83,7 +83,7 @@ class MeanOfReceived(Aggregation):
                 decoded.append(codec.decode(payload, spec, self.key.private(rank)))
             elif int(message[0]) != NO_NEWS:
                 raise WireError(f"rank {rank} sent the byte {int(message[0])}, expected {NO_NEWS}")
-        if not decoded:  # the answer is as short as the question
+        if not decoded:  # the answer is one byte, too
             return messages[0], None
         return mean_in_order(decoded, len(messages)), None
 
@@ -120,7 +120,7 @@ def values(payload: Payload) -> Tensor:
 
 
 def statistic(codec: Codec, x: Tensor, residual: Residual | None) -> Tensor | None:
-    """What all ranks must know the maximum of before they encode, if there is such a thing."""
+    """The vector whose maximum over all ranks is needed before encoding; None: none."""
     shared = codec.traits.statistic
     if shared is None:
         return None

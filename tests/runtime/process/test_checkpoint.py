@@ -114,7 +114,7 @@ def test_what_cannot_be_had_again_is_an_error(tmp_path: Path) -> None:
         Store(tmp_path / "order", "job")
     filled(tmp_path / "gone")
     (tmp_path / "gone" / "state-00000002.pt").unlink()
-    with pytest.raises(DamagedError, match="not the state that it goes on from"):
+    with pytest.raises(DamagedError, match="not the state that it continues from"):
         Store(tmp_path / "gone", "job")
 
 

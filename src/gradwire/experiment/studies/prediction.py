@@ -89,7 +89,7 @@ class Probed:
         lines = config.to_toml().splitlines(keepends=True)
         chosen = [line for line in lines if line.split(" = ")[0] in self.settings]
         return (
-            "# NetworkMeasurement between real ranks by `gradwire probe`. Use it as\n"
+            "# Measured between real ranks by `gradwire probe`. Use it as\n"
             '#     gradwire run --config FILE --compression "ef(topk(0.01))" ...\n'
             f"# compute is {self.parts_of_compute} together.\n"
         ) + "".join(chosen)
@@ -98,7 +98,7 @@ class Probed:
 def probe(
     config: Config, compressions: Sequence[str], steps: int, say: Callable[[str], None]
 ) -> Probed:
-    """On every rank of a process group; all have the same settings."""
+    """Probes and predicts. All ranks of a process group call it with the same settings."""
     if dist.get_world_size() != (size := layout_of(config).size):
         raise ValueError(
             f"workers = {config.workers} on {config.architecture} makes {size} ranks, "
@@ -149,15 +149,15 @@ class _Counting(NodeRun):
     def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
         super().step_finished(rank, step, replica, now)
         if step + 1 == self.config.eval_every:
-            self.before = self._in_all()
+            self.before = self._total_s()
 
     def spent_since(self) -> Tensor:
         """Seconds in gradients, and in coding and updates: means of all ranks, which all call."""
-        seconds = self._in_all() - self.before
+        seconds = self._total_s() - self.before
         dist.all_reduce(seconds)
         return seconds / self.engine.size
 
-    def _in_all(self) -> Tensor:
+    def _total_s(self) -> Tensor:
         coding_s = sum(self.engine.call_s.values())
         return torch.tensor([self.engine.compute_s, coding_s], dtype=torch.float64)
 

@@ -13,9 +13,9 @@ written. The checksum starts from fingerprint, generation and the record's own p
 record counts nowhere else.
 
 After a crash the end of the file may be missing or torn, in any order of its pages: what was
-appended since the last commit, which nobody knows of. It is cut off. A record that cannot
-be read though a later one says that it had been committed is damage: then nothing is cut off, and
-reading stops with a `DamagedError`.
+appended since the last commit, on which no other node depends. It is cut off. A record that cannot
+be read, though a later record shows that it had been committed, is damage: then nothing is cut off,
+and reading stops with a `DamagedError`.
 """
 
 import logging
@@ -268,7 +268,7 @@ def _check_tail(view: memoryview, start: int, seed: int, path: Path) -> None:
                 raise DamagedError(
                     f"{path}: the record at byte {start} is damaged, and the one at {later} was "
                     f"written when {committed} bytes had been committed. What was acknowledged "
-                    "cannot be had again; put back a copy of the folder, or start anew."
+                    "cannot be recovered; put back a copy of the folder, or start a new run."
                 )
 
 

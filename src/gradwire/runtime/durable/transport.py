@@ -1,4 +1,4 @@
-"""A durable transport: it writes down what arrives before it hands it over.
+"""A durable transport: it writes arrivals into the journal before it hands them over.
 
 Below it is a transport that numbers messages, takes each number once, and keeps what it sent until
 it is acknowledged. Above it is a program that sends the same messages if it gets the same arrivals
@@ -139,12 +139,17 @@ class DurableTransport:
         self._inner = inner
         self._store = store
         self._snapshot = snapshot
-        self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
+        self._deferred: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._has_handed = False  # an arrival, and `next` was not called since
         self._num_new = 0  # handed over that are not from the journal
         self._ready: deque[Arrival] = deque()  # written down, to be handed over
-        before = store.state or {"num_handed": 0, "lives": {}, "peers": [], "outbox": []}
-        self._peers = Peers(before["lives"], before["peers"])
+        before = store.state or {
+            "num_handed": 0,
+            "incarnations": {},
+            "peers": [],
+            "resend_queue": [],
+        }
+        self._peers = Peers(before["incarnations"], before["peers"])
         for body in store.bodies:
             arrival = journal.peek(body)
             if arrival.kind == JOINED:
@@ -173,7 +178,7 @@ class DurableTransport:
         )
         store.forget()
         self._resend_queue = ResendQueue(headers, inner.outstanding)
-        for message in self._resend_queue.unpacked(before["outbox"]):
+        for message in self._resend_queue.unpacked(before["resend_queue"]):
             self.send(*message)
 
     @property
@@ -202,10 +207,10 @@ class DurableTransport:
         raise NotImplementedError("a durable node is a server, whose runs end with the workers'")
 
     def defer(self, arrival: Arrival) -> None:
-        self._kept[arrival.job].append(arrival)
+        self._deferred[arrival.job].append(arrival)
 
     def deferred(self, job: int) -> list[Arrival]:
-        return [*self._kept.pop(job, []), *self._peers.endings]
+        return [*self._deferred.pop(job, []), *self._peers.endings]
 
     def next(self, timeout_s: float | None) -> Arrival | None:
         if self._has_handed:
@@ -339,7 +344,7 @@ class DurableTransport:
     def checkpoint(self) -> bool:
         """Saves a state if that is possible now, and starts a new journal; whether it was."""
         is_busy = self.is_recovering or self._ready or self._replay.has_early
-        if is_busy or any(self._kept.values()):
+        if is_busy or any(self._deferred.values()):
             return False
         state = self._snapshot()
         if state is None:
@@ -359,9 +364,9 @@ class DurableTransport:
             {
                 "state": state,
                 "links": links,
-                "lives": self._peers.incarnations,
+                "incarnations": self._peers.incarnations,
                 "peers": [tuple(ending) for ending in self._peers.endings],
-                "outbox": self._resend_queue.packed(sorted(links)),
+                "resend_queue": self._resend_queue.packed(sorted(links)),
                 "num_handed": self.num_handed,
             }
         )

@@ -278,7 +278,7 @@ class ZmqTransport:
     def outstanding(self) -> dict[int, int]:
         """By peer: how many of the messages to it may not have arrived."""
         with self._turns:
-            return {peer: len(link.kept) for peer, link in self._traffic.links.items()}
+            return {peer: len(link.resend_queue) for peer, link in self._traffic.links.items()}
 
     def close(self, lost: int | None = None) -> None:
         """Says goodbye, and waits up to `close_s` until what was sent has arrived. The scheduler

@@ -110,9 +110,9 @@ def test_what_was_acknowledged_when_the_connection_broke(rank: int) -> None:
     size = link.bytes_posted // 3
     traffic.down(link)
     resume(traffic, link, acknowledged=1, room=2, taken=3)
-    assert (len(link.kept), link.bytes_posted, link.num_sent) == (2, size, 3)
+    assert (len(link.resend_queue), link.bytes_posted, link.num_sent) == (2, size, 3)
     resume(traffic, link, acknowledged=3, room=3, taken=3)
-    assert (len(link.kept), link.bytes_posted) == (0, 0)
+    assert (len(link.resend_queue), link.bytes_posted) == (0, 0)
 
 
 def test_what_is_read_while_the_connection_is_broken_is_acknowledged() -> None:

@@ -456,7 +456,7 @@ def test_a_server_begins_again_with_what_was_on_its_way() -> None:
         worker, server = made.nodes[0], made.nodes[1]
         server.send(0, 0, 0, number(1))
         assert received(worker, 1) == [1]
-        wait_until(lambda: not server._traffic.links[0].kept)
+        wait_until(lambda: not server._traffic.links[0].resend_queue)
         with worker._turns:  # it takes in nothing
             for value in (2, 3):
                 server.send(0, 0, 0, number(value, 50_000))
