@@ -407,7 +407,7 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
         code, said = play.end(20)
         assert are_gone(list(nodes.values()), 1)
     assert code == 128 + number, said
-    text = f"Go on with what the servers have: gradwire run --resume {folder}"
+    text = f"Resume from the state of the servers: gradwire run --resume {folder}"
     assert said.splitlines()[-1] == f"stopped by {number.name}. {text}"
     saved = [Checkpoints(folder, rank).load().states[SERVER_STATE_STEP] for rank in (2, 3)]
     memories = [one["role"]["memory"] for one in saved]
@@ -470,7 +470,7 @@ def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, t
         os.kill(play.pid, signal.SIGTERM)
         code, said = play.end(20)
     assert code == 128 + signal.SIGTERM, said
-    assert "Go on with what the servers have" in said
+    assert "Resume from the state of the servers" in said
     assert not (folder / "model.pt").exists()
     with stage.run("--resume", str(folder)) as play:
         code, said = play.end()
