@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MatrixCommand:
     """Train every pair of synchronization and architecture for a few steps, and measure it.
 
-    This is Table 5 of the survey (Tang et al. 2020) with figures in the place of grades.
+    This is Table 5 of the survey (Tang et al. 2020) with figures instead of grades.
     """
 
     synchronization: tuple[str, ...] = ()

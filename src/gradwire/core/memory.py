@@ -57,7 +57,7 @@ Memories = Mapping[str, Memory]
 def named_vectors(
     roles: Roles, states: Sequence[Mapping[str, Any]], spec: Spec
 ) -> dict[str, Memory]:
-    """The memories that stand under these names in the states of all ranks; None is zero."""
+    """The memories of these names in the states of all ranks; None is zero."""
     found = {}
     for name, role in roles.items():
         ranks = states[:1] if isinstance(role, MeanOf) or role is Role.COMMON else states

@@ -35,7 +35,7 @@ class Work(NamedTuple):
     operation: str
     elements: int  # that go into encoding or come out of decoding
     nbytes: int  # of what encoding makes or decoding reads; of arithmetic, read and written
-    seconds: float = 0.0  # of a codec, for those who measure costs
+    seconds: float = 0.0  # of a codec, to measure costs
 
 
 Clock = Callable[[], float]

@@ -73,7 +73,7 @@ class Synchronization(Expression, ABC):
 
     @property
     def pauses(self) -> bool:
-        """Whether between two steps all workers stand at the same step and nothing is under way."""
+        """Whether all workers are at the same step between two steps, with nothing under way."""
         return True
 
     @property

@@ -201,7 +201,7 @@ async def _timed(node: Node, work: Work, repeats: int, before: Work | None = Non
 
 
 def settings_of(network: NetworkMeasurement, machine: Machine) -> dict[str, Any]:
-    """The measurement as settings of `Config`, as they would stand in a TOML file."""
+    """The measurement as settings of `Config`, for a TOML file."""
     slowest = max(machine.compute_s)
     speeds = _merge_equal([slowest / seconds for seconds in machine.compute_s])
     bandwidths = [_bandwidth(speed) for speed in network.bandwidth]

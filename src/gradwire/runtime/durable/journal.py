@@ -175,7 +175,7 @@ class Journal:
         return self._end - _HEAD_NBYTES
 
     def append(self, pieces: list[Buffer]) -> None:
-        """Adds a record; nobody may change its bytes before they are written."""
+        """Adds a record; its bytes must not change before they are written."""
         length = sum(len(piece) for piece in pieces)
         rest = struct.pack("<QQ", length, self._committed)
         crc = _place(self._seed, self._end)

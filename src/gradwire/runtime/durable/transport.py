@@ -117,7 +117,7 @@ def count_arrivals(store: Store) -> int:
 class DurableTransport:
     """Between engine and transport. `inner` was started with `links_of(store)`.
 
-    Programs continue from `store.state["state"]`, if there is a state. `is_alone`: nobody will
+    Programs continue from `store.state["state"]`, if there is a state. `is_alone`: no peer will
     send again what the journal does not hold.
     """
 

@@ -55,7 +55,7 @@ class Transport(Protocol):
     def size(self) -> int: ...
 
     def send(self, dst: int, job: int, tag: int, message: Any) -> None:
-        """Hands a message over, which nobody may change. It waits if too much is under way."""
+        """Hands over a message, which must not change. It waits if too much is under way."""
         ...
 
     def send_done(self, dst: int, job: int, number: int) -> None:

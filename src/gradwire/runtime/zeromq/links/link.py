@@ -56,7 +56,7 @@ class Link:
         self.is_up = False  # both sides know what the other has
         self.resume_s = 0.0  # when to ask again
         self.has_left = False  # it said goodbye
-        self.era = 0  # changes when numbers begin anew
+        self.era = 0  # changes when numbers begin again
         self.peer_incarnation: float | None = None  # of the process that last resumed
         received, sent = (0, 0) if before is None else before
         # Sending. Numbers 1 .. num_released are acknowledged, then come those of the queue.
@@ -166,7 +166,7 @@ class Link:
         self.peer_incarnation = incarnation
         self.misses = self.was_full = False
         self.announced = self.granted = 0
-        room = min(room, taken)  # of what it will be sent anew nothing counts
+        room = min(room, taken)  # messages that are sent again do not count
         self._num_acknowledged = max(min(self._num_acknowledged, taken), min(acknowledged, room))
         self._num_room = max(self._num_acknowledged, room)
         self._release()
