@@ -89,6 +89,14 @@ class Worker(Protocol):
         """
         ...
 
+    async def mean_step(self, replica: Replica, step: int) -> Replica:
+        """A step of the optimizer on the mean gradient of all workers.
+
+        With a schedule that lets the next forward pass start early, the parameters of the result
+        may still be under way; they are there when the last step has ended.
+        """
+        ...
+
     async def mean(
         self,
         x: Tensor,

@@ -64,6 +64,8 @@ class Synchronization(Expression, ABC):
     exchanges: Literal["gradients", "walks"] = "gradients"
     # Whether messages are changes relative to what was decoded before (`mean_of_some`).
     sends_changes: bool = False
+    # Whether each step is one `mean_step`, so that the next one may start before its end.
+    steps_on_mean: ClassVar[bool] = False
     # How it is written where a run has few steps (`gradwire matrix`); empty: the first example.
     short_examples: ClassVar[tuple[str, ...]] = ()
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from gradwire.core.node import RunningProgram
 from gradwire.core.profile import Profile
 from gradwire.core.protocols import Backward, Bucket, Reduce, Scheduling
 from gradwire.scheduling._ready import VALUE_NBYTES, check_nbytes, cut, merge
@@ -66,7 +67,8 @@ class Priority(Scheduling):
         return partitions + ([merge(group)] if group else [])
 
     async def exchange(self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce) -> None:
-        node, under_way = backward.node, []
+        node = backward.node
+        under_way: list[tuple[int, RunningProgram[None]]] = []
         for number in foreseen_order(buckets, backward.profile, self.credit):
             bucket = buckets[number]
             x = await backward.ready(bucket)

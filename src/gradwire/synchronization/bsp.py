@@ -50,6 +50,7 @@ class BSP(Synchronization):
 
     examples = ("bsp", "bsp(backup=1)", "bsp(timeout=0.5)")
     short_examples = ("bsp", "bsp(backup=1)")
+    steps_on_mean = True
     paper = "Valiant 1990, A bridging model for parallel computation"
 
     def __post_init__(self) -> None:
@@ -86,10 +87,7 @@ class BSP(Synchronization):
             return await self._push(worker, replica, step)
         if worker.ability == "mix":
             return await mixed_step(worker, replica, step)
-        mean, replica = await worker.mean_gradient(replica, step)
-        if mean is None:
-            return replica
-        return await worker.update(replica, mean, step, shared=True)
+        return await worker.mean_step(replica, step)
 
     async def _push(self, worker: Worker, replica: Replica, step: int) -> Replica:
         if not self._waits_for_all and step < int(replica.memory["clock"]):

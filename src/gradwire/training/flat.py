@@ -67,6 +67,10 @@ class FlatLayout:
                 )
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
+    def split(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """What each tensor holds of a vector [d], flat."""
+        return flat.split(self._sizes)
+
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of `flat` [d] by name.
 

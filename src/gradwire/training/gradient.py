@@ -5,7 +5,7 @@ tensors of results are new, but results evaluated together may be rows of one te
 as values too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -31,3 +31,8 @@ class GradientResult:
     loss: Tensor  # scalar, the mean over the batch
     gradient: Tensor  # [d]
     buffers: dict[str, Tensor]  # running statistics after the step
+
+
+# Called with the number of a layer whose gradient is there, and with the result so far: gradients
+# of layers before it, the loss and the statistics may be missing until layer 0.
+OnLayer = Callable[[int, GradientResult], None]

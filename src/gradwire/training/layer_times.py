@@ -151,7 +151,7 @@ def layer_flops(task: Task, batch: Batch) -> list[float]:
     ]
     try:
         with torch.no_grad():
-            task.forward(batch)
+            task.loss(task.layout.unflatten(task.initial_params()), batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -218,9 +218,7 @@ def _time_layers(
     ]
     layer_of = {t.name: number[t.name.rpartition(".")[0] or t.name] for t in task.layout.tensors}
     for name, tensor in tensors.items():
-        tensor.register_hook(
-            lambda gradient, layer=layer_of[name]: left.__setitem__(layer, now())
-        )
+        tensor.register_hook(lambda gradient, layer=layer_of[name]: left.__setitem__(layer, now()))
     try:
         began = now()
         with torch.enable_grad():
@@ -255,4 +253,3 @@ LAYER_TIMES: Registry[LayerTimes] = Registry(
     __name__,
     group="gradwire.layer_times",
 )
-

@@ -30,6 +30,8 @@ class Optimizer(Expression, ABC):
     """A rule that turns a gradient into new parameters."""
 
     lr: float  # the base rate; a schedule multiplies it
+    # Whether each element is updated by itself, so that parts of a model can be updated early.
+    is_elementwise: ClassVar[bool] = False
 
     @property
     def heavy_ball(self) -> HeavyBall | None:
@@ -62,6 +64,7 @@ class SGD(Optimizer):
         "Sutskever et al. 2013, On the importance of initialization and momentum in deep learning"
     )
     examples = ("sgd(0.1)", "sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.0005)")
+    is_elementwise = True
     lr: float
     momentum: float = 0.0
     nesterov: bool = False
@@ -103,6 +106,7 @@ class Adam(Optimizer):
     """Adam: steps scaled by running moments of the gradient; weight decay is L2, as in Adam."""
 
     paper: ClassVar[str] = "Kingma and Ba 2015, Adam: a method for stochastic optimization"
+    is_elementwise = True
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999

@@ -13,6 +13,7 @@ from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
 from gradwire.core.layout import NodeLayout
 from gradwire.core.limits import Limits
+from gradwire.core.profile import Profile, layers_of
 from gradwire.core.protocols import (
     Ability,
     Architecture,
@@ -60,6 +61,8 @@ class Plan:
     steps_per_epoch: float | None = None  # for hyper-parameters that change with time
     num_examples: tuple[int, ...] = ()  # of each worker; empty: equally many
     batch_size: int = 1
+    # How the time of a gradient divides among layers; None: equally among their parameters.
+    layer_profile: Profile | None = None
 
     def __post_init__(self) -> None:
         self.reducer.check_names([tensor.name for tensor in self.task.layout.tensors])
@@ -83,6 +86,8 @@ class Plan:
                 f"{self.synchronization!r}: servers serve workers that are at different steps, so "
                 "its numbers cannot change from step to step. Write constants."
             )
+        if self.scheduling.overlaps:
+            self._check_overlap()
         if self.mixes:
             (unit,) = self.units()
             spec = self.spec(unit.bucket, self.task.initial_params().dtype)
@@ -96,6 +101,27 @@ class Plan:
     def compresses_answers(self) -> bool:
         """Whether pulled models come as compressed changes."""
         return self.ability == "push_pull" and self.architecture.compresses_answers
+
+    def _check_overlap(self) -> None:
+        """Refuses what needs the whole gradient before a part of it is sent."""
+        why = None
+        if self.mixes:
+            why = f"{self.architecture!r} averages models after a step, not parts of gradients"
+        elif self.nonfinite == "skip":
+            why = 'nonfinite="skip" drops a step before anything of it is sent'
+        elif self.clip_norm is not None and self.clips_locally:
+            why = "each worker clips its gradient by the norm of the whole of it"
+        elif self.synchronization.sends_changes:
+            why = f"{self.synchronization!r} decides by the whole gradient whether to send it"
+        elif self.overlaps_forward and self.clip_norm is not None:
+            why = "clip_norm needs the norm of the whole mean before the first layer is updated"
+        elif self.overlaps_forward and not self.optimizer.is_elementwise:
+            why = f"{self.optimizer!r} does not update each element by itself"
+        if why is not None:
+            raise ValueError(
+                f"{self.scheduling!r} sends parts of a gradient before the others are computed, "
+                f'but {why}. Take scheduling "sequential".'
+            )
 
     def _check_changes(self) -> None:
         """Refuses compression that cannot send changes relative to the values decoded before."""
@@ -141,8 +167,22 @@ class Plan:
         """The roles of all nodes."""
         return self.architecture.layout(self.num_workers)
 
+    @property
+    def overlaps_forward(self) -> bool:
+        """Whether a forward pass may start before the model of the last step is whole."""
+        is_mean = self.ability == "mean" and self.synchronization.steps_on_mean
+        return self.scheduling.overlaps_forward and is_mean
+
+    @cached_property
+    def profile(self) -> Profile:
+        if self.layer_profile is not None:
+            return self.layer_profile
+        layers = layers_of(self._tensors())
+        numels = tuple(float(layer.numel) for layer in layers)
+        return Profile(layers, numels, tuple(2 * numel for numel in numels))
+
     def buckets(self) -> list[Bucket]:
-        return self.scheduling.buckets(self._tensors())
+        return self.scheduling.buckets(self._tensors(), self.profile)
 
     def shards(self) -> list[Bucket]:
         """The shard of the flat vector that each server holds."""

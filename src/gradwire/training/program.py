@@ -48,7 +48,7 @@ async def _steps(
         replica = await synchronization.step(worker, replica, step)
         if observer is not None:
             observer.step_finished(node.rank, step, replica, await node.now())
-    return replica
+    return await worker.settle(replica)
 
 
 async def rejoin(

@@ -3,15 +3,18 @@ call brings its batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from gradwire.core.profile import layers_of
+from gradwire.core.replica import Bucket
 from gradwire.models.base import Model
 from gradwire.training.evaluation import Mode, make_evaluator, resolve
 from gradwire.training.flat import FlatLayout
-from gradwire.training.gradient import Batch, GradientRequest, GradientResult
+from gradwire.training.gradient import Batch, GradientRequest, GradientResult, OnLayer
 from gradwire.training.skeleton import Skeleton
 
 __all__ = ["Batch", "Evaluation", "GradientRequest", "GradientResult", "Task"]
@@ -55,9 +58,33 @@ class Task:
         """The running statistics of batch normalisation, by name."""
         return {name: buffer.clone() for name, buffer in self._skeleton.buffers.items()}
 
+    @property
+    def module(self) -> nn.Module:
+        """The module whose layers are computed, for hooks."""
+        return self._skeleton.module
+
+    def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The loss of a batch at these parameters, without dropout masks, for measurements."""
+        inputs, targets = (tensor.to(self.device) for tensor in batch)
+        outputs, _ = self._skeleton(params, self.initial_buffers(), {}, inputs, train=False)
+        return self.model.loss(outputs, targets)
+
     def gradients(self, requests: Sequence[GradientRequest]) -> list[GradientResult]:
         """Loss, gradient and new statistics for each request, in order."""
         return self._evaluator([self._checked(request) for request in requests])
+
+    def gradient_by_layer(self, request: GradientRequest, on_layer: OnLayer) -> None:
+        """One gradient; calls back for each layer (`core/profile.py`) when its part is there."""
+        self._evaluator.evaluate_layers(self._checked(request), self._layers, on_layer)
+
+    @cached_property
+    def _layers(self) -> list[list[int]]:
+        """The numbers of the tensors of each layer."""
+        tensors = [Bucket(t.name, t.start, t.stop) for t in self.layout.tensors]
+        return [
+            [i for i, tensor in enumerate(tensors) if layer.start <= tensor.start < layer.stop]
+            for layer in layers_of(tensors)
+        ]
 
     def evaluate(
         self,

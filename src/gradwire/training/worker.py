@@ -27,9 +27,11 @@ from gradwire.core.protocols import (
 )
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
+from gradwire.training.backward import PendingGradient, PendingVector, add_weight_decay
 from gradwire.training.client import ServerClient, with_dropped_step
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.optimizer import clip_by_norm, clipped_update
+from gradwire.training.overlap import ForwardOverlap
 from gradwire.training.plan import NONFINITE, Plan, codec_of_changes
 
 
@@ -91,8 +93,12 @@ class TrainingWorker:
     def mixing(self) -> Mixing:
         return self.plan.architecture.mixing(self.node, self.plan.reducer, self.plan.key)
 
+    @cached_property
+    def _overlap(self) -> ForwardOverlap:
+        return ForwardOverlap(self)
+
     async def gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
-        result = await self._evaluated(replica, step)
+        result: GradientResult = await self.node.compute(self.request(replica, step))
         if not is_finite(result.gradient):
             if self.plan.nonfinite == "error":
                 raise NonFiniteError(self._nonfinite_message(result.gradient, "gradient", step))
@@ -111,18 +117,30 @@ class TrainingWorker:
             gradient = await self.node.call(clip_by_norm, gradient, most)
         decay = at(plan.local_decay, step, plan.steps_per_epoch)
         if decay:
-            gradient = await self.node.call(_add_weight_decay, gradient, replica.params, decay)
+            gradient = await self.node.call(add_weight_decay, gradient, replica.params, decay)
         return gradient
 
     async def mean_gradient(
         self, replica: Replica, step: int, *, scale: float = 1.0
     ) -> tuple[Tensor | None, Replica]:
-        backward = _PendingGradient(self, replica, step, scale)
+        backward = PendingGradient(self, replica, step, scale)
         mean, exchange = await self._exchange(backward, replica, step)
         if mean is None:
             return None, _evaluated(with_dropped_step(replica), None)
         assert backward.result is not None
         return mean, _evaluated(replica, backward.result).having(exchange=exchange)
+
+    async def mean_step(self, replica: Replica, step: int) -> Replica:
+        if self.plan.overlaps_forward:
+            return await self._overlap.step(replica, step)
+        mean, replica = await self.mean_gradient(replica, step)
+        if mean is None:
+            return replica
+        return await self.update(replica, mean, step, shared=True)
+
+    async def settle(self, replica: Replica) -> Replica:
+        """The replica when nothing of it is under way any more."""
+        return await self._overlap.settle(replica) if self.plan.overlaps_forward else replica
 
     async def mean(
         self,
@@ -139,7 +157,7 @@ class TrainingWorker:
                 f"{self.plan.synchronization!r} has exchanges among some. Write a codec, or "
                 "ef(...) around one."
             )
-        backward = _PendingVector(self, x, step, members)
+        backward = PendingVector(self, x, step, members)
         mean, exchange = await self._exchange(backward, replica, step, buckets, members)
         if mean is None:
             return None, with_dropped_step(replica)
@@ -163,7 +181,7 @@ class TrainingWorker:
         mean = means[0] if len(means) == 1 else await self.node.share(concatenate, tuple(means))
         if not await self.node.share(is_finite, mean):
             if plan.nonfinite == "error":
-                raise NonFiniteError(self._foreign_nonfinite_message("the mean of changes", step))
+                raise NonFiniteError(self.foreign_nonfinite_message("the mean of changes", step))
             # As if no worker had sent a change.
             return torch.zeros_like(x), torch.zeros_like(x), with_dropped_step(replica)
         own = owns[0] if len(owns) == 1 else await self.node.call(concatenate, owns)
@@ -182,7 +200,7 @@ class TrainingWorker:
     async def exact_mean(self, x: Tensor, name: str) -> Tensor:
         mean = await self.plan.architecture.group(self.node, name).mean(x)
         if not await self.node.share(is_finite, mean):
-            raise NonFiniteError(self._foreign_nonfinite_message(f"the mean of {name!r}"))
+            raise NonFiniteError(self.foreign_nonfinite_message(f"the mean of {name!r}"))
         return mean
 
     async def fetch(self, x: Tensor, holders: Mapping[int, int], name: str) -> Tensor:
@@ -199,12 +217,12 @@ class TrainingWorker:
         return got
 
     async def push_pull(self, x: Tensor, replica: Replica, step: int) -> Pulled:
-        backward = _PendingVector(self, x, step)
+        backward = PendingVector(self, x, step)
         pushed = await self.client.push(backward, replica, step, wants_answer=True)
         return await self.client.receive_model(pushed, replica.exchange)
 
     async def push_pull_gradient(self, replica: Replica, step: int) -> Pulled | None:
-        backward = _PendingGradient(self, replica, step)
+        backward = PendingGradient(self, replica, step)
         pushed = await self.client.push(backward, replica, step, wants_answer=True)
         assert backward.result is not None
         pushed = _evaluated(pushed, None if backward.was_dropped else backward.result)
@@ -212,7 +230,7 @@ class TrainingWorker:
 
     async def push(self, x: Tensor, replica: Replica, step: int) -> Replica:
         return await self.client.push(
-            _PendingVector(self, x, step), replica, step, wants_answer=False
+            PendingVector(self, x, step), replica, step, wants_answer=False
         )
 
     async def pull(self, replica: Replica, step: int) -> Pulled:
@@ -231,16 +249,14 @@ class TrainingWorker:
         )
         return replica.having(params=params, optimizer=optimizer)
 
-    async def _evaluated(self, replica: Replica, step: int) -> GradientResult:
+    def request(self, replica: Replica, step: int) -> GradientRequest:
         inputs, targets = self.plan.batch(self.rank, step)
         key = self.plan.key.at(step).private(self.rank)
-        request = GradientRequest(replica.params, replica.buffers, inputs, targets, key)
-        result: GradientResult = await self.node.compute(request)
-        return result
+        return GradientRequest(replica.params, replica.buffers, inputs, targets, key)
 
     async def _exchange(
         self,
-        backward: "_PendingGradient | _PendingVector",
+        backward: PendingGradient | PendingVector,
         replica: Replica,
         step: int,
         chosen: Sequence[int] | None = None,
@@ -269,7 +285,7 @@ class TrainingWorker:
         # alike.
         if not await self.node.share(is_finite, whole):
             if plan.nonfinite == "error":
-                raise NonFiniteError(self._foreign_nonfinite_message("the mean", step))
+                raise NonFiniteError(self.foreign_nonfinite_message("the mean", step))
             return None, replica.exchange
         return whole, tuple(states)
 
@@ -288,7 +304,12 @@ class TrainingWorker:
                 raise _StepDropped
         return x
 
-    def _foreign_nonfinite_message(self, what: str, step: int | None = None) -> str:
+    def check_piece(self, x: Tensor, bucket: Bucket, step: int) -> None:
+        """Raises unless a part of the gradient is finite."""
+        if not is_finite(x):
+            raise NonFiniteError(self._nonfinite_message(x, "gradient", step, bucket.start))
+
+    def foreign_nonfinite_message(self, what: str, step: int | None = None) -> str:
         when = "" if step is None else f" in step {step}"
         return (
             f"NaN or infinity in {what}{when} on rank {self.rank}, which sent finite values: "
@@ -296,68 +317,14 @@ class TrainingWorker:
             'clip_norm; nonfinite="skip" drops such steps.'
         )
 
-    def _nonfinite_message(self, x: Tensor, what: str, step: int) -> str:
+    def _nonfinite_message(self, x: Tensor, what: str, step: int, start: int = 0) -> str:
         where = int((~torch.isfinite(x)).nonzero()[0])
+        tensor = self.plan.tensor_at(start + where)
         return (
-            f"{float(x[where])} in the {what} of {self.plan.tensor_at(where)} on rank {self.rank} "
+            f"{float(x[where])} in the {what} of {tensor} on rank {self.rank} "
             f'in step {step}. Lower the learning rate or set clip_norm; nonfinite="skip" drops '
             "such steps."
         )
-
-
-class _PendingGradient:
-    """A backward pass under way."""
-
-    def __init__(
-        self, worker: TrainingWorker, replica: Replica, step: int, scale: float = 1.0
-    ) -> None:
-        self.worker = worker
-        self.replica = replica
-        self.step = step
-        self.scale = scale
-        self.result: GradientResult | None = None
-        self.was_dropped = False
-
-    async def whole(self) -> Tensor:
-        worker, plan = self.worker, self.worker.plan
-        self.result = await worker._evaluated(self.replica, self.step)
-        gradient = self.result.gradient
-        if plan.ability == "push_pull" and plan.nonfinite == "skip":
-            # Servers wait for this push and no other worker knows of the problem: it pushes zeros.
-            if not is_finite(gradient):
-                self.was_dropped = True
-                return torch.zeros_like(gradient)
-        else:
-            gradient = await worker.checked(gradient, "gradient", self.step)
-        gradient = await worker.ready(gradient, self.replica, self.step, plan.clips_locally)
-        if self.scale != 1.0:
-            gradient = await worker.node.call(torch.mul, gradient, self.scale)
-        return gradient
-
-
-class _PendingVector:
-    """A vector that is ready, in place of the backward pass that a schedule expects."""
-
-    def __init__(
-        self,
-        worker: TrainingWorker,
-        x: Tensor,
-        step: int,
-        members: Sequence[int] | None = None,
-    ) -> None:
-        self.worker = worker
-        self.x = x
-        self.step = step
-        self.members = members
-        self.was_dropped = False
-
-    async def whole(self) -> Tensor:
-        worker = self.worker
-        if worker.ability == "push_pull" and worker.plan.nonfinite == "skip":
-            # As with gradients: it pushes zeros.
-            self.was_dropped = not is_finite(self.x)
-            return torch.zeros_like(self.x) if self.was_dropped else self.x
-        return await worker.checked(self.x, "update", self.step, self.members)
 
 
 def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
@@ -370,7 +337,3 @@ def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
 
 def _decode_own(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
     return Lifted(codec).decoded(x, state, key)
-
-
-def _add_weight_decay(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
-    return gradient.add(params, alpha=decay)

@@ -77,7 +77,7 @@ class Config:
     architecture: str = "allreduce"
     """How nodes are connected, such as allreduce, ring, parameter_server(2), gossip(ring)."""
     scheduling: str = "sequential"
-    """When each part travels, such as sequential, sequential("layer")."""
+    """When each part travels, such as sequential, wfbp, fusion, mgwfbp, priority, dear."""
     engine: Engine = "simulator"
     """What runs it: virtual workers on a modelled network, or real processes."""
     native: bool = False
@@ -91,10 +91,14 @@ class Config:
     scheduler) separated by commas."""
     latency: str = "50us"
     """Of a message; one value, or one per worker or per node separated by commas."""
+    topology: str = "switch"
+    """What lies between the network cards: switch, racks(4, uplink="10Gbit"), wan(2), file(...)."""
     what_if: tuple[str, ...] = ()
     """Other bandwidths to compute the virtual time for, from the same run."""
     compute: str = "measured"
     """Time of one gradient: measured, fixed(0.01), lognormal(0.01), exponential(0.01), ..."""
+    layer_times: str = "flops"
+    """How that time divides among layers, where a schedule overlaps: flops, measured, file(...)."""
     speeds: str = "1"
     """Speed of the workers relative to that; one value, or one per worker."""
     stragglers: str = "nobody"

@@ -15,7 +15,8 @@ from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.protocols import Ability, ability_of
+from gradwire.core.profile import Profile, layers_of
+from gradwire.core.protocols import Ability, Bucket, ability_of
 from gradwire.core.reducer import unfed
 from gradwire.core.spec import Spec
 from gradwire.data.dataset import Dataset
@@ -28,6 +29,7 @@ from gradwire.experiment.run.registries import MODELS, OPTIMIZERS, PARTITIONS, S
 from gradwire.models.base import build_seeded
 from gradwire.runtime.network.faults import Arrive, Crash, Fault, parse_faults
 from gradwire.runtime.network.network import Network, parse_duration, per_node
+from gradwire.runtime.network.topology import TOPOLOGY
 from gradwire.runtime.virtual.compute_time import (
     COMPUTE_TIME,
     STRAGGLERS,
@@ -38,9 +40,11 @@ from gradwire.runtime.virtual.compute_time import (
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
+from gradwire.training.layer_times import LAYER_TIMES, Shares, layer_flops, task_tensors
 from gradwire.training.plan import Plan
 from gradwire.training.task import Task
 
+_FLOPS = 2e10  # per second, where nothing was measured: what schedules assume of real processes
 _TEST_CHUNK = 1024  # examples made into network inputs at a time
 
 
@@ -95,11 +99,14 @@ def prepare(config: Config) -> Experiment:
     stragglers.check(config.workers)
     faults = parse_faults(config.faults, config.workers)
     others = architecture.num_others
-    network = Network.parse(config.workers, config.bandwidth, config.latency, others)
-    what_if = {
-        bandwidth: Network.parse(config.workers, bandwidth, config.latency, others)
-        for bandwidth in config.what_if
-    }
+    topology = TOPOLOGY.parse(config.topology)
+    network, *other_networks = (
+        topology.shape(
+            Network.parse(config.workers, bandwidth, config.latency, others), config.workers
+        )
+        for bandwidth in (config.bandwidth, *config.what_if)
+    )
+    what_if = dict(zip(config.what_if, other_networks))
     speeds = _speeds(config)
     dataset = data.load(config.data)
     model = MODELS.parse(config.model or default_model(dataset))
@@ -126,9 +133,10 @@ def prepare(config: Config) -> Experiment:
             UnfedWarning,
             stacklevel=2,
         )
+    batch = _batches(config, dataset, sampler, device, key.child("augment"))
     plan = Plan(
         task=task,
-        batch=_batches(config, dataset, sampler, device, key.child("augment")),
+        batch=batch,
         optimizer=placed.optimizer,
         schedule=schedule,
         reducer=lift(placed.compression, steps_per_epoch),
@@ -150,6 +158,16 @@ def prepare(config: Config) -> Experiment:
     if isinstance(compute, Measured) and simulated:
         measured = measure_gradient(warm_up(plan, 0), device, config.threads or 1)
         compute = Fixed(measured.seconds)
+    computer = Computer(compute, stragglers, speeds, key.child("computer"))
+    layer_times = LAYER_TIMES.parse(config.layer_times)
+    if scheduling.overlaps:
+        layer_times = layer_times.resolve(task, batch(0, 0))
+        flops = sum(layer_flops(task, batch(0, 0)))
+        seconds = computer.seconds(0, 0) if simulated else flops / _FLOPS
+        shares = layer_times.shares(task, batch(0, 0))
+        profile = make_profile(task_tensors(task), shares, seconds, network)
+        scheduling = scheduling.resolve(task_tensors(task), profile)
+        plan = replace(plan, scheduling=scheduling, layer_profile=profile)
     resolved = replace(
         config,
         model=repr(model),
@@ -163,6 +181,8 @@ def prepare(config: Config) -> Experiment:
         architecture=repr(architecture),
         scheduling=repr(scheduling),
         compute=repr(compute),
+        layer_times=repr(layer_times),
+        topology=repr(topology),
         stragglers=repr(stragglers),
         faults=tuple(map(repr, faults)),
         eval_every=config.eval_every or max(1, -(-steps // 10)),
@@ -170,7 +190,6 @@ def prepare(config: Config) -> Experiment:
         threads=config.threads or default_threads(task.initial_params().numel()),
         coding_costs=str(Path(config.coding_costs).absolute()) if config.coding_costs else "",
     )
-    computer = Computer(compute, stragglers, speeds, key.child("computer"))
     return Experiment(
         resolved,
         plan,
@@ -186,10 +205,29 @@ def prepare(config: Config) -> Experiment:
     )
 
 
+def make_profile(
+    tensors: Sequence[Bucket], shares: Shares, seconds: float, network: Network
+) -> Profile:
+    """What schedules decide by, where a gradient takes so many seconds.
+
+    An exchange is priced as a direct all-reduce: two latencies, and the bytes of one node.
+    """
+    factor = (seconds or 1.0) / (sum(shares.forward) + sum(shares.backward))
+    size = network.size
+    return Profile(
+        layers_of(tensors),
+        tuple(factor * own for own in shares.forward),
+        tuple(factor * own for own in shares.backward),
+        2 * max(network.latency_s),
+        min(network.bandwidth) * size / (2 * max(1, size - 1)),
+    )
+
+
 # Settings of the simulator, which have no meaning on real processes.
 _SIMULATED = (
     "bandwidth",
     "latency",
+    "topology",
     "what_if",
     "compute",
     "speeds",

@@ -110,6 +110,7 @@ class _Simulation:
             experiment.network,
             self.config.workers,
             evaluate=self.plan.task.gradients,
+            profile=self.plan.layer_profile,
             seconds=self._seconds,
             coding=experiment.charge.time,
             record=bool(experiment.what_if),

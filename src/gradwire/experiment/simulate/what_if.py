@@ -17,6 +17,7 @@ class WhatIf:
             name: VirtualEngine(
                 network,
                 self._config.workers,
+                profile=experiment.plan.layer_profile,
                 faults=[fault for fault in experiment.faults if isinstance(fault, Loss)],
                 key=experiment.plan.key.child("faults"),
             )

@@ -24,6 +24,7 @@ from gradwire.core.node import Node
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Evaluator, no_evaluator
 from gradwire.runtime.interpreter.interpreter import Program, R, Task
+from gradwire.runtime.process.computation import LayerEvaluator, ProcessComputation
 from gradwire.runtime.process.rank import RankInterpreter
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.replay.order import Recorder
@@ -54,6 +55,7 @@ class ProcessEngine(RankInterpreter):
         num_workers: int | None = None,
         *,
         evaluate: Evaluator = no_evaluator,
+        evaluate_layers: LayerEvaluator | None = None,
         timeout_s: float = 300.0,
         job: int = 0,
         log: Recorder | None = None,
@@ -68,6 +70,7 @@ class ProcessEngine(RankInterpreter):
         # Called now and then while every program waits. It may end the run by an exception.
         self.on_wait: Callable[[], None] | None = None
         self._evaluate = evaluate
+        self._evaluate_layers = evaluate_layers
         self._timeout_s = timeout_s
         for arrival in transport.deferred(job):
             self._arrive(arrival)
@@ -133,6 +136,18 @@ class ProcessEngine(RankInterpreter):
         makes another process do the same.
         """
         while True:
+            self._run_programs()
+            if not self._tasks or not self._to_compute:
+                return
+            following = self._to_compute.popleft()
+            if isinstance(following, ProcessComputation):
+                self._compute_layers(following)
+            else:
+                self._compute(*following)
+
+    def _run_programs(self) -> None:
+        """Runs programs and takes messages, until programs wait for gradients or for messages."""
+        while True:
             while self._ready:
                 task, value, failure = self._ready.popleft()
                 if self.log is not None:
@@ -140,11 +155,8 @@ class ProcessEngine(RankInterpreter):
                 self._step(task, value, failure)
             if not self._tasks:
                 return
-            if (not self.unread.is_full and self._take(0.0)) or self._expire():
-                continue
-            if not self._to_compute:
+            if not ((not self.unread.is_full and self._take(0.0)) or self._expire()):
                 return
-            self._compute(*self._to_compute.popleft())
 
     def _wait(self, is_patient: bool) -> None:
         """Waits until something happens."""
@@ -179,6 +191,36 @@ class ProcessEngine(RankInterpreter):
             self._resume(task, None, error)
         else:
             self._resume(task, result)
+        self.compute_s += time.perf_counter() - began
+
+    def _compute_layers(self, begun: ProcessComputation) -> None:
+        """Computes a gradient; programs run whenever the gradient of a layer is there."""
+        began = time.perf_counter()
+        errors: list[BaseException] = []  # of programs, which end the run
+
+        def on_layer(layer: int, result: Any) -> None:
+            nonlocal began
+            self.compute_s += time.perf_counter() - began
+            for task in begun.advance(layer, result):
+                self._resume(task, result)
+            try:
+                self._run_programs()
+            except BaseException as error:
+                errors.append(error)
+                raise
+            began = time.perf_counter()
+
+        try:
+            if self._evaluate_layers is None:
+                (result,) = self._evaluate([begun.request])
+                on_layer(0, result)
+            else:
+                self._evaluate_layers(begun.request, on_layer)
+        except Exception as error:
+            if errors:
+                raise errors[0] from None
+            for task in begun.fail(error):
+                self._resume(task, None, error)
         self.compute_s += time.perf_counter() - began
 
     def _report_done(self) -> None:

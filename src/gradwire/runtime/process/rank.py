@@ -13,6 +13,7 @@ from typing import Any
 from gradwire.core.errors import RefusedError
 from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
+    Begin,
     Collective,
     Compute,
     CurrentMembers,
@@ -20,6 +21,8 @@ from gradwire.core.node import (
     Join,
     Membership,
     Now,
+    Open,
+    Reach,
     Recv,
     RecvAny,
     Send,
@@ -30,6 +33,7 @@ from gradwire.runtime.interpreter import checks
 from gradwire.runtime.interpreter.calls import Calls
 from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Task
 from gradwire.runtime.ledger import Ledger
+from gradwire.runtime.process.computation import ProcessComputation
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.native_means import NativeMeans
 from gradwire.runtime.process.peers import PeerStatus
@@ -72,7 +76,7 @@ class RankInterpreter(Interpreter):
         self._start_s = time.monotonic()
         self._transport = transport
         self._ready: deque[tuple[Task, Any, Exception | None]] = deque()
-        self._to_compute: deque[tuple[Task, Any]] = deque()
+        self._to_compute: deque[tuple[Task, Any] | ProcessComputation] = deque()
         self._timers = Timers()
         self._peers = PeerStatus(self.rank, lambda: self.now)
         # Collectives are of all nodes of the transport, and means of all workers.
@@ -86,6 +90,9 @@ class RankInterpreter(Interpreter):
             {
                 Send: self._send,
                 Compute: self._compute_later,
+                Begin: self._begin,
+                Open: self._open,
+                Reach: self._reach,
                 Now: lambda task, effect: self.now,
                 CurrentMembers: lambda task, effect: frozenset(layout.workers) - self.lost,
                 Spawn: self._spawn,
@@ -161,7 +168,7 @@ class RankInterpreter(Interpreter):
         return super()._recv_any(task, effect)
 
     def _spawn(self, task: Task, effect: Spawn[Any]) -> Task:
-        spawned = self._start(self.rank, effect.program)
+        spawned = self._start(self.rank, effect.program, effect.priority)
         self._natives.spawn(task, spawned)
         return spawned
 
@@ -172,6 +179,31 @@ class RankInterpreter(Interpreter):
     def _compute_later(self, task: Task, effect: Compute[Any]) -> Any:
         task.waiting_for = effect
         self._to_compute.append((task, effect.request))
+        return WAITING
+
+    def _begin(self, task: Task, effect: Begin) -> ProcessComputation:
+        begun = ProcessComputation(effect.request if effect.is_open else None)
+        if effect.is_open:
+            self._to_compute.append(begun)
+        return begun
+
+    def _open(self, task: Task, effect: Open) -> None:
+        # The forward pass begins when all parameters are there.
+        if effect.request is not None:
+            begun = effect.computation
+            assert isinstance(begun, ProcessComputation)
+            begun.request = effect.request
+            self._to_compute.append(begun)
+
+    def _reach(self, task: Task, effect: Reach[Any]) -> Any:
+        begun = effect.computation
+        assert isinstance(begun, ProcessComputation)
+        if begun.failure is not None:
+            raise begun.failure
+        if begun.has_reached(effect.layer):
+            return begun.result
+        task.waiting_for = effect
+        begun.wait(task, effect.layer)
         return WAITING
 
     def _collective(self, task: Task, effect: Collective) -> Any:

@@ -1,12 +1,13 @@
 """The two ways to evaluate gradient requests: one vmapped batch, or one after another."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gradwire.models.base import Model
 from gradwire.training.evaluation.rule import Mode, resolve
 from gradwire.training.evaluation.sequential import SequentialEvaluator
 from gradwire.training.evaluation.vmap import VmapEvaluator
-from gradwire.training.gradient import GradientRequest, GradientResult
+from gradwire.training.gradient import GradientRequest, GradientResult, OnLayer
 from gradwire.training.skeleton import Skeleton
 
 __all__ = ["Evaluator", "Mode", "SequentialEvaluator", "VmapEvaluator", "make_evaluator", "resolve"]
@@ -14,6 +15,12 @@ __all__ = ["Evaluator", "Mode", "SequentialEvaluator", "VmapEvaluator", "make_ev
 
 class Evaluator(Protocol):
     def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]: ...
+
+    def evaluate_layers(
+        self, request: GradientRequest, layers: Sequence[Sequence[int]], on_layer: OnLayer
+    ) -> None:
+        """One gradient; `layers` has the numbers of the tensors of each layer."""
+        ...
 
 
 def make_evaluator(model: Model, skeleton: Skeleton, mode: Mode, compile: bool | None) -> Evaluator:

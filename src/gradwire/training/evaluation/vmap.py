@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradwire.models.base import Model
 from gradwire.training.evaluation.rule import has_convolutions
-from gradwire.training.gradient import GradientRequest, GradientResult
+from gradwire.training.evaluation.stages import StagedGraph
+from gradwire.training.gradient import GradientRequest, GradientResult, OnLayer
 from gradwire.training.layers import PureBatchNorm
 from gradwire.training.skeleton import Skeleton
 
@@ -35,6 +36,7 @@ class VmapEvaluator:
         # against 34).
         self.share = not has_convolutions(skeleton.module)
         self._programs: dict[tuple[object, ...], Program] = {}
+        self._staged: dict[Program, StagedGraph] = {}
         self._stacked: Tensor | None = None
         for layer in skeleton.module.modules():
             if isinstance(layer, PureBatchNorm):
@@ -50,7 +52,42 @@ class VmapEvaluator:
         return [result for result in results if result is not None]
 
     @torch.no_grad()
+    def evaluate_layers(
+        self, request: GradientRequest, layers: Sequence[Sequence[int]], on_layer: OnLayer
+    ) -> None:
+        """One gradient. Calls back when that of a layer is there, last layer first."""
+        program, arguments = self._prepare([request])
+        if not isinstance(program, GraphModule):  # it is compiled as a whole
+            (result,) = self._evaluate([request])
+            on_layer(0, result)
+            return
+        staged = self._staged.get(program)
+        if staged is None:
+            staged = self._staged[program] = StagedGraph(program, layers)
+        gradient = torch.empty_like(request.params)
+        pieces = self.skeleton.layout.split(gradient)
+        for layer, gradients, others in staged.run(*arguments):
+            for number, piece in zip(layers[layer], gradients):
+                pieces[number].copy_(piece.reshape(-1))
+            losses, *statistics = others or [None]
+            buffers = {name: rows[0] for name, rows in zip(self.skeleton.buffers, statistics)}
+            # The loss comes with the first layer, which is the last to be reached.
+            loss = gradient.new_empty(()) if losses is None else losses[0]
+            on_layer(layer, GradientResult(loss, gradient, buffers))
+
+    @torch.no_grad()
     def _evaluate(self, requests: list[GradientRequest]) -> list[GradientResult]:
+        program, arguments = self._prepare(requests)
+        gradients, losses, *statistics = program(*arguments)
+        names = self.skeleton.buffers.keys()
+        rows = zip(losses.unbind(), gradients.unbind(), *(rows.unbind() for rows in statistics))
+        return [
+            GradientResult(loss, gradient, dict(zip(names, buffers)))
+            for loss, gradient, *buffers in rows
+        ]
+
+    def _prepare(self, requests: list[GradientRequest]) -> tuple[Program, tuple[Tensor, ...]]:
+        """The program for these requests, and its arguments."""
         first = requests[0]
         shared = self.share and all(request.params is first.params for request in requests)
         params = first.params if shared else self._stack([request.params for request in requests])
@@ -68,13 +105,7 @@ class VmapEvaluator:
         if program is None:
             program = self._trace(shared, list(masks), arguments)
             self._programs[signature] = program
-        gradients, losses, *statistics = program(*arguments)
-        names = self.skeleton.buffers.keys()
-        rows = zip(losses.unbind(), gradients.unbind(), *(rows.unbind() for rows in statistics))
-        return [
-            GradientResult(loss, gradient, dict(zip(names, buffers)))
-            for loss, gradient, *buffers in rows
-        ]
+        return program, arguments
 
     def _stack(self, params: list[Tensor]) -> Tensor:
         """[n, d], in the same memory each time: no result refers to it."""

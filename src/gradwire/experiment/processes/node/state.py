@@ -79,6 +79,7 @@ class NodeState:
             transport,
             layout.num_workers,
             evaluate=no_evaluator if self.failure else self.experiment.plan.task.gradients,
+            evaluate_layers=None if self.failure else self.experiment.plan.task.gradient_by_layer,
             timeout_s=timeout_s,
             native=native,
         )

@@ -1,0 +1,127 @@
+"""Gradients under way, as schedules see them (`core.protocols.Backward`)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradwire.core.codec import is_finite
+from gradwire.core.node import Computation, Node
+from gradwire.core.profile import Profile
+from gradwire.core.protocols import Bucket, Replica
+from gradwire.core.ramp import at
+from gradwire.training.gradient import GradientResult
+
+if TYPE_CHECKING:
+    from gradwire.training.worker import TrainingWorker
+
+
+class PendingGradient:
+    """A backward pass under way.
+
+    `computation`: it has been started already; None: it starts when a schedule asks for it.
+    """
+
+    def __init__(
+        self,
+        worker: "TrainingWorker",
+        replica: Replica,
+        step: int,
+        scale: float = 1.0,
+        computation: Computation | None = None,
+    ) -> None:
+        self.worker = worker
+        self.replica = replica
+        self.step = step
+        self.scale = scale
+        self.result: GradientResult | None = None
+        self.was_dropped = False
+        self._computation = computation
+
+    @property
+    def node(self) -> Node:
+        return self.worker.node
+
+    @property
+    def profile(self) -> Profile:
+        return self.worker.plan.profile
+
+    def params_of(self, bucket: Bucket) -> Tensor:
+        """The parameters at which the gradient of a bucket is computed."""
+        return self.replica.params[bucket.start : bucket.stop]
+
+    async def whole(self) -> Tensor:
+        worker, plan = self.worker, self.worker.plan
+        self.result = await worker.node.compute(worker.request(self.replica, self.step))
+        gradient = self.result.gradient
+        if plan.ability == "push_pull" and plan.nonfinite == "skip":
+            # Servers wait for this push and no other worker knows of the problem: it pushes zeros.
+            if not is_finite(gradient):
+                self.was_dropped = True
+                return torch.zeros_like(gradient)
+        else:
+            gradient = await worker.checked(gradient, "gradient", self.step)
+        gradient = await worker.ready(gradient, self.replica, self.step, plan.clips_locally)
+        if self.scale != 1.0:
+            gradient = await worker.node.call(torch.mul, gradient, self.scale)
+        return gradient
+
+    async def ready(self, bucket: Bucket) -> Tensor:
+        worker, plan = self.worker, self.worker.plan
+        if self._computation is None:
+            request = worker.request(self.replica, self.step)
+            self._computation = await worker.node.begin(request)
+        layer = plan.profile.first_layer(bucket)
+        self.result = await worker.node.reach(self._computation, layer)
+        piece = self.result.gradient[bucket.start : bucket.stop]
+        worker.check_piece(piece, bucket, self.step)
+        decay = at(plan.local_decay, self.step, plan.steps_per_epoch)
+        if decay:
+            piece = await worker.node.call(add_weight_decay, piece, self.params_of(bucket), decay)
+        if self.scale != 1.0:
+            piece = await worker.node.call(torch.mul, piece, self.scale)
+        return piece
+
+
+class PendingVector:
+    """A vector that is ready, in place of the backward pass that a schedule expects."""
+
+    def __init__(
+        self,
+        worker: "TrainingWorker",
+        x: Tensor,
+        step: int,
+        members: Sequence[int] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.x = x
+        self.step = step
+        self.members = members
+        self.was_dropped = False
+        self._checked: Tensor | None = None
+
+    @property
+    def node(self) -> Node:
+        return self.worker.node
+
+    @property
+    def profile(self) -> Profile:
+        return self.worker.plan.profile
+
+    async def whole(self) -> Tensor:
+        worker = self.worker
+        if worker.ability == "push_pull" and worker.plan.nonfinite == "skip":
+            # As with gradients: it pushes zeros.
+            self.was_dropped = not is_finite(self.x)
+            return torch.zeros_like(self.x) if self.was_dropped else self.x
+        return await worker.checked(self.x, "update", self.step, self.members)
+
+    async def ready(self, bucket: Bucket) -> Tensor:
+        if self._checked is None:
+            self._checked = await self.whole()
+        return self._checked[bucket.start : bucket.stop]
+
+
+def add_weight_decay(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
+    return gradient.add(params, alpha=decay)
