@@ -16,7 +16,7 @@ from gradwire.runtime.virtual.coding_time import CodingTime
 
 Evaluator = Callable[[list[Any]], Sequence[Any]]  # requests to results
 
-_SHARED_KEPT = 64  # results remembered for ranks that have not asked yet
+_SHARED_KEPT = 512  # results remembered for ranks that have not asked yet
 
 
 def no_evaluator(requests: list[Any]) -> Sequence[Any]:

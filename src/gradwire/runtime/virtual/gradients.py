@@ -19,6 +19,10 @@ class PendingGradient:
         self.result: Any = _UNKNOWN
 
 
+def _rank(pending: PendingGradient) -> int:
+    return pending.task.rank
+
+
 class PendingGradients:
     """All gradients that have not been evaluated."""
 
@@ -35,7 +39,8 @@ class PendingGradients:
 
     def result(self, gradient: PendingGradient) -> Any:
         if gradient.result is _UNKNOWN:
-            pending, self._pending = self._pending, []
+            # In the order of ranks: in a batch, bits may depend on the position in memory.
+            pending, self._pending = sorted(self._pending, key=_rank), []
             results = self._evaluate([one.request for one in pending])
             assert len(results) == len(pending), "an evaluator answers every request"
             for one, result in zip(pending, results):
