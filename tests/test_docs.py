@@ -150,8 +150,8 @@ def test_the_gaps_of_graphs_are_those_of_their_matrices() -> None:
 def test_who_goes_on_without_a_lost_worker():
     text = (ROOT / "docs" / "processes.md").read_text()
     text = re.sub(r"\s+", " ", text)
-    (go_on,) = re.findall(r"push on their own \((.*?)\) the others continue", text)
-    (stop,) = re.findall(r"Where all are needed \((.*?), \.\.\.\) the job stops", text)
+    (go_on,) = re.findall(r"that do not need all workers \((.*?)\) continue", text)
+    (stop,) = re.findall(r"that need all workers \((.*?), \.\.\.\) stop", text)
     complete = {"ssp": "ssp(3)", "localsgd": "localsgd(2)", "fedavg": "fedavg(0.5)"}
     for names, pauses in [(go_on, False), (stop, True)]:
         for name in re.findall(r"`(.*?)`", names):

@@ -128,9 +128,9 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
         r"worker 1 was lost after \d+\.\d s: nothing was received from it for 3 s",
     ):
         assert any(re.fullmatch(pattern, line) for line in others), others
-    assert stopped == f"stopped by SIGINT. Go on with what the servers have: {again}"
+    assert stopped == f"stopped by SIGINT. Resume from the state of the servers: {again}"
     # They would train on to the end, for nobody.
-    why = f"the scheduler was lost, or told to stop. Go on with what the servers have: {again}"
+    why = f"the scheduler was lost, or told to stop. Resume from the state of the servers: {again}"
     assert ended[1][1][-1] == f"error: asp on parameter_server stopped: {why}"
     pattern = r"error: asp on parameter_server stopped in step \d+ of 10000000: "
     assert re.fullmatch(pattern + re.escape(why), ended[2][1][-1]), ended[2]

@@ -118,7 +118,7 @@ def test_a_signal_to_the_simulator_says_how_to_go_on(tmp_path, number):
         finally:
             process.kill()
     assert process.returncode == 128 + number
-    assert said.splitlines()[-1] == "interrupted; go on: gradwire run --resume run"
+    assert said.splitlines()[-1] == "interrupted; resume: gradwire run --resume run"
     assert "Traceback" not in said
 
 

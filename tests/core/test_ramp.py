@@ -10,7 +10,7 @@ from gradwire.compression.feedback.ef import EF
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import NotationError
 from gradwire.core.lifted import Varying, lift
-from gradwire.core.ramp import Ramp, at, ramps, settled
+from gradwire.core.ramp import Ramp, at, at_end, ramps
 from gradwire.core.spec import Spec
 
 
@@ -65,7 +65,7 @@ def test_it_is_written_as_it_is_read(text) -> None:
 def test_python_objects_hold_ramps_too() -> None:
     built = EF(TopK(Ramp(0.25, 0.001, epochs=4)))
     assert built == COMPRESSION.parse("ef(topk(ramp(0.25, 0.001, epochs=4)))")
-    assert at(built, 40, 10.0) == settled(built) == EF(TopK(0.001))
+    assert at(built, 40, 10.0) == at_end(built) == EF(TopK(0.001))
 
 
 def test_a_ramp_is_not_its_first_value() -> None:

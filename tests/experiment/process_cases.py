@@ -13,7 +13,7 @@ import torch.distributed as dist
 import gradwire
 from gradwire.core.errors import GradwireWarning, LostError
 from gradwire.experiment.processes.launch.signals import Interrupted, Signals
-from gradwire.experiment.processes.node.conductor import Conductor
+from gradwire.experiment.processes.node.coordinator import Coordinator
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
 
 SIZE = 3
@@ -130,10 +130,13 @@ def _slow_disk(rank: int, folder: Path) -> Any:
         time.sleep(SLOW_S if rank == 1 else 0.0)
         write(self, step, state)
 
-    def saved(self: Conductor, seconds: float) -> None:
+    def note_checkpoint(self: Coordinator, seconds: float) -> None:
         took_s.append(seconds)
 
-    with patch.object(Checkpoints, "write", slowly), patch.object(Conductor, "saved", saved):
+    with (
+        patch.object(Checkpoints, "write", slowly),
+        patch.object(Coordinator, "note_checkpoint", note_checkpoint),
+    ):
         gradwire.run(out=folder / "slow disk", **TINY | {"steps": 8})
     return took_s
 

@@ -76,7 +76,7 @@ def test_a_checkpoint_is_written_with_no_copy_of_it_all(tmp_path, monkeypatch):
     assert Checkpoints(tmp_path, 0).load().states[4]["3"].eq(3).all()
 
 
-@pytest.mark.parametrize("how", ["load", "forget_old"])
+@pytest.mark.parametrize("how", ["load", "remove_old"])
 def test_what_killed_processes_left_is_removed(tmp_path, how):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -200,7 +200,7 @@ def test_what_choco_had_not_told_is_reported_as_lost() -> None:
 
 def test_all_workers_may_crash() -> None:
     crashes = [f"crash({rank}, at=0.1)" for rank in range(4)]
-    with pytest.raises(StoppedError, match=r"all workers crashed.*Nobody is left"):
+    with pytest.raises(StoppedError, match=r"all workers crashed.*No worker is left"):
         run("asp", "parameter_server", *crashes)
 
 

@@ -16,7 +16,7 @@ from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
 from gradwire.core.coded import MeanOfCoded, MeanOfReceived, MergeOfCoded
 from gradwire.core.errors import NonFiniteError, PeerLost, WireError
-from gradwire.core.group import Job, Merging
+from gradwire.core.group import Aggregation, Merging
 from gradwire.core.key import Key
 from gradwire.core.node import Framed, Membership, RunningProgram, Send
 from gradwire.core.spec import Spec
@@ -107,7 +107,7 @@ def test_jobs_of_servers(train, seen) -> None:
     }
     assert jobs <= seen
     assert MergeOfCoded in seen
-    assert {cls for cls in HEADERS.classes if Job in cls.__mro__} == jobs
+    assert {cls for cls in HEADERS.classes if Aggregation in cls.__mro__} == jobs
 
 
 @pytest.mark.parametrize("architecture", ["gossip(ring)", "gossip(ring, choco(0.3))"])
@@ -130,11 +130,11 @@ def test_servers_whose_workers_leave(train, seen) -> None:
     assert {wire.PushHeader, wire.PullHeader, wire.AnswerHeader} <= seen
 
 
-@pytest.mark.parametrize("cls", [Job, Merging])
+@pytest.mark.parametrize("cls", [Aggregation, Merging])
 def test_what_servers_may_be_ordered_is_found(cls) -> None:
     names = [one.__name__ for one in HEADERS.classes if cls in one.__mro__]
     expected = {
-        Job: ["Maximum", "MeanOfVectors", "MergeInPairs", "MeanOfCoded", "MeanOfReceived"],
+        Aggregation: ["Maximum", "MeanOfVectors", "MergeInPairs", "MeanOfCoded", "MeanOfReceived"],
         Merging: ["_Sum", "_Tree", "MergeOfCoded"],
     }
     assert names == expected[cls]

@@ -32,7 +32,7 @@ def meet():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(launcher, "_LEAVE_S", 1.0)
+    monkeypatch.setattr(launcher, "_LEAVE_LIMIT_S", 1.0)
 
 
 def ranks(script: str, size: int = 3, restarts: int = 0) -> tuple[Failure | None, list[str]]:
@@ -76,7 +76,7 @@ time.sleep(60)
 
 
 def test_a_death_before_all_have_met_ends_the_run_at_once(monkeypatch):
-    monkeypatch.setattr(launcher, "_LEAVE_S", 600.0)
+    monkeypatch.setattr(launcher, "_LEAVE_LIMIT_S", 600.0)
     script = """
 if attempt == 0:
     if rank == 1:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradwire.experiment.processes.measured import ledger_of
+from gradwire.experiment.processes.measured import total_ledger
 from gradwire.runtime.ledger import Ledger
 
 WORKERS, SERVER, SCHEDULER, SIZE = 2, 2, 3, 4
@@ -14,7 +14,7 @@ def report(sent: list[tuple[int, int, int]], heard: list[tuple[int, int, int]]) 
     for ledger, messages in zip(ledgers, (sent, heard)):
         for src, dst, nbytes in messages:
             ledger.record(src, dst, nbytes, "model")
-    return {"ledger": ledgers[0].snapshot(), "heard": ledgers[1].snapshot()}
+    return {"ledger": ledgers[0].snapshot(), "received": ledgers[1].snapshot()}
 
 
 def test_what_a_lost_worker_sent_is_what_servers_heard() -> None:
@@ -24,7 +24,7 @@ def test_what_a_lost_worker_sent_is_what_servers_heard() -> None:
     scheduler = report([(SCHEDULER, SERVER, 1)], [(0, SCHEDULER, 99)])  # no part of the training
     present = report([(0, SERVER, 10)] * 4, [])
     for second, missing in ((report([(1, SERVER, 10)] * 2, []), 30), (None, 50)):
-        ledger = ledger_of([present, second, server, scheduler], WORKERS)
+        ledger = total_ledger([present, second, server, scheduler], WORKERS)
         assert ledger.link_bytes[0] == [0, 0, 40, 0]
         assert ledger.link_bytes[1] == [0, 0, 50, 0]
         assert ledger.link_messages[1] == [0, 0, 5, 0]

@@ -28,7 +28,7 @@ def test_each_attempt_has_a_name_of_its_own():
 
 
 def test_who_does_not_come_is_named():
-    with pytest.raises(TimeoutError, match="rank 1 has not come"):
+    with pytest.raises(TimeoutError, match="rank 1 has not joined"):
         name_attempt(dist.HashStore(), 0, 2, "", 0.05)
-    with pytest.raises(TimeoutError, match="rank 0 has not come"):
+    with pytest.raises(TimeoutError, match="rank 0 has not joined"):
         name_attempt(dist.HashStore(), 1, 2, "", 0.05)

@@ -127,16 +127,16 @@ def slow_at_first(rank: int, folder: Path) -> Any:
     from gradwire.experiment.processes.node.run import NodeRun
     from gradwire.experiment.studies.prediction import probe
 
-    stepped = NodeRun.stepped
+    step_finished = NodeRun.step_finished
 
     def late(self: Any, rank: int, step: int, *others: Any) -> None:
         seconds = 1000.0 if step < STEPS // 4 else 100.0 * (rank + 1)
         self.engine.compute_s += seconds
         self.engine.call_s["late"] += 2 * seconds
-        stepped(self, rank, step, *others)
+        step_finished(self, rank, step, *others)
 
     found = []
-    with patch.object(NodeRun, "stepped", late):
+    with patch.object(NodeRun, "step_finished", late):
         for settings in ({}, {"architecture": "gossip(ring, adpsgd)", "synchronization": "asp"}):
             config = Config(model="mlp((8,))", workers=2, threads=1, **settings)
             (prediction,) = probe(config, ["identity"], STEPS, lambda text: None).predictions

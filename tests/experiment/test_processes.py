@@ -149,14 +149,14 @@ def test_differences_are_told_of_some_of_many_ranks():
     [
         ("asp", "gossip(ring, adpsgd)", "there is no checkpoint; begin again"),
         ("diloco(4, delay=1)", "allreduce", "there is no checkpoint; begin again"),
-        ("asp", "parameter_server", "Go on with what the servers have"),
+        ("asp", "parameter_server", "Resume from the state of the servers"),
     ],
 )
 def test_how_to_go_on_after_an_end_follows_from_what_is_kept(synchronization, architecture, words):
     settings = {"synchronization": synchronization, "architecture": architecture}
     plan = prepare(Config(**{**TINY, **settings, "engine": "process"})).plan
-    node = SimpleNamespace(folder=Path("runs/a"), plan=plan, _is_by_hand=False)
-    text = NodeState._how_to_go_on(node)
+    node = SimpleNamespace(folder=Path("runs/a"), plan=plan, _is_started_by_hand=False)
+    text = NodeState._resume_advice(node)
     assert words in text
     assert text.endswith(": gradwire run --resume runs/a")
 

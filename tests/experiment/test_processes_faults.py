@@ -76,7 +76,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         os.kill(command.ranks[1], signal.SIGTERM)
         code, said = command.end()
         assert code == 128 + signal.SIGTERM
-        assert "stopped by SIGTERM. Go on from step" in said
+        assert "stopped by SIGTERM. Resume from step" in said
         assert "Traceback" not in said
         assert are_gone(list(command.ranks.values()))
         assert ports
@@ -95,7 +95,7 @@ def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
         assert said.count("rank 1 was lost") <= 1
         assert "rank 1 was lost" in said or "stopped by SIGTERM" in said
         assert "test accuracy" in said
-        assert "what had been done beyond is not counted" in " ".join(said.split())
+        assert "later steps of the interrupted run do not count" in " ".join(said.split())
     resumed = json.loads((folder / "summary.json").read_text())["resumed"]
     assert len(resumed) == 4
     assert 0 < resumed[0] < resumed[1] < resumed[2] < resumed[3] < steps

@@ -13,7 +13,7 @@ import torch
 from experiment.replay_ranks import SIZE
 from gradwire.cli import main
 from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.processes.replay import digest_of, order_path, recorder, replay
+from gradwire.experiment.processes.replay import digest_of, make_recorder, order_path, replay
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.record import read_config, write_config
 from gradwire.experiment.run.setup import prepare
@@ -120,24 +120,25 @@ def test_what_cannot_be_replayed(copied: Path) -> None:
 def test_an_order_that_is_not_complete_is_no_longer_recorded(copied: Path) -> None:
     experiment = prepare(Config.from_toml(copied / "config.toml"))
     with pytest.warns(GradwireWarning, match="no longer recorded: .* up to step 0, not 7"):
-        assert recorder(copied, experiment, 0, 7) is None
+        assert make_recorder(copied, experiment, 0, 7) is None
     # The first reason is the one that counts.
     with pytest.warns(GradwireWarning, match="up to step 0, not 7"):
-        assert recorder(copied, experiment, 0, 9) is None
+        assert make_recorder(copied, experiment, 0, 9) is None
     with pytest.raises(ValueError, match=r"not complete: .* up to step 0, not 7"):
         replay(copied)
 
 
 def test_a_server_that_begins_with_a_state_has_no_order(copied: Path) -> None:
-    experiment = prepare(Config.from_toml(copied / "config.toml"))
+    config = Config.from_toml(copied / "config.toml")
+    experiment = prepare(replace(config, architecture="parameter_server(2)"))
     with pytest.warns(GradwireWarning, match="no longer recorded: server 1 was started again"):
-        assert recorder(copied, experiment, SIZE + 1, 0, is_inside=True) is None
+        assert make_recorder(copied, experiment, SIZE + 1, 0, is_in_segment=True) is None
 
 
 def test_a_run_that_goes_on_from_what_servers_had_is_not_replayed(copied: Path) -> None:
     path = copied / "summary.json"
-    path.write_text(seal_json({**open_json(path), "is_rest": True}))
-    with pytest.raises(ValueError, match="what the servers of another job had left"):
+    path.write_text(seal_json({**open_json(path), "resumed_from_servers": True}))
+    with pytest.raises(ValueError, match="the state of the servers of another job"):
         replay(copied)
 
 

@@ -12,9 +12,9 @@ import torch
 
 import gradwire
 from gradwire.core.errors import GradwireWarning
-from gradwire.experiment.processes.resumption import choose
+from gradwire.experiment.processes.resumption import choose_checkpoint
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
-from gradwire.experiment.processes.state.shelf import Shelf
+from gradwire.experiment.processes.state.model_snapshots import ModelSnapshots
 from gradwire.experiment.run.record import Record
 from gradwire.runtime.storage.files import DamagedError
 from gradwire.runtime.storage.text import open_toml, seal_toml
@@ -93,12 +93,12 @@ def test_a_checkpoint_of_another_rank_or_step_is_not_used(tmp_path):
 
 
 def test_a_tensor_that_was_kept_on_disk_and_is_damaged_is_refused(tmp_path):
-    shelf = Shelf(tmp_path)
-    shelf.put(10, [torch.ones(8), torch.zeros(8)])
-    shelf._file.seek(40)
-    shelf._file.write(b"\1")
+    snapshots = ModelSnapshots(tmp_path)
+    snapshots.save(10, [torch.ones(8), torch.zeros(8)])
+    snapshots._file.seek(40)
+    snapshots._file.write(b"\1")
     with pytest.raises(DamagedError, match="step 10 is damaged"):
-        shelf.get(10)
+        snapshots.load(10)
 
 
 # The simulator.
@@ -217,13 +217,13 @@ def test_what_is_left_of_a_run_is_not_taken_for_the_beginning_of_another(tmp_pat
 
 
 def offer(*steps: int, skipped: tuple[str, ...] = (), **others: Any) -> dict[str, Any]:
-    usual = {"steps": list(steps), "skipped": list(skipped), "lost": [], "is_evidence": False}
+    usual = {"steps": list(steps), "skipped": list(skipped), "lost": [], "has_updates": False}
     return {**usual, **others}
 
 
 def chosen(*reports: Any, **others: Any) -> dict[str, Any]:
     usual = {"is_resumed": True, "had_complete": True, "may_restart": False}
-    return choose(
+    return choose_checkpoint(
         reports,
         range(len(reports)),
         lambda rank: f"rank {rank}",
@@ -274,21 +274,21 @@ def test_a_damaged_file_is_a_loss_also_if_nobody_knows_whether_it_was_complete()
 
 
 def test_servers_go_on_together_or_not_at_all():
-    some = chosen(offer(0, is_evidence=True), offer(), had_complete=False)
+    some = chosen(offer(0, has_updates=True), offer(), had_complete=False)
     assert "rank 1 has no file of a checkpoint" in some["failure"]
     fresh = chosen(offer(0), offer(), had_complete=False)  # nobody had pushed yet
     assert (fresh["step"], fresh["failure"]) == (None, "")
     lost = chosen(offer(0), offer(0, lost=["J is damaged"]), had_complete=False)
     assert lost["failure"] == (
         "runs/x: updates of servers cannot be read back. rank 1: J is damaged. Put them back as "
-        "they were, or go on from the older state, without those updates: "
+        "they were, or continue from the older state, without those updates: "
         "gradwire run --resume runs/x --restart"
     )
     allowed = chosen(offer(0), offer(0, lost=["J is damaged"]), may_restart=True)
     assert (allowed["step"], allowed["failure"]) == (0, "")
     assert allowed["notices"] == [
         "rank 1: J is damaged; it is not used",
-        "rank 1 goes on from an older state: the updates since then are lost",
+        "rank 1 continues from an older state: the updates since then are lost",
     ]
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from experiment.processes_at_work import gradwire_run
 from experiment.served_at_work import flags
+from gradwire.core.layout import NodeLayout
 from gradwire.experiment.processes.launch import role_launcher
 from gradwire.experiment.processes.launch.children import LOST, WRONG, Failure
-from gradwire.experiment.processes.launch.role_launcher import RoleCounts, launch_roles
+from gradwire.experiment.processes.launch.role_launcher import Roles, launch_roles
 
 # Nodes that need not import anything slow. What is awaited ends after LIMIT_S if nobody kills it.
 WAIT_S, LIMIT_S = 300, 120
@@ -34,8 +35,8 @@ def wait():
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    monkeypatch.setattr(role_launcher, "_LEAVE_S", float(WAIT_S))
-    monkeypatch.setattr(role_launcher, "_LOST_S", float(WAIT_S))
+    monkeypatch.setattr(role_launcher, "_LEAVE_LIMIT_S", float(WAIT_S))
+    monkeypatch.setattr(role_launcher, "_LOST_LIMIT_S", float(WAIT_S))
 
 
 def nodes(
@@ -47,7 +48,7 @@ def nodes(
         own = (role, str(number), str(goes_on))
         return [sys.executable, "-S", "-c", NODE + script, *own]
 
-    roles = RoleCounts(2, 1, replaces_workers, replaces_servers=True)
+    roles = Roles(NodeLayout(2, 1, 1), replaces_workers, replaces_servers=True)
     began = time.monotonic()
     failure = launch_roles(roles, command, restarts, said.append)
     assert time.monotonic() - began < LIMIT_S, "it waited for nodes that wait in vain"

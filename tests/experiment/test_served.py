@@ -23,7 +23,7 @@ from experiment.processes_at_work import newest_checkpoint
 from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nbytes_of
 from gradwire.experiment.processes.replay import replay
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
-from gradwire.experiment.processes.state.recovery import SERVERS_STATE
+from gradwire.experiment.processes.state.recovery import SERVER_STATE_STEP
 from sampling import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -222,7 +222,7 @@ def test_bsp_stops_and_says_why(stage, tmp_path, architecture):
     *_, error, cause = said.splitlines()
     assert "bsp on parameter_server(2" in error
     assert "worker 1 was lost (" in error
-    assert re.search(rf"Go on from step \d\d\d+: gradwire run --resume {folder}", error), error
+    assert re.search(rf"Resume from step \d\d\d+: gradwire run --resume {folder}", error), error
     assert cause == "worker 1 was killed by SIGKILL"
     assert "rank" not in said
     assert "Traceback" not in said, said
@@ -293,7 +293,7 @@ def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architectur
         code, said = play.end(20)
         assert are_gone(list(nodes.values()), 1)
     assert code == 128 + signal.SIGTERM, said
-    assert "stopped by SIGTERM. Go on from step" in said
+    assert "stopped by SIGTERM. Resume from step" in said
     with stage.run("--resume", str(folder), "--restarts", "1", *durable) as play:
         play.until(checkpoint(folder, 200), "checkpoint")
         kill(play, "server 0")  # the checkpoint that it began with is gone
@@ -407,10 +407,10 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
         code, said = play.end(20)
         assert are_gone(list(nodes.values()), 1)
     assert code == 128 + number, said
-    text = f"Go on with what the servers have: gradwire run --resume {folder}"
+    text = f"Resume from the state of the servers: gradwire run --resume {folder}"
     assert said.splitlines()[-1] == f"stopped by {number.name}. {text}"
-    saved = [Checkpoints(folder, rank).load().states[SERVERS_STATE] for rank in (2, 3)]
-    memories = [one["part"]["memory"] for one in saved]
+    saved = [Checkpoints(folder, rank).load().states[SERVER_STATE_STEP] for rank in (2, 3)]
+    memories = [one["role"]["memory"] for one in saved]
     if synchronization == "asp":  # all workers came to the end of their steps
         assert memories[0]["updates"] == memories[1]["updates"] > 100
     with stage.run("--resume", str(folder)) as play:
@@ -418,7 +418,7 @@ def test_what_servers_have_is_left_after_a_signal(stage, tmp_path, synchronizati
     assert code == 0, said
     found = summary(folder)
     assert found["messages_sent"] < 4 * 2 * 1500  # it did not begin anew
-    assert found["is_rest"]
+    assert found["resumed_from_servers"]
     # Of each step since a push and an answer on two servers, besides the first pull.
     assert found["gradients"] * 4 <= found["messages_sent"] <= (found["gradients"] + 2) * 4
     assert found["bytes_per_worker_step"] == found["bytes_sent"] / found["gradients"]
@@ -470,7 +470,7 @@ def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, t
         os.kill(play.pid, signal.SIGTERM)
         code, said = play.end(20)
     assert code == 128 + signal.SIGTERM, said
-    assert "Go on with what the servers have" in said
+    assert "Resume from the state of the servers" in said
     assert not (folder / "model.pt").exists()
     with stage.run("--resume", str(folder)) as play:
         code, said = play.end()
@@ -499,7 +499,7 @@ def test_a_recorded_order_is_replayed(stage, tmp_path, synchronization):
     total = rows[-1]["bytes_sent"]
     for before, row in pairwise(rows):
         assert row["bytes_sent"] - before["bytes_sent"] > 0.95 * total * 12 / (2 * 120)
-    assert found["servers_begun_again"] == ([0] if synchronization == "asp" else [])
+    assert found["servers_restarted"] == ([0] if synchronization == "asp" else [])
     assert found["bytes_handed_over"] > found["bytes_sent"]
 
 

@@ -60,10 +60,10 @@ def test_what_cannot_be(command: PsCommand, variables: dict[str, str], message: 
 
 
 def test_a_worker_that_there_is_not(capsys: Any):
-    from gradwire.experiment.processes.node.state import Where
+    from gradwire.experiment.processes.node.types import RunFolder
     from gradwire.experiment.processes.served import NodeOptions, take_part
 
     config = Config(engine="process", architecture="parameter_server(1)", workers=2, steps=1)
     place = NodeOptions("worker", "tcp://127.0.0.1:1", number=2)
     with pytest.raises(ValueError, match="there is no worker number 2: there are 2, from 0"):
-        take_part(config, place, Where(None))
+        take_part(config, place, RunFolder(None))

@@ -19,9 +19,9 @@ from experiment.served_at_work import Play, Stage, are_gone, flags, nbytes_of
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from gradwire.experiment.processes.state.recovery import (
-    BEGAN,
-    SERVERS_STATE,
-    began_with,
+    INITIAL_CHECKPOINT,
+    SERVER_STATE_STEP,
+    initial_checkpoint,
     open_store,
     recover,
 )
@@ -55,12 +55,12 @@ def num_pushes(folder: Path) -> dict[int, int]:
         began = None
         if store.state is not None:
             began = store.state["state"]
-        elif (path / BEGAN).exists():
-            began = began_with(path, None)
+        elif (path / INITIAL_CHECKPOINT).exists():
+            began = initial_checkpoint(path, None)
         arrivals = [journal.decode(body, HEADERS) for body in store.bodies]
         headers = [getattr(arrival.message, "header", None) for arrival in arrivals]
         num_since = sum(isinstance(header, PushHeader) for header in headers)
-        num_before = 0 if began is None else began["part"]["memory"]["updates"]
+        num_before = 0 if began is None else began["role"]["memory"]["updates"]
         found[int(path.name.split("-")[0])] = num_before + num_since
         store.close()
     return found
@@ -91,8 +91,8 @@ def num_states(folder: Path) -> int:
 def num_recovered(folder: Path) -> dict[int, int]:
     place = folder / "checkpoints" / "step-000000"
     assert place.is_dir()
-    saved = {rank: Checkpoints(folder, rank).load().states[SERVERS_STATE] for rank in SERVERS}
-    return {rank: one["part"]["memory"]["updates"] for rank, one in saved.items()}
+    saved = {rank: Checkpoints(folder, rank).load().states[SERVER_STATE_STEP] for rank in SERVERS}
+    return {rank: one["role"]["memory"]["updates"] for rank, one in saved.items()}
 
 
 def kill_all(play: Play) -> None:
@@ -107,7 +107,7 @@ def goes_on_to_its_end(play: Play, folder: Path) -> None:
     assert code == 0, said
     assert "Traceback" not in said, said
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["is_rest"]
+    assert summary["resumed_from_servers"]
     assert summary["messages_sent"] < 4 * 2 * NUM_STEPS  # it did not begin anew
     assert not (folder / "servers").exists()
 
@@ -189,7 +189,7 @@ def test_what_a_server_cannot_read_any_more_is_said(stage, tmp_path):
     assert code == 0, said
     assert f"server 1: {path} is damaged: its checksum does not fit" in said
     assert "the run begins again from step 0" in said
-    assert not json.loads((copy / "summary.json").read_text())["is_rest"]
+    assert not json.loads((copy / "summary.json").read_text())["resumed_from_servers"]
 
 
 def without_store(folder: Path) -> Path:
@@ -202,7 +202,7 @@ def without_store(folder: Path) -> Path:
     found = recover(experiment, store.with_name("3-next"), checkpoints)
     assert len(found.skipped) == 1
     assert not found.lost
-    assert checkpoints.load().states[SERVERS_STATE]["part"]["memory"]["updates"] > 10
+    assert checkpoints.load().states[SERVER_STATE_STEP]["role"]["memory"]["updates"] > 10
     (folder / "checkpoints" / "step-000000" / "rank-3.pt").write_bytes(damaged)
     shutil.rmtree(store)
     return folder

@@ -74,5 +74,7 @@ def test_a_server_that_went_on_from_a_state_has_no_order(stage, tmp_path):
         os.kill(play.nodes()["server 1"], signal.SIGKILL)
         code, said = play.end()
     assert code == 0, said
-    with pytest.raises(ValueError, match=r"not complete: server 1 was started again, and went on"):
+    with pytest.raises(
+        ValueError, match=r"not complete: server 1 was started again, and continued"
+    ):
         replay(folder)

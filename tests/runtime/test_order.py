@@ -21,7 +21,7 @@ from gradwire.runtime.replay.order import OrderEntry, OrderError, Recorder, load
 from gradwire.runtime.storage.text import LineSeal
 
 TAG = ("x", 1)
-HEAD = '{"format":"gradwire order","version":3,"rank":0,"nodes":3,"workers":2,"about":""}'
+HEAD = '{"format":"gradwire order","version":4,"rank":0,"nodes":3,"workers":2,"about":""}'
 
 
 def sealed(*lines: str) -> str:
@@ -104,7 +104,7 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
         (["[1]"], "is no recorded order"),
         ([HEAD.replace("workers", "worker")], "is no recorded order"),
         ([HEAD.replace('"rank":0', '"rank":true')], "is no recorded order"),
-        ([HEAD.replace('"version":3', '"version":4')], "version 4, this program reads 3"),
+        ([HEAD.replace('"version":4', '"version":5')], "version 5, this program reads 4"),
         ([HEAD.replace('"rank":0', '"rank":3')], "rank 3 of 3 nodes"),
         ([HEAD.replace('"workers":2', '"workers":4')], "of which 4 are workers"),
         ([HEAD, '["run",0,0]'], "ends in the middle of a run, after line 2"),

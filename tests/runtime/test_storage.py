@@ -160,7 +160,7 @@ def test_a_full_disk_names_the_file_and_what_to_do(tmp_path: Path, monkeypatch) 
             write(tmp_path / "file")
         assert str(caught.value) == (
             f"cannot write {tmp_path / 'file'}: No space left on device. "
-            "Free some space there; a run goes on with --resume."
+            "Free some space there; a run continues with --resume."
         )
         assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()

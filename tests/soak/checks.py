@@ -11,7 +11,7 @@ import torch
 
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
-from gradwire.experiment.processes.state.recovery import SERVERS_STATE, open_store
+from gradwire.experiment.processes.state.recovery import SERVER_STATE_STEP, open_store
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.transport import count_arrivals
 from gradwire.training.wire import PushHeader
@@ -116,8 +116,8 @@ def saved_updates(folder: Path, job: Job) -> Updates:
     """By server: the updates that its checkpoint has, which the next job begins with."""
     found = {}
     for rank in range(_NUM_WORKERS, _NUM_WORKERS + job.num_servers):
-        saved = Checkpoints(folder, rank).load().states.get(SERVERS_STATE)
-        found[rank] = 0 if saved is None else saved["part"]["memory"]["updates"]
+        saved = Checkpoints(folder, rank).load().states.get(SERVER_STATE_STEP)
+        found[rank] = 0 if saved is None else saved["role"]["memory"]["updates"]
     return found
 
 
@@ -135,18 +135,18 @@ def durable_updates(folder: Path, job: Job) -> Updates:
             if path.name.startswith("removed-"):
                 continue
             rank = int(path.name.partition("-")[0])
-            saved = Checkpoints(copy, rank).load().states.get(SERVERS_STATE)
+            saved = Checkpoints(copy, rank).load().states.get(SERVER_STATE_STEP)
             store = open_store(path, 10.0)
             try:
                 if (
                     saved
                     and saved["store"] == path.name
-                    and count_arrivals(store) <= saved["num_heard"]
+                    and count_arrivals(store) <= saved["num_received"]
                 ):
                     continue  # the checkpoint has all of it
-                before = 0 if saved is None else saved["part"]["memory"]["updates"]
+                before = 0 if saved is None else saved["role"]["memory"]["updates"]
                 if store.state is not None:
-                    before = store.state["state"]["part"]["memory"]["updates"]
+                    before = store.state["state"]["role"]["memory"]["updates"]
                 arrivals = [journal.decode(body, HEADERS) for body in store.bodies]
                 headers = [getattr(arrival.message, "header", None) for arrival in arrivals]
                 count = before + sum(isinstance(header, PushHeader) for header in headers)

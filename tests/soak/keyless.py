@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from gradwire.cli import main, processes
 from gradwire.experiment.processes.launch.children import Failure
-from gradwire.experiment.processes.launch.role_launcher import Command, RoleCounts, launch_roles
+from gradwire.experiment.processes.launch.role_launcher import Command, Roles, launch_roles
 
 
 def without_keys(
-    roles: RoleCounts, command: Command, restarts: int = 0, say: Callable[[str], None] = print
+    roles: Roles, command: Command, restarts: int = 0, say: Callable[[str], None] = print
 ) -> Failure | None:
     def node(role: str, number: int, scheduler: str, keys: str, goes_on: bool) -> Sequence[str]:
         words = list(command(role, number, scheduler, keys, goes_on))

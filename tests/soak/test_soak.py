@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from gradwire.core.layout import NodeLayout
 from gradwire.core.node import Framed
 from gradwire.experiment.processes.headers import HEADERS
-from gradwire.experiment.processes.launch.role_launcher import RoleCounts
+from gradwire.experiment.processes.launch.role_launcher import Roles
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
-from gradwire.experiment.processes.state.recovery import SERVERS_STATE, open_store, store_folder
-from gradwire.experiment.run.record import begin_again
+from gradwire.experiment.processes.state.recovery import SERVER_STATE_STEP, open_store, store_folder
+from gradwire.experiment.run.record import restart_advice
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.checkpoint import Store
 from gradwire.runtime.process.transport import ARRIVED, DONE, Arrival
@@ -67,7 +68,7 @@ def test_ends_that_nothing_explains_are_found() -> None:
 
 
 def test_lost_checkpoints_are_found() -> None:
-    needs_consent = ended(begin_again(Path("runs/a")))
+    needs_consent = ended(restart_advice(Path("runs/a")))
     begins_again = ended("the run begins again from step 0", had_complete=True)
     for launch, code in ((needs_consent, 2), (begins_again, 0)):
         checks.check_exit(launch, code, ["SIGKILL worker 1"], ["full disk for 2.0 s"])
@@ -81,13 +82,13 @@ def test_lost_checkpoints_are_found() -> None:
 
 
 def saved(updates: int, **more: Any) -> dict[str, Any]:
-    return {"part": {"memory": {"updates": updates}}, **more}
+    return {"role": {"memory": {"updates": updates}}, **more}
 
 
 def test_updates_of_servers_are_counted(tmp_path: Path) -> None:
     job = next(job for job in JOBS if job.counts_updates)
     assert checks.saved_updates(tmp_path, job) == {2: 0, 3: 0}
-    Checkpoints(tmp_path, 2).write(SERVERS_STATE, saved(40, store="2-a", num_heard=2))
+    Checkpoints(tmp_path, 2).write(SERVER_STATE_STEP, saved(40, store="2-a", num_received=2))
     assert checks.saved_updates(tmp_path, job) == {2: 40, 3: 0}
     # The checkpoint has all of this store.
     with closing(open_store(store_folder(tmp_path, 2, "a"))) as store:
@@ -150,7 +151,7 @@ def test_the_keyless_job_has_no_keys() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keyless, "launch_roles", launch)
-        keyless.without_keys(RoleCounts(1, 1, True, True), command)
+        keyless.without_keys(Roles(NodeLayout(1, 1, 1), True, True), command)
     assert seen == [["ps", "server", "--durable"]]
 
 

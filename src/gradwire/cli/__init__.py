@@ -1,8 +1,8 @@
 """The command line: `gradwire run`, `compare`, `matrix`, `codecs`, `rd`, `list`, `demo`.
 
 One command per file. Every command prints machine-readable output with `--json`. Help and errors in
-the arguments come without torch, which takes a second or two to import: a command's file imports at
-its top only what its options need, and the rest when it is called.
+the arguments need no torch, which takes a second or two to import: a command's file imports at its
+top only what its options need, and the rest when the command is called.
 """
 
 import sys
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments in (["--version"], ["-V"]):
             print(f"gradwire {gradwire.__version__}")
             return
-        # Here, so that an interrupt while something is imported ends without a traceback.
+        # Here, so that an interrupt during the import ends without a traceback.
         from gradwire.cli.front import run
 
         run(arguments)

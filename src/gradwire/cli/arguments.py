@@ -1,8 +1,8 @@
-"""Arguments by tyro, with messages of our own where tyro's name its internals.
+"""Parses arguments with tyro, with own messages for errors where tyro's show its internals.
 
-tyro reports a ValueError that a dataclass raises as an error of a field of its own; here the
-message of the dataclass is the message. Unknown options get the nearest known one, or what to write
-for those that other libraries have.
+tyro reports a ValueError of a dataclass as an error of one of its own fields; here the message of
+the dataclass is shown. For an unknown option the nearest known one is proposed, or what to write
+instead of an option of another library.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _OPTIONS = (
 def parse_command(
     prog: str, default: Any, argv: list[str], kind: Any = None, description: str | None = None
 ) -> tuple[Any, list[str]]:
-    """The command with what the arguments set, and the arguments that it does not know."""
+    """The command with the settings in the arguments, and the arguments that it does not know."""
     printed = io.StringIO()
     more: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -51,7 +51,7 @@ def parse_command(
 
 
 def _raise_own(stop: BaseException, prog: str) -> None:
-    """Raises the error of one of our dataclasses that tyro reported in its own words."""
+    """Raises the error of a dataclass of this package that tyro has reworded."""
     seen: BaseException | None = stop
     while seen is not None:
         if isinstance(seen, ValueError) and _is_ours(seen):
@@ -68,7 +68,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def explain_unknown(name: str, default: Any, unknown: list[str]) -> str:
-    """What to write in place of the first argument that a command does not know."""
+    """The message for the first argument that a command does not know."""
     first, see = unknown[0], f"See gradwire {name} --help."
     if not first.startswith("-"):
         return f"gradwire {name} does not know what {first!r} is: settings begin with --. {see}"
@@ -79,12 +79,12 @@ def explain_unknown(name: str, default: Any, unknown: list[str]) -> str:
     hint = written or (f"Did you mean --{near.replace('_', '-')}?" if near else "")
     if option in known:  # a flag that is set unless its opposite is given
         hint = f"This is the default; --no-{option.replace('_', '-')} is the opposite."
-    said = (f"gradwire {name} has no {first.partition('=')[0]}.", hint, see)
-    return " ".join(filter(None, said))
+    message = (f"gradwire {name} has no {first.partition('=')[0]}.", hint, see)
+    return " ".join(filter(None, message))
 
 
 def _settings(command: Any) -> Iterator[str]:
-    """The names of its options, those of a configuration inside it among them."""
+    """The names of its options, including those of a configuration inside it."""
     for field in fields(command):
         value = getattr(command, field.name)
         if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Everything that can be written: the registries by kind, and what is known about each entry."""
+"""Descriptions of all registered algorithms, for `gradwire list`."""
 
 import ast
 import contextlib
@@ -27,7 +27,7 @@ _NUMEL = 100_000  # of the vector for which guarantees are shown
 
 
 def entries() -> list[Row]:
-    """One line about each."""
+    """A short description of each algorithm."""
     return [
         {
             "dimension": kind,
@@ -42,9 +42,9 @@ def entries() -> list[Row]:
 
 
 def about(text: str) -> list[Row]:
-    """Everything about the entries of this name, or of those in an expression such as qsgd(bits=4).
+    """Descriptions of the algorithms of this name, or in an expression such as qsgd(bits=4).
 
-    `ring` is an architecture and a graph.
+    A name may have several: `ring` is an architecture and a graph.
     """
     return [entry for name in _stage_names(text) for entry in _entries_of(name)]
 
@@ -76,7 +76,7 @@ def _entries_of(name: str) -> list[Row]:
         return found
     for registry in REGISTRIES.values():
         if any(name in cls.known_as for cls in registry):
-            registry[name]  # says what it is here
+            registry[name]  # raises an error with its name here
     near = nearest(
         name, sorted({each for registry in REGISTRIES.values() for each in registry.names()})
     )
@@ -102,7 +102,7 @@ def _about(kind: str, name: str, registry: Registry[Any]) -> Row:
 
 
 def _unwrapped(text: str) -> str:
-    """Paragraphs as one line each, so that they fit any terminal; formulas and lists stay."""
+    """The text with one line per paragraph, for any width; formulas and lists are unchanged."""
     paragraphs = text.split("\n\n")
     stay = (" ", "-", "|")
     return "\n\n".join(
@@ -120,7 +120,7 @@ def _arguments(cls: type[Expression]) -> Iterator[str]:
 
 
 def _is_own(name: str, cls: type[Expression]) -> bool:
-    """Whether its file is about it alone."""
+    """Whether its file describes only this class."""
     return cls.__module__.rpartition(".")[2] == name
 
 
@@ -134,7 +134,7 @@ def _file(cls: type[Expression]) -> str:
 
 
 def _example(name: str, registry: Registry[Any]) -> Expression | None:
-    """One of this class: the name alone, where that is enough, or the first example of it."""
+    """An instance of this class: its name without arguments, if that parses, or an example."""
     cls = registry[name]
     for text in (name, *cls.examples):
         with contextlib.suppress(NotationError):
@@ -145,11 +145,11 @@ def _example(name: str, registry: Registry[Any]) -> Expression | None:
 
 
 def _properties(example: Expression | None) -> Iterator[str]:
-    """What it guarantees, needs or offers; where that depends on arguments, as an example says."""
+    """What it guarantees, needs or offers, for the arguments of the example."""
     if isinstance(example, Codec):
         yield from _codec(example)
     elif isinstance(example, Reducer):
-        yield "a way of averaging among workers: stands alone, nothing can follow it by >>"
+        yield "a way of averaging among workers: it is written alone, without >>"
         where = {"after": "on the mean", "before": "before compression", "inside": "in the method"}
         yield f"momentum of the optimizer acts {where[example.momentum_lives]}"
     elif isinstance(example, Synchronization):

@@ -39,7 +39,7 @@ class Choices(Config):
     synchronization: tuple[str, ...] = ("bsp",)  # type: ignore[assignment]
     """When workers agree; several values make several rows."""
     architecture: tuple[str, ...] = ("allreduce",)  # type: ignore[assignment]
-    """Who talks to whom; several values make several rows."""
+    """How workers are connected; several values make several rows."""
     scheduling: tuple[str, ...] = ("sequential",)  # type: ignore[assignment]
     """When each part travels; several values make several rows."""
 
@@ -88,7 +88,7 @@ class DemoCommand:
 
     def __call__(self) -> None:
         with warnings.catch_warnings():
-            # That topk(0.01) does worse without feedback is what its row shows.
+            # The demo shows on purpose that topk(0.01) is worse without feedback.
             warnings.simplefilter("ignore", UnfedWarning)
             folder = self.out or new_folder("demo")
             _compare_and_show(demo_configs(), folder, self.json, self.figure_format)
@@ -99,7 +99,7 @@ def _compare_and_show(
 ) -> None:
     from gradwire.experiment.studies.compare import compare, rows
 
-    with stopping(lambda: f"interrupted; what is finished lies in {folder}"), Meter() as meter:
+    with stopping(lambda: f"interrupted; finished runs are in {folder}"), Meter() as meter:
         outcomes = compare(configs, folder, meter.follow)
     table = rows(outcomes)
     make_folder(folder)

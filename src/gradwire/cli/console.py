@@ -77,8 +77,8 @@ class Meter:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A callback that says on standard error what is measured."""
-    with errors.status("") as status:  # shows nothing where there is no terminal
+    """A callback that shows on standard error what is measured."""
+    with errors.status("") as status:  # shows nothing without a terminal
 
         def progress(what: str, done: int, total: int) -> None:
             status.update(f"{done}/{total} {escape(what)}")
@@ -89,10 +89,10 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 class WarningPrinter:
-    """In the place of `warnings.showwarning`: our warnings in one line each, and each once."""
+    """Replaces `warnings.showwarning`: prints each warning of this package once, in one line."""
 
     def __init__(self, others: Callable[..., None]) -> None:
-        self._others = others  # prints warnings that are not ours
+        self._others = others  # prints warnings of other packages
         self._printed: set[str] = set()
 
     def __call__(

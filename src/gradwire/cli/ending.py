@@ -1,7 +1,7 @@
-"""How a process that is one of many ends: with an exit code, and one of them with the reason.
+"""How a process of a run with several ends: with an exit code; one of them prints the reason.
 
-Exit codes: 0 done; 2 what was asked for cannot be done; 3 a rank was lost or nothing happened for
-too long; 1 anything unexpected; 128 + n stopped by signal n, with a checkpoint.
+Exit codes: 0 done; 2 wrong settings or files; 3 a rank was lost or nothing happened for too long;
+1 anything unexpected; 128 + n stopped by signal n, with a checkpoint.
 """
 
 import faulthandler
@@ -25,15 +25,15 @@ from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.runtime.storage.files import explain
 
 FINISHED = "this run had finished; nothing was computed"
-_END_S = 30.0  # how long a process may take to end once it must end at once
+_END_LIMIT_S = 30.0  # how long a process may take to end when it must end at once
 
 
 def end_with(
     work: Callable[[Signals], None], shows: Callable[[BaseException], bool] = lambda error: True
 ) -> NoReturn:
-    """Does the work and ends this process: gloo may abort when it is torn down.
+    """Does the work and ends this process without teardown, in which gloo may abort.
 
-    `shows`: whether this is the one of them that prints what went wrong.
+    `shows`: whether this is the process that prints the error.
     """
     code = 1
     try:
@@ -52,7 +52,7 @@ def end_with(
 
 @contextmanager
 def stopping(advice: Callable[[], str]) -> Iterator[Signals]:
-    """What runs in this process alone: SIGTERM and Ctrl-C end it, and `advice` is printed."""
+    """For work in this process only: SIGTERM and Ctrl-C end it, and `advice` is printed."""
     try:
         with Signals().caught() as signals:
             yield signals
@@ -63,8 +63,8 @@ def stopping(advice: Callable[[], str]) -> Iterator[Signals]:
 
 
 def _end_soon() -> None:
-    """Whatever it waits for then: it ends, and says where it was."""
-    faulthandler.dump_traceback_later(_END_S, exit=True)
+    """Ends this process after a while, with a traceback, even if it hangs."""
+    faulthandler.dump_traceback_later(_END_LIMIT_S, exit=True)
 
 
 def _code(
@@ -78,7 +78,7 @@ def _code(
     except LostError as error:
         return _fail("lost", with_notes(error, but="in the program of "), LOST, shows(error))
     except TimeoutError as error:
-        return _fail("lost", f"the ranks did not meet: {error}", LOST, shows(error))
+        return _fail("lost", f"the ranks did not find each other: {error}", LOST, shows(error))
     except (ValueError, DataError, StoppedError, OSError) as error:
         return _fail("error", with_notes(error), WRONG, shows(error))
     except Exception:
@@ -94,7 +94,7 @@ def _fail(kind: str, message: str, code: int, shows: bool) -> int:
 
 
 def with_notes(error: BaseException, but: str = "\0") -> str:
-    """An error in words, with what was added to it on its way; no notes that begin with `but`."""
+    """The message of an error with its notes, except those that begin with `but`."""
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(but)]
     return "\n".join([explain(error), *notes])
 

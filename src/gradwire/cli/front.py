@@ -11,7 +11,7 @@ from gradwire.cli.arguments import explain_unknown, parse_command
 from gradwire.cli.codecs import CodecsCommand
 from gradwire.cli.compare import Choices, CompareCommand, DemoCommand
 from gradwire.cli.console import WarningPrinter, errors
-from gradwire.cli.defaults import usual_config
+from gradwire.cli.defaults import default_config
 from gradwire.cli.ending import with_notes
 from gradwire.cli.listing import ListCommand
 from gradwire.cli.matrix import MatrixCommand
@@ -33,12 +33,12 @@ _WITH_CONFIG = ("run", "compare", "ps", "probe")
 
 
 def run(arguments: list[str]) -> None:
-    """Does what the arguments say; ends the process with an exit code if that cannot be done."""
+    """Runs the command in the arguments; exits with a code if that fails."""
     before = warnings.showwarning
     warnings.showwarning = WarningPrinter(before)
     try:
         command(arguments)()
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         sys.stderr.close()
         sys.exit(141)
     except (ValueError, DataError, StoppedError, OSError) as error:
@@ -55,7 +55,7 @@ def command(argv: list[str]) -> Any:
     path, argv = _split_config(argv)
     name = argv[0] if argv else ""
     if path is not None and name not in _WITH_CONFIG and not name.startswith("-"):
-        Config.from_toml(path)  # a file that is not there is the first mistake
+        Config.from_toml(path)  # a missing file is reported first
         raise ValueError(f"--config goes with {', '.join(_WITH_CONFIG)}, not with {name or 'it'}")
     commands = _commands(path)
     if name in commands:
@@ -67,7 +67,7 @@ def command(argv: list[str]) -> Any:
         return found
     if not name:
         raise ValueError(
-            f"say what to do: gradwire {', '.join(commands)}. gradwire --help explains each."
+            f"give a command: gradwire {', '.join(commands)}. gradwire --help explains each."
         )
     if name in ("-h", "--help") or name.startswith("--tyro-"):
         return _parse_all(commands, argv)
@@ -75,21 +75,21 @@ def command(argv: list[str]) -> Any:
         if meant := nearest(name, ["--version", "--help"]):
             raise ValueError(f"unknown option {name}. Did you mean {meant}?")
         raise ValueError(
-            f"{name} stands before the command: write gradwire run {name}. See gradwire --help."
+            f"{name} is given before the command: write gradwire run {name}. See gradwire --help."
         )
     raise ValueError(f"{unknown_name('command', name, list(commands))} See gradwire --help.")
 
 
 def _check_length(command: Any, argv: list[str], path: Path | None) -> None:
-    """Refuses `--epochs` where the number of steps is given, which would hold."""
+    """Refuses `--epochs` together with a number of steps, which would have precedence."""
     options = dict(given_options(command, argv))
     if "epochs" not in options or not command.config.steps:
         return
     epochs = f"--epochs {command.config.epochs:g}"
     if "steps" in options:
         raise ValueError(both_lengths(f"--steps {command.config.steps}", epochs))
-    said = both_lengths(f"steps = {command.config.steps} in {path}", epochs)
-    raise ValueError(f"{said} With --steps 0 epochs count.")
+    message = both_lengths(f"steps = {command.config.steps} in {path}", epochs)
+    raise ValueError(f"{message} With --steps 0 epochs count.")
 
 
 def _split_config(argv: list[str]) -> tuple[Path | None, list[str]]:
@@ -108,14 +108,14 @@ def _split_config(argv: list[str]) -> tuple[Path | None, list[str]]:
 
 
 def _commands(path: Path | None) -> dict[str, Any]:
-    """Every command with its defaults, of which a file may set some."""
+    """All commands with their defaults; the file at `path` sets some of them."""
     settings = {} if path is None else vars(Config.from_toml(path))
     several: dict[str, Any] = {n: (v,) if n in DIMENSION_NAMES else v for n, v in settings.items()}
     return {
-        "run": RunCommand(usual_config(path)),
+        "run": RunCommand(default_config(path)),
         "compare": CompareCommand(Choices(**several)),
-        "ps": PsCommand(config=usual_config(path)),
-        "probe": ProbeCommand(usual_config(path)),
+        "ps": PsCommand(config=default_config(path)),
+        "probe": ProbeCommand(default_config(path)),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),
         "rd": RDCommand(),
@@ -125,10 +125,10 @@ def _commands(path: Path | None) -> dict[str, Any]:
 
 
 def _parse_all(commands: dict[str, Any], argv: list[str]) -> Any:
-    """Options that stand before a command: the help of all, and scripts for shell completion."""
+    """Parses options before a command: help on all commands, scripts for shell completion."""
     choices = tuple(
         Annotated[type(default), tyro.conf.subcommand(name, default=default)]
         for name, default in commands.items()
     )
-    union: Any = Union.__getitem__(choices)  # `A | B`, for a number of them known at run time
+    union: Any = Union.__getitem__(choices)  # `A | B | ...`
     return parse_command("gradwire", None, argv, union, _DESCRIPTION)[0]

@@ -1,4 +1,4 @@
-"""`gradwire list`: what can be written, all of it in a line each, or everything about one name."""
+"""`gradwire list`: all algorithms, one line each, or everything about one of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from rich.text import Text
 
 from gradwire.cli.console import out
 
-_WIDE = 100  # columns with room for papers
-_EXAMPLE = 32  # columns; longer ones are folded
+_MIN_WIDTH_WITH_PAPERS = 100  # of the terminal, in columns
+_MAX_EXAMPLE_WIDTH = 32  # in columns; longer ones are folded
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ListCommand:
     name: Annotated[
         str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
     ] = ""
-    """Only this one, with everything that is known about it."""
+    """Only this one, with all details."""
     json: bool = False
     """Print JSON."""
 
@@ -60,13 +60,13 @@ class ListCommand:
         if self.json:
             print(json.dumps({"algorithms": listed, "data": data.names()}))
             return
-        has_papers = out.width >= _WIDE
+        has_papers = out.width >= _MIN_WIDTH_WITH_PAPERS
         for kind in REGISTRIES:
             own = [entry for entry in listed if entry["dimension"] == kind]
             out.print(_table(kind, own, has_papers))
             out.print()
         if not has_papers:
-            out.print(f"papers: where there are {_WIDE} columns, or with --json")
+            out.print(f"papers: on terminals of {_MIN_WIDTH_WITH_PAPERS} columns, or with --json")
         out.print(f"data: {', '.join(data.names())}")
         out.print(f"kernels: {backend}")
 
@@ -95,7 +95,7 @@ def _print_entry(entry: Mapping[str, Any]) -> None:
 def _table(kind: str, entries: Sequence[Mapping[str, str]], has_papers: bool) -> Table:
     table = Table(title=kind, title_justify="left", box=None, header_style="dim")
     longest = max((len(entry["example"]) for entry in entries), default=0)
-    width = min(longest, _EXAMPLE)
+    width = min(longest, _MAX_EXAMPLE_WIDTH)
     table.add_column("write", overflow="fold", style="bold", min_width=width, max_width=width)
     table.add_column("what it does", overflow="fold", ratio=3)
     if has_papers:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MatrixCommand:
     """Train every pair of synchronization and architecture for a few steps, and measure it.
 
-    This is Table 5 of the survey (Tang et al. 2020) with figures in the place of grades.
+    This is Table 5 of the survey (Tang et al. 2020) with figures instead of grades.
     """
 
     synchronization: tuple[str, ...] = ()
@@ -105,8 +105,8 @@ def _table(rows: Sequence[Row]) -> Table:
                 refused.append(row["synchronization"])
                 continue
             if "failure" in row:
-                word = row["failure"].partition(":")[0]
-                table.add_row(f"  {escape(row['synchronization'])}", word)
+                kind = row["failure"].partition(":")[0]
+                table.add_row(f"  {escape(row['synchronization'])}", kind)
                 continue
             table.add_row(
                 f"  {escape(row['synchronization'])}",

@@ -1,4 +1,4 @@
-"""`gradwire probe`: what the network between real ranks can do, and whether the simulator knows."""
+"""`gradwire probe`: measures the network between real ranks, and compares with the simulator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ProbeCommand:
     methods: tuple[str, ...] = ("identity", "topk(0.01)", "sign")
     """Compression methods to run for real and to predict; none: only measure."""
     file: Path = Path("network.toml")
-    """Where to write what was measured."""
+    """File for the measured settings."""
     json: bool = False
     """Print everything as JSON."""
 
@@ -49,9 +49,9 @@ class ProbeCommand:
         if self.config.workers < 2:
             raise ValueError("there is no network with one worker: give --workers 2 or more")
         if self.methods:
-            num_skipped(self._steps)  # says if there are too few
+            num_skipped(self._steps)  # raises if there are too few
         if world_size() is not None:
-            self._be_rank()
+            self._run_rank()
         with scratch_folder() as place:
             path = place / "config.toml"
             path.write_text(self.config.to_toml())
@@ -66,10 +66,10 @@ class ProbeCommand:
 
     @property
     def _steps(self) -> int:
-        """Of every method."""
+        """Steps of every method."""
         return self.config.steps or _STEPS
 
-    def _be_rank(self) -> NoReturn:
+    def _run_rank(self) -> NoReturn:
         from gradwire.cli.ending import end_with
 
         rank = int(os.environ["RANK"])

@@ -1,6 +1,6 @@
-"""`gradwire run --engine process`: as one rank of torchrun's, or starting the ranks itself.
+"""`gradwire run --engine process`: runs one rank of torchrun's, or starts the ranks itself.
 
-Where the architecture has servers, what it starts are the nodes of `gradwire ps`.
+If the architecture has servers, it starts the nodes of `gradwire ps`.
 """
 
 import os
@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from gradwire.architecture import ARCHITECTURE
 from gradwire.cli.console import Meter
 from gradwire.cli.defaults import world_size
 from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
+from gradwire.core.layout import RoleName
 from gradwire.experiment.processes.launch.children import is_launched
 from gradwire.experiment.processes.launch.launcher import launch
-from gradwire.experiment.processes.launch.role_launcher import RoleCounts, launch_roles
+from gradwire.experiment.processes.launch.role_launcher import Roles, launch_roles
 from gradwire.experiment.processes.launch.scratch import scratch_folder
 from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.machine import layout_of
 from gradwire.experiment.run.outcome import Run
 from gradwire.experiment.run.record import Record
 from gradwire.experiment.run.setup import check_real
@@ -33,7 +34,7 @@ Show = Callable[[Run, Path], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class ProcessRun:
     """A run on real processes, as the command line describes it."""
 
     config: Config
@@ -54,23 +55,21 @@ class Job:
             parse_duration(getattr(self, name))
         if self.restarts < 0:
             raise ValueError(f"restarts must be at least 0, got {self.restarts}")
-        if self.durable and not ARCHITECTURE.parse(self.config.architecture).num_others:
+        if self.durable and not layout_of(self.config).others:
             raise ValueError(f"--durable is for servers, and {self.config.architecture} has none")
 
 
-def run_processes(job: Job, show: Show) -> None:
-    """Runs it, and leaves with an exit code if it did not end well."""
+def run_processes(job: ProcessRun, show: Show) -> None:
+    """Runs it, and exits with a code if it did not end well."""
     job.check()
     if world_size() is None:
         _launch(job)
     else:
-        _be_rank(job, show)
+        _run_rank(job, show)
 
 
-def _launch(job: Job) -> None:
-    from gradwire.experiment.processes.ranks import num_nodes  # imports torch.distributed
-
-    size = num_nodes(job.config)
+def _launch(job: ProcessRun) -> None:
+    layout = layout_of(job.config)
     check_real(job.config)
     if not job.resumes:
         Record(job.folder).check_empty()
@@ -89,8 +88,10 @@ def _launch(job: Job) -> None:
         def rank(attempt: int) -> list[str]:
             return [*GRADWIRE, "run", *which(attempt > 0), *limits, *as_json, *restart]
 
-        def node(role: str, number: int, scheduler: str, keys: str, is_restart: bool) -> list[str]:
-            own = {
+        def node(
+            role: RoleName, number: int, scheduler: str, keys: str, is_restart: bool
+        ) -> list[str]:
+            own: dict[str, list[str]] = {
                 "scheduler": ["--silence", job.silence, *as_json, *restart],
                 "server": ["--durable"] if job.durable else [],
                 "worker": [],
@@ -100,23 +101,18 @@ def _launch(job: Job) -> None:
                 where += ["--number", str(number)]
             return [*GRADWIRE, "ps", role, *where, *which(is_restart), *limits, *own[role]]
 
-        if size > job.config.workers:
-            failure = launch_roles(_role_counts(job.config), node, job.restarts, say)
+        if layout.others:
+            replaces_workers = not SYNCHRONIZATION.parse(job.config.synchronization).pauses
+            roles = Roles(layout, replaces_workers, replaces_servers=True)
+            failure = launch_roles(roles, node, job.restarts, say)
         else:
-            failure = launch(size, rank, job.restarts, say)
+            failure = launch(layout.size, rank, job.restarts, say)
     if failure is not None:
         say(f"error: {failure.message}" if failure.code < 128 else failure.message)
         sys.exit(failure.code)
 
 
-def _role_counts(config: Config) -> RoleCounts:
-    architecture = ARCHITECTURE.parse(config.architecture)
-    synchronization = SYNCHRONIZATION.parse(config.synchronization)
-    replaces = not synchronization.pauses
-    return RoleCounts(config.workers, architecture.num_servers, replaces, replaces_servers=True)
-
-
-def _be_rank(job: Job, show: Show) -> NoReturn:
+def _run_rank(job: ProcessRun, show: Show) -> NoReturn:
     rank = int(os.environ["RANK"])
 
     def shows(error: BaseException) -> bool:
@@ -129,14 +125,15 @@ def _be_rank(job: Job, show: Show) -> NoReturn:
     end_with(lambda signals: _train(job, show, rank, signals), shows)
 
 
-def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
+def _train(job: ProcessRun, show: Show, rank: int, signals: Signals) -> None:
     from gradwire.experiment.processes import ranks as processes
     from gradwire.experiment.processes.meeting import meet
     from gradwire.experiment.run.machine import backend_of
 
-    size = processes.num_nodes(job.config)
+    layout = layout_of(job.config)
+    size = layout.size
     if world_size() != size:
-        # Other ranks may have been given another number, and wait for this one.
+        # Other ranks may have another WORLD_SIZE, and wait for this one.
         raise DifferentSettingsError(
             f"--workers {job.config.workers} on {job.config.architecture} makes {size} ranks, "
             f"but WORLD_SIZE of rank {rank} is {world_size()}. Leave out --workers, or start "
@@ -145,20 +142,20 @@ def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
     has_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0
     if has_restarts and not job.is_named and not is_launched():
         raise RefusedError(
-            "torchrun shall start the ranks again if one is lost: give --out FOLDER, so that "
-            "they find their checkpoints"
+            "torchrun restarts the ranks if one is lost: give --out FOLDER, so that they find "
+            "their checkpoints"
         )
-    # Its name may have the time in it, and clocks differ: that of rank 0 counts.
+    # Its name may contain the time, and clocks differ: all take that of rank 0.
     backend = backend_of(job.config)
     folder = Path(meet(parse_duration(job.timeout), str(job.folder), backend))
-    is_hub = rank == (size - 1 if size > job.config.workers else 0)
-    was_finished = is_hub and job.resumes and Record.open(folder).is_finished
+    is_coordinator = rank == layout.coordinator
+    was_finished = is_coordinator and job.resumes and Record.open(folder).is_finished
     with Meter() as meter:
         result = processes.run(
             None if job.resumes else job.config,
             out=None if job.resumes else folder,
             resume=folder if job.resumes else None,
-            progress=meter.follow(folder.name) if is_hub else None,
+            progress=meter.follow(folder.name) if is_coordinator else None,
             checkpoint_every=job.checkpoint_every,
             timeout=job.timeout,
             is_restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0,
@@ -166,7 +163,7 @@ def _train(job: Job, show: Show, rank: int, signals: Signals) -> None:
             say=say,
             signals=signals,
         )
-    if is_hub:
+    if is_coordinator:
         show(result, folder)
     if was_finished:
         say(FINISHED)

@@ -1,6 +1,6 @@
 """`gradwire ps`: one node of a run with servers, on real processes, and the keys of such a job.
 
-What ps-lite and BytePS say by environment variables holds where no flag says otherwise: DMLC_ROLE,
+The environment variables of ps-lite and BytePS hold unless a flag is given: DMLC_ROLE,
 DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT (the scheduler), DMLC_NUM_WORKER, DMLC_NUM_SERVER,
 DMLC_WORKER_ID, DMLC_NODE_HOST (where a server is reached).
 """
@@ -23,11 +23,11 @@ from gradwire.experiment.run.config import OWN_SETTINGS, Config
 
 if TYPE_CHECKING:
     from gradwire.experiment.processes.launch.signals import Signals
-    from gradwire.experiment.processes.node.types import Where
+    from gradwire.experiment.processes.node.types import RunFolder
     from gradwire.experiment.processes.served import NodeOptions
 
 _Address = Annotated[str, tyro.conf.arg(metavar="tcp://HOST:PORT", help_behavior_hint="")]
-_PORT = 9092  # of the scheduler, unless said otherwise
+_PORT = 9092  # of the scheduler, by default
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PsCommand:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="[scheduler|server|worker|keys]", help_behavior_hint="($DMLC_ROLE)"),
     ] = ""
-    """What this node is."""
+    """The role of this node."""
     file: Annotated[
         Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]", help_behavior_hint="")
     ] = None
@@ -62,13 +62,13 @@ class PsCommand:
     keys: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The job's keys (`gradwire ps keys FILE`). Needed for all that is not loopback."""
     insecure: bool = False
-    """Do without keys on a network where everybody is trusted."""
+    """Run without keys, on a network where everybody is trusted."""
     out: Folder = None
-    """Folder for the records, and for what servers need to go on after a crash."""
+    """Folder for the record, and for what servers need to continue after a crash."""
     resume: Folder = None
-    """Go on with the interrupted run in this folder."""
+    """Resume the interrupted run in this folder."""
     restart: bool = False
-    """Scheduler, with --resume: begin again if what servers or ranks left cannot be used."""
+    """Scheduler, with --resume: begin again if checkpoints cannot be used."""
     durable: bool = False
     """Server: acknowledge updates only when they are on disk."""
     silence: str = "5s"
@@ -76,7 +76,7 @@ class PsCommand:
     server_wait: str = "60s"
     """How long to wait for a server to come back."""
     join_wait: str = "60s"
-    """How long to wait at the start until all are there."""
+    """How long to wait at the start until all nodes have joined."""
     checkpoint_every: str = "30s"
     """How often to write checkpoints."""
     timeout: str = "300s"
@@ -85,7 +85,7 @@ class PsCommand:
     """Scheduler: print the summary as JSON."""
 
     def __post_init__(self) -> None:
-        # Not only when it is called: this is also what settings of flags are checked with.
+        # Here, and not when it is called, because flags are checked with this configuration.
         object.__setattr__(self, "config", replace(self.config, engine="process"))
 
     def __call__(self) -> None:
@@ -94,7 +94,7 @@ class PsCommand:
             return
         if self.file is not None:
             raise ValueError(f"{self.file}: a file goes with `gradwire ps keys FILE` only")
-        from gradwire.experiment.processes.node.types import Where
+        from gradwire.experiment.processes.node.types import RunFolder
         from gradwire.experiment.processes.served import NodeOptions
 
         node = from_environment(self, os.environ)
@@ -103,11 +103,11 @@ class PsCommand:
         folder = node.resume or node.out
         if folder is None and role == "scheduler":
             folder = new_folder("run")
-        place = NodeOptions(
+        options = NodeOptions(
             role,
             node.scheduler,
             node.number,
-            node.bind or _usual_bind(node.scheduler),
+            node.bind or _default_bind(node.scheduler),
             node.advertise or None,
             node.keys,
             node.insecure,
@@ -116,35 +116,35 @@ class PsCommand:
             node.server_wait,
             node.join_wait,
         )
-        where = Where(folder, node.resume is not None, may_restart=node.restart)
-        end_with(lambda signals: node._take_part(place, where, signals))
+        where = RunFolder(folder, node.resume is not None, may_restart=node.restart)
+        end_with(lambda signals: node._take_part(options, where, signals))
 
-    def _take_part(self, place: NodeOptions, where: Where, signals: Signals) -> None:
+    def _take_part(self, options: NodeOptions, where: RunFolder, signals: Signals) -> None:
         from gradwire.experiment.processes.served import take_part
         from gradwire.experiment.run.record import Record
 
-        is_hub = place.role == "scheduler"
+        is_coordinator = options.role == "scheduler"
         config = self.config
         if where.resumes and where.folder is not None:
             found, usual = Record.open(where.folder).config, Config()
             own = {name: getattr(config, name) for name in OWN_SETTINGS}
             given = {name: value for name, value in own.items() if value != getattr(usual, name)}
             config = replace(found, engine="process", **given)
-        was_finished = is_hub and where.resumes and _is_finished(where.folder)
+        was_finished = is_coordinator and where.resumes and _is_finished(where.folder)
         name = "" if where.folder is None else where.folder.name
         with Meter() as meter:
             result = take_part(
                 config,
-                place,
+                options,
                 where,
                 checkpoint_every=self.checkpoint_every,
                 timeout=self.timeout,
                 signals=signals,
-                progress=meter.follow(name) if is_hub else None,
+                progress=meter.follow(name) if is_coordinator else None,
                 say=say,
-                report=_tell,
+                report=_show_status,
             )
-        if is_hub:
+        if is_coordinator:
             assert where.folder is not None
             show_run(result, where.folder, self.json)
         if was_finished:
@@ -169,8 +169,8 @@ def _is_finished(folder: Path | None) -> bool:
     return folder is not None and Record(folder).is_finished
 
 
-def _tell(text: str) -> None:
-    """How a node that somebody started by hand gets on."""
+def _show_status(text: str) -> None:
+    """Shows the progress of a node that was started by hand."""
     from gradwire.experiment.processes.launch.children import is_launched
 
     if not is_launched():
@@ -178,7 +178,7 @@ def _tell(text: str) -> None:
 
 
 def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCommand:
-    """With what the variables of ps-lite say, where flags do not."""
+    """The command, completed by the environment variables of ps-lite."""
     from gradwire.architecture import ARCHITECTURE
 
     def number(name: str) -> int | None:
@@ -217,7 +217,7 @@ def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCo
     return replace(command, role=role, scheduler=scheduler, config=config, number=own, bind=bind)
 
 
-def _usual_bind(scheduler: str) -> str:
+def _default_bind(scheduler: str) -> str:
     """Where servers listen: on loopback if the scheduler is there, else on all interfaces."""
     host = scheduler.removeprefix("tcp://").rpartition(":")[0]
     is_local = host in ("localhost", "::1") or host.startswith("127.")

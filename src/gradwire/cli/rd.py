@@ -35,7 +35,7 @@ class RDCommand:
     construction: tuple[Construction, ...] = ("monte_carlo",)
     """How the free positions are found. tal_vardy takes 4 s at N = 8192, minutes at 2^19."""
     list_size: tuple[int, ...] = (1,)
-    """Codewords kept in mind, up to 32; more take longer, other than 2, 4, 8 .. much (in torch)."""
+    """Candidate codewords, up to 32. More take longer; other than 2, 4, 8 .. much longer."""
     seed: int = 0
     """Of the random bits."""
     figure: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
@@ -64,7 +64,9 @@ class RDCommand:
         if self.json:
             print(json.dumps(measured))
             return
-        out.print("Share of random bits that arrive wrong where R bits are sent for each.")
+        out.print(
+            "Share of random bits that are wrong after decoding, if R bits are sent for each."
+        )
         for table in rd_tables(measured):
             out.print(table)
         out.print("bound: Shannon's D(R). In brackets: standard error, in units of the last digit.")
@@ -73,7 +75,7 @@ class RDCommand:
 
 
 def _check_figure(path: Path) -> None:
-    """Before minutes of measuring: can the figure be written?"""
+    """Refuses a path that cannot be written, before minutes of measuring."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--figure takes a .png, .pdf or .svg file, got {path}")
     if not path.parent.is_dir():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from gradwire.cli.console import Folder, Meter, new_folder, out
-from gradwire.cli.defaults import usual_config, world_size
+from gradwire.cli.defaults import default_config, world_size
 from gradwire.cli.ending import FINISHED, say, stopping
 from gradwire.experiment.processes.launch.signals import Interrupted
 from gradwire.experiment.report.comparison import (
@@ -39,11 +39,11 @@ class RunCommand:
     out: Folder = None
     """Folder for the records; by default a new one under runs/."""
     resume: Folder = None
-    """Go on with the interrupted run in this folder; its own settings hold."""
+    """Resume the interrupted run in this folder, with its own settings."""
     restart: bool = False
     """With --resume: begin again from step 0 if the checkpoints are damaged or missing."""
     replay: Folder = None
-    """Compute the run in this folder again from the order that its processes recorded."""
+    """Replay the run in this folder from the order that its processes recorded."""
     json: bool = False
     """Print the summary as JSON."""
     checkpoint_every: str = "30s"
@@ -51,23 +51,25 @@ class RunCommand:
     timeout: str = "300s"
     """Real processes: how long nothing may happen before the run stops."""
     restarts: int = 0
-    """Real processes: how often to start the ranks again, from the last checkpoint, if one dies."""
+    """Real processes: how often to restart the ranks, from the last checkpoint, if one dies."""
     durable: bool = False
     """Real servers: acknowledge updates only when they are on disk."""
     silence: str = "5s"
     """Real servers: how long a worker may be silent before it is lost."""
     join_wait: str = "60s"
-    """Real servers: how long to wait at the start until all nodes are there."""
+    """Real servers: how long to wait at the start until all nodes have joined."""
 
     def __call__(self) -> None:
-        from gradwire.cli.processes import Job, run_processes
+        from gradwire.cli.processes import ProcessRun, run_processes
         from gradwire.experiment.run.record import Record
 
         if self.replay is not None:
             self._replay(self.replay)
             return
-        if self.resume is not None and (self.config != usual_config(None) or self.out is not None):
-            raise ValueError("--resume goes on with the run's own settings; give no others")
+        if self.resume is not None and (
+            self.config != default_config(None) or self.out is not None
+        ):
+            raise ValueError("--resume continues with the run's own settings; give no others")
         if self.restart and self.resume is None:
             raise ValueError("--restart goes with --resume FOLDER: it lets that run begin again")
         folder = self.resume or self.out or new_folder("run")
@@ -75,7 +77,7 @@ class RunCommand:
         if self.resume is not None and world_size() is None and Record(folder).is_finished:
             self._show_finished(Record(folder))
         elif config.engine == "process":
-            job = Job(
+            job = ProcessRun(
                 config,
                 folder,
                 self.resume is not None,
@@ -104,7 +106,7 @@ class RunCommand:
         from gradwire.experiment.processes.replay import replay
 
         others = (self.resume, self.out)
-        if self.config != usual_config(None) or any(one is not None for one in others):
+        if self.config != default_config(None) or any(one is not None for one in others):
             raise ValueError("--replay takes the run's own settings; give no others")
         replayed = replay(folder)
         show_run(replayed.run, folder, self.json)
@@ -112,7 +114,7 @@ class RunCommand:
             sys.exit(1)
 
     def _show_finished(self, record: Record) -> None:
-        """The result of a run that has nothing left to do."""
+        """Prints the result of a run that had finished before."""
         _show(record.config, record.summary, record.folder, self.json)
         if changed := record.finished_metrics():
             say(changed)
@@ -123,14 +125,14 @@ class RunCommand:
         from gradwire.experiment.simulate.simulation import resume, simulate
 
         def advice() -> str:
-            return f"interrupted; go on: gradwire run --resume {folder}" * Record(folder).exists
+            return f"interrupted; resume: gradwire run --resume {folder}" * Record(folder).exists
 
         with stopping(advice) as signals, Meter() as meter:
             shown = meter.follow(folder.name)
 
             def progress(row: Row, steps: int) -> None:
                 shown(row, steps)
-                if signals.wanted:  # and the exception was lost on its way
+                if signals.wanted:  # and its exception was lost
                     raise Interrupted(signals.wanted)
 
             if self.resume is not None:
@@ -139,7 +141,7 @@ class RunCommand:
 
 
 def show_run(run: Run, folder: Path, as_json: bool) -> None:
-    """What came out, on standard output."""
+    """Prints the result of a run."""
     _show(run.config, run.summary, folder, as_json)
 
 
@@ -152,14 +154,14 @@ def _show(config: Config, summary: Row, folder: Path, as_json: bool) -> None:
 
 
 def _spread(summary: Row) -> str:
-    """Under gossip every worker has a model of its own."""
+    """The accuracies of the workers' own models, under gossip."""
     if "test_accuracy_min" not in summary:
         return ""
     return f", the mean over the workers' own models, {format_spread(summary)}"
 
 
 def _momentum(config: Config) -> str:
-    """Where momentum acts, if it does not where everybody expects it."""
+    """Where momentum acts, if not at the usual place."""
     return ", momentum before compression" if config.momentum_at == "before" else ""
 
 
@@ -189,12 +191,12 @@ def _run_table(config: Config, summary: Row) -> Table:
 
 
 def _nominal(summary: Row) -> str:
-    """Nobody counts the bytes of native means: in their place are those of our own all-reduce."""
+    """The bytes of native means are not counted; those of this package's all-reduce are shown."""
     return " (computed for native means, not counted)" if summary.get("native_means") else ""
 
 
 def _simulated(config: Config, summary: Row) -> dict[str, str]:
-    """Virtual time."""
+    """Lines about virtual time."""
     from gradwire.experiment.costs.coding_costs import describe_charge
 
     times = {config.bandwidth: summary["virtual_time_s"], **summary["virtual_times_s"]}
@@ -220,7 +222,7 @@ def _measured(summary: Row) -> str:
 
 
 def _rates(summary: Row) -> dict[str, str]:
-    """The time of training: per step if all take it together, or else gradients per second."""
+    """The training time: per step if workers step together, else gradients per second."""
     total = summary["training_time_s"]
     if summary.get("in_step", True):
         each = format_seconds(summary["step_time_s"])
@@ -233,7 +235,7 @@ def _rates(summary: Row) -> dict[str, str]:
 
 
 def _shares(summary: Row) -> dict[str, str]:
-    """What the time of a worker's step, or gradient, is made of: the parts add up to it."""
+    """The parts of the time of a worker's step, or gradient; their sum is that time."""
     parts = {
         "gradients": summary["compute_time_s"],
         "coding and updates": sum(summary["call_time_s"].values()),
@@ -251,7 +253,7 @@ def _shares(summary: Row) -> dict[str, str]:
 
 
 def _real(summary: Row) -> dict[str, str]:
-    """Measured time, and bytes with what the transport adds."""
+    """Lines about measured time, and bytes with the frames of the transport."""
     framed = format_bytes(summary["bytes_handed_over"])
     if summary["native_means"]:
         framed = "not known: means are the transport's own all-reduce"
@@ -260,25 +262,25 @@ def _real(summary: Row) -> dict[str, str]:
         each = sum(summary["server_call_time_s"].values()) / max(1, summary["gradients"])
         lines["of a push"] = f"coding and updates {format_seconds(each)} on a server"
     lines["threads"] = f"{summary['threads']} on each rank"
-    if summary["is_rest"]:
+    if summary["resumed_from_servers"]:
         lines["resumed"] = "figures are those since then"
     elif summary["resumed"]:
         steps_of = ", ".join(map(str, summary["resumed"]))
-        lines["resumed"] = f"from step {steps_of}; what had been done beyond is not counted"
-    if summary["servers_begun_again"]:
-        lines["servers begun again"] = ", ".join(map(str, summary["servers_begun_again"]))
+        lines["resumed"] = f"from step {steps_of}; later steps of the interrupted run do not count"
+    if summary["servers_restarted"]:
+        lines["servers restarted"] = ", ".join(map(str, summary["servers_restarted"]))
     return lines
 
 
 def _compared(summary: Row) -> dict[str, str]:
-    """Of a replay: whether it came out as it had been."""
+    """Whether a replay ended in the same bits."""
     if "replay_differs" not in summary:
         return {}
     differs = ", ".join(summary["replay_differs"])
     return {"as it was": f"no: {differs}" if differs else f"yes: {summary['replay_compared']}"}
 
 
-_WHAT = {
+_UNITS = {  # of what methods note
     "staleness": " updates between the model of a gradient and its own",
     "ahead": " steps ahead of the slowest",
     "gradients": " in a step",
@@ -287,7 +289,7 @@ _WHAT = {
 
 
 def _observed(config: Config, summary: Row) -> dict[str, str]:
-    """What only some methods have: a graph, models that differ, staleness, workers that crashed."""
+    """Lines that only some runs have: graph, distance of models, staleness, lost workers."""
     from gradwire.architecture import ARCHITECTURE
     from gradwire.experiment.simulate.losses import describe_loss
 
@@ -296,7 +298,7 @@ def _observed(config: Config, summary: Row) -> dict[str, str]:
         lines["distance of models"] = f"{summary['distance']:.3g} (root mean square, to their mean)"
     for name, figures in summary["noted"].items():
         most = figures["max"]
-        lines[name] = f"{figures['mean']:.3g} on average, at most {most:.0f}{_WHAT.get(name, '')}"
+        lines[name] = f"{figures['mean']:.3g} on average, at most {most:.0f}{_UNITS.get(name, '')}"
     for lost in summary["lost"]:
         name = f"worker {lost['rank']} lost"
         lines[name] = (

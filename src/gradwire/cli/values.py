@@ -1,4 +1,4 @@
-"""Checks the values of options before tyro parses them, whose messages name its own conversions."""
+"""Checks the values of options before tyro parses them, for better messages than tyro's."""
 
 import types
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def given_options(command: Any, argv: list[str]) -> Iterator[tuple[str, list[str
             end += 1
         option = options.get(name.removeprefix("--").replace("-", "_"))
         if option is None or option.is_positional or not name.startswith("--"):
-            position = end  # who reports unknown options reports what follows them, too
+            position = end  # `explain_unknown` reports these, with what follows them
             continue
         limit = len(argv) if option.is_several else 0 if option.kind is bool or equals else 1
         end = min(end, position + limit)
@@ -75,13 +75,13 @@ def _wrong(shown: str, kind: Any, value: str) -> str | None:
         except ValueError:
             return f"{shown} takes {_NUMBERS[kind]}, got {value!r}."
     if get_origin(kind) is Literal and value not in get_args(kind):
-        said = unknown_name(shown, value, [each for each in get_args(kind) if each])
-        return " ".join(filter(None, (said, advice(value))))
+        message = unknown_name(shown, value, [each for each in get_args(kind) if each])
+        return " ".join(filter(None, (message, advice(value))))
     return None
 
 
 def _options(command: Any) -> dict[str, _Option]:
-    """The options of a command by name, those of a configuration inside it among them."""
+    """The options of a command by name, including those of a configuration inside it."""
     hints = get_type_hints(type(command), include_extras=True)
     found: dict[str, _Option] = {}
     for field in fields(command):

@@ -295,7 +295,7 @@ def finalize(codec: Codec, merged: Payload, spec: Spec, size: int) -> Payload:
 
 
 def check_input(compression: Compression, x: Tensor) -> None:
-    """Refuses what nobody can encode: other dtypes, NaN, infinity."""
+    """Refuses tensors that cannot be encoded: other dtypes, NaN, infinity."""
     if not isinstance(compression, Codec) or compression.traits.takes is Kind.REAL:
         if getattr(x, "dtype", None) not in _FLOATS:
             check_tensor(compression, x)

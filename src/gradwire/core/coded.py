@@ -1,4 +1,4 @@
-"""What becomes of several workers' payloads: how they are made, decoded, averaged and merged."""
+"""Functions on the payloads of several workers: encoding, decoding, averaging, merging."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.core.codec import Codec, State, check_input, corrected, finalize, merge, unpack
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import Residual, decode_mean, encode_feedback
-from gradwire.core.group import Job, Merging, mean_in_order
+from gradwire.core.group import Aggregation, Merging, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -37,8 +37,8 @@ class MergeOfCoded(Merging):
 
 
 @dataclass(frozen=True)
-class MeanOfCoded(Job):
-    """The job of a shard's owner: average the payloads, and encode the mean again.
+class MeanOfCoded(Aggregation):
+    """The owner of a shard averages the payloads, and reencodes the mean.
 
     It feeds its own error back, unless that error need not die out: the feedback of an unbiased
     codec of large variance grows without bound. Without `reencodes` it answers with the mean.
@@ -67,8 +67,8 @@ class MeanOfCoded(Job):
 
 
 @dataclass(frozen=True)
-class MeanOfReceived(Job):
-    """The mean of payloads, where workers without news send one byte and count as zero."""
+class MeanOfReceived(Aggregation):
+    """The mean of payloads; workers without news send one byte and count as zero."""
 
     codec: Codec
     spec: Spec
@@ -83,7 +83,7 @@ class MeanOfReceived(Job):
                 decoded.append(codec.decode(payload, spec, self.key.private(rank)))
             elif int(message[0]) != NO_NEWS:
                 raise WireError(f"rank {rank} sent the byte {int(message[0])}, expected {NO_NEWS}")
-        if not decoded:  # the answer is as short as the question
+        if not decoded:  # the answer is one byte, too
             return messages[0], None
         return mean_in_order(decoded, len(messages)), None
 
@@ -120,7 +120,7 @@ def values(payload: Payload) -> Tensor:
 
 
 def statistic(codec: Codec, x: Tensor, residual: Residual | None) -> Tensor | None:
-    """What all ranks must know the maximum of before they encode, if there is such a thing."""
+    """The vector whose maximum over all ranks is needed before encoding; None: none."""
     shared = codec.traits.statistic
     if shared is None:
         return None

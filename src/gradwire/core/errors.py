@@ -1,6 +1,6 @@
-"""The errors users meet. Each says what was given, what was expected and what to do."""
+"""The errors for users. Each says what was given, what was expected and what to do."""
 
-from gradwire.warning import GradwireWarning as GradwireWarning  # raised below, met here
+from gradwire.warning import GradwireWarning as GradwireWarning  # exported
 
 
 class UnfedWarning(GradwireWarning):
@@ -20,7 +20,7 @@ class NonFiniteError(ValueError):
 
 
 class DeadlockError(RuntimeError):
-    """Every program waits for a message that nobody will send."""
+    """Every program waits for a message that will never be sent."""
 
 
 class PeerLost(RuntimeError):
@@ -38,7 +38,7 @@ class PeerLost(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """A run that could not go on, with how far it came."""
+    """A run that could not continue; the message says in which step."""
 
 
 class LostError(StoppedError):
@@ -50,15 +50,15 @@ class LostError(StoppedError):
 
 
 class RefusedError(ValueError):
-    """What all ranks of a run hear when one of them cannot do what was asked."""
+    """All ranks of a run get this if one of them cannot run it."""
 
 
 class DifferentSettingsError(RefusedError):
-    """Ranks were given settings that do not fit together; each rank says which of its own."""
+    """Ranks have different settings; the message of each rank names its own."""
 
 
 class WhatIfError(ValueError):
-    """A run that is another one on another network, asked for its time there."""
+    """A run whose messages depend on the network, so its time on another one is not known."""
 
 
 class DataError(RuntimeError):

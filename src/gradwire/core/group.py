@@ -17,11 +17,11 @@ from gradwire import kernels
 from gradwire.core.node import Node, Recv, Send, Tag
 
 
-class Job(Protocol):
-    """What the owner of a shard does with the members' messages for it. A value."""
+class Aggregation(Protocol):
+    """How the owner of a shard combines the members' messages for it. A value."""
 
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
-        """The answer to all, and what the owner keeps until the next time (None at first)."""
+        """The answer to all members, and the owner's state for the next time (None at first)."""
         ...
 
 
@@ -31,7 +31,7 @@ class Merging(Protocol):
     def merge(self, a: Tensor, b: Tensor, /) -> Tensor: ...
 
     def finalize(self, merged: Tensor, /) -> Tensor:
-        """What whoever merges last makes of the result, for all."""
+        """The last operation on the result, done once for all."""
         return merged
 
 
@@ -96,9 +96,9 @@ class Group:
         return other
 
     async def at_owners(
-        self, messages: Sequence[Tensor], jobs: Sequence[Job], state: Any
+        self, messages: Sequence[Tensor], jobs: Sequence[Aggregation], state: Any
     ) -> tuple[list[Tensor], Any]:
-        """Owner j does `jobs[j]` with everyone's `messages[j]`: all answers, by owner.
+        """Owner j runs `jobs[j]` on all members' `messages[j]`: all answers, by owner.
 
         `state` is what this rank keeps as an owner; owners that are no members keep their own.
         """
@@ -106,8 +106,8 @@ class Group:
         answer, state = await self.node.call(jobs[self.rank].run, tuple(received), state)
         return await self.all_gather(answer), state
 
-    async def at_owner(self, message: Tensor, job: Job) -> Tensor:
-        """One owner does the job with everyone's message; its answer is everyone's."""
+    async def at_owner(self, message: Tensor, job: Aggregation) -> Tensor:
+        """One owner combines the messages of all members, which all get its answer."""
         raise NotImplementedError(f"{type(self).__name__} has no owner that is not a member")
 
     async def mean(self, x: Tensor) -> Tensor:

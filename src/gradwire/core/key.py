@@ -49,7 +49,7 @@ class Key:
 
     def child(self, name: str | int) -> "Key":
         """A key for a named purpose; children of different names are independent."""
-        # The length tells "a" then "b" from "ab".
+        # The length distinguishes "a" then "b" from "ab".
         text = f"{len(str(name))}/{name}"
         return replace(self, purpose=zlib.crc32(text.encode(), self.purpose))
 

@@ -1,10 +1,13 @@
 """Which rank has which role: workers first, then servers, then the scheduler.
 
-This is the one place that says so. Engines, servers and launchers ask it.
+This is the one place that says so. Engines, servers, transports and launchers ask it.
 """
 
 from collections.abc import Sized
 from dataclasses import dataclass
+from typing import Literal
+
+RoleName = Literal["worker", "server", "scheduler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,42 @@ class NodeLayout:
         """The nodes that are not workers."""
         return range(self.num_workers, self.size)
 
+    @property
+    def scheduler(self) -> int:
+        """The rank of the scheduler, which is the last one."""
+        return self.size - 1
+
+    @property
+    def coordinator(self) -> int:
+        """The rank that keeps the record of a run: the scheduler, or rank 0 if there is none."""
+        return self.scheduler if self.others else 0
+
     def is_worker(self, rank: int) -> bool:
         return 0 <= rank < self.num_workers
 
     def is_server(self, rank: int) -> bool:
         return rank in self.servers
+
+    def role_of(self, rank: int) -> RoleName:
+        if self.is_worker(rank):
+            return "worker"
+        return "server" if self.is_server(rank) else "scheduler"
+
+    def ranks_of(self, role: RoleName) -> range:
+        if role == "worker":
+            return self.workers
+        return self.servers if role == "server" else range(self.servers.stop, self.size)
+
+    def number_of(self, rank: int) -> int:
+        """The number of a rank among the nodes of its role, from 0."""
+        return rank - self.ranks_of(self.role_of(rank)).start
+
+    def name_of(self, rank: int) -> str:
+        """What messages call a node."""
+        if not self.others:
+            return f"rank {rank}"
+        role = self.role_of(rank)
+        return "the scheduler" if role == "scheduler" else f"{role} {self.number_of(rank)}"
 
     def check_programs(self, programs: Sized, daemons: Sized) -> None:
         """One program per worker and one daemon per other node."""

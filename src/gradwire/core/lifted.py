@@ -44,7 +44,7 @@ from gradwire.core.key import Key
 from gradwire.core.memory import Memories, Memory, Role
 from gradwire.core.node import Node
 from gradwire.core.payload import Payload
-from gradwire.core.ramp import at, begun, ramps, settled
+from gradwire.core.ramp import at, at_end, at_start, ramps
 from gradwire.core.reducer import Pushed, Reduced, Reducer
 from gradwire.core.spec import Spec
 
@@ -324,7 +324,7 @@ class Varying(Reducer):
 
     @property
     def momentum_lives(self) -> Literal["before", "after", "inside"]:
-        return lift(settled(self.compression)).momentum_lives
+        return lift(at_end(self.compression)).momentum_lives
 
     def codec_at(self, step: int) -> Codec | None:
         return self.at(step).codec_at(step)
@@ -333,7 +333,7 @@ class Varying(Reducer):
         return self.at(step).codec_within(step)
 
     def ends(self) -> tuple[Reducer, ...]:
-        return lift(begun(self.compression)), lift(settled(self.compression))
+        return lift(at_start(self.compression)), lift(at_end(self.compression))
 
     @property
     def heavy_ball(self) -> tuple[float, bool] | None:
@@ -342,11 +342,11 @@ class Varying(Reducer):
 
     @property
     def can_push(self) -> bool:
-        return lift(settled(self.compression)).can_push
+        return lift(at_end(self.compression)).can_push
 
     @property
     def num_messages(self) -> int:
-        return lift(settled(self.compression)).num_messages
+        return lift(at_end(self.compression)).num_messages
 
     async def push(
         self, x: Tensor, state: State, key: Key, node: Node, residual: Tensor | None = None
@@ -367,7 +367,7 @@ class Varying(Reducer):
 
     def init(self, spec: Spec, size: int) -> State:
         state = self.at(0).init(spec, size)
-        if _shape(state) != _shape(lift(settled(self.compression)).init(spec, size)):
+        if _shape(state) != _shape(lift(at_end(self.compression)).init(spec, size)):
             raise ValueError(
                 f"{self!r}: what it keeps from step to step has another size at the end of the "
                 "ramp than at its beginning. Leave that number constant."

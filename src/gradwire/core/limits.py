@@ -15,9 +15,9 @@ from gradwire.core.errors import WireError
 from gradwire.core.notation import Expression
 from gradwire.core.spec import Spec
 
-_MAX_EXPANSION = 32  # a message, or what is kept of a tensor, is at most so many times as long
-_MIN_NBYTES = 1 << 16  # that are accepted for a tensor, however short it is
-_ENTRY_NBYTES = 1 << 10  # that a kept value counts for besides its tensors
+_MAX_EXPANSION = 32  # limit of a message or a stored state, relative to its tensor
+_MIN_NBYTES = 1 << 16  # accepted for any tensor, however short it is
+_ENTRY_NBYTES = 1 << 10  # counted for a stored value, besides its tensors
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Limits:
             )
 
     def check_job(self, label: str, job: Any) -> None:
-        """Refuses a job about a tensor that is larger than the one it is sent for."""
+        """Refuses an aggregation of a tensor that is larger than the one it is sent for."""
         most = self.numel(label)
         for spec in specs_in(job):
             if not is_valid(spec) or spec.numel > most or spec.dtype.itemsize > self.itemsize:

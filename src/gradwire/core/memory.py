@@ -1,10 +1,9 @@
-"""What reducers remember per element, and how it survives other buckets and other workers.
+"""The memory of reducers per element, and how it is kept when buckets or workers change.
 
-The state of a reducer is a tree that only the reducer knows. What must not get lost when buckets
-are cut anew or workers come and go are the vectors in it that have an entry for every element of a
-bucket: what feedback still owes, estimates, velocities. A reducer names them with a `Role`, and
-`training/regroup.py` moves them. Everything else (factors to start from, hints, a codec's counters)
-begins anew.
+The state of a reducer is a tree that only the reducer knows. The vectors in it that have an entry
+for every element of a bucket (residuals, estimates, velocities) must be kept when buckets are cut
+differently or workers join and leave. A reducer names them with a `Role`, and `training/regroup.py`
+moves them. Everything else (factors to start from, hints, a codec's counters) is initialized again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from gradwire.core.spec import Spec
 
 
 class Role(Enum):
-    """What becomes of a vector when the number of workers changes."""
+    """How a vector changes with the number of workers."""
 
     LEFT = "what is still to be sent: the sum over all workers stays"
     OWN = "a running value of one worker: it goes with it, and is zero for a new one"
@@ -58,7 +57,7 @@ Memories = Mapping[str, Memory]
 def named_vectors(
     roles: Roles, states: Sequence[Mapping[str, Any]], spec: Spec
 ) -> dict[str, Memory]:
-    """The memories that stand under these names in the states of all ranks; None is zero."""
+    """The memories of these names in the states of all ranks; None is zero."""
     found = {}
     for name, role in roles.items():
         ranks = states[:1] if isinstance(role, MeanOf) or role is Role.COMMON else states

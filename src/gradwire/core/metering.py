@@ -1,4 +1,4 @@
-"""What coding did, in plain numbers, for an engine that charges virtual time for it.
+"""Reports of coding work, for an engine that charges virtual time for it.
 
 While a meter is open (`metered`), every codec reports what it does: the codec, the operation, how
 many elements and how many bytes. `Codec.__init_subclass__` puts the reports around `split`, `join`,
@@ -7,8 +7,8 @@ such as those of core/fusion.py, are `reported`. The outermost codec reports, an
 inside is part of that; codecs that are made of codecs (core/composite.py) do not report, so that
 each of their members does.
 
-A report holds no price: `runtime/virtual/coding_time.py` turns reports into seconds. Where no meter
-is open a report costs one look at a variable.
+A report holds no price: `runtime/virtual/coding_time.py` turns reports into seconds. Without
+an open meter a report costs one read of a variable.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     operation: str
     elements: int  # that go into encoding or come out of decoding
     nbytes: int  # of what encoding makes or decoding reads; of arithmetic, read and written
-    seconds: float = 0.0  # of a codec, for those who measure costs
+    seconds: float = 0.0  # of a codec, to measure costs
 
 
 Clock = Callable[[], float]

@@ -1,8 +1,8 @@
-"""Effects: the few things an algorithm can ask of the world, whatever engine runs it.
+"""Effects: the operations that an algorithm can ask of any engine.
 
 An algorithm is an `async def` over a `Node`. Awaiting an effect hands it to the engine, which
 answers it in virtual time (`runtime/virtual/engine.py`) or on real processes. Messages are tensors
-that nobody changes after sending. Algorithms never read a clock of their own.
+that are not changed after sending. Algorithms never read a clock themselves.
 
     async def swap(node, x):
         other = 1 - node.rank
@@ -71,7 +71,7 @@ class Recv(Effect[Tensor]):
 
 
 class RecvAny(Effect[T]):
-    """Wait for the next message with this tag from whoever is first: (rank, message).
+    """Wait for the next message with this tag from any rank: (rank, message).
 
     After `timeout_s` seconds without one the answer is None; with 0 it does not wait at all.
     `is_gathering`: what the program does after a number of them does not depend on their order, so
@@ -105,7 +105,7 @@ class CurrentMembers(Effect[frozenset[int]]):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What `watch` delivers: a worker was lost, or came (back)."""
+    """A change that `watch` delivers: a worker was lost, or came (back)."""
 
     rank: int
     there: bool
@@ -141,10 +141,10 @@ class Call(Effect[T]):
 
 
 class Collective(Effect[Tensor | None]):
-    """The mean of everyone's vector, by whatever the machines below have for that.
+    """The mean of all workers' vectors, by a collective of the transport.
 
-    None: this engine has nothing, or not now; all ranks get the same answer. `sends` are the
-    messages (receiver and bytes) that this rank would send otherwise: they are what is counted.
+    None: this engine has none, or not now; all ranks get the same answer. `sends` are the messages
+    (receiver and bytes) that this rank would send otherwise: these are counted.
     """
 
     __slots__ = ("data", "label", "sends")
@@ -190,8 +190,8 @@ class Node:
     """One participant: its rank, and its effects.
 
     `size` is the number of workers, whose ranks are 0 .. size - 1. Nodes with other roles (servers,
-    a scheduler) have the ranks after them. `native`: the engine may answer a `Collective`; where
-    it is False nobody need ask.
+    a scheduler) have the ranks after them. `native`: the engine may answer a `Collective`; if it
+    is False, programs need not ask.
     """
 
     __slots__ = ("native", "rank", "size")
@@ -220,7 +220,7 @@ class Node:
         return RecvAny(tag)
 
     def recv_each(self, tag: Tag) -> RecvAny[tuple[int, Any]]:
-        """Like `recv_any`, to gather messages whose order is of no consequence."""
+        """Like `recv_any`, to gather messages whose order does not matter."""
         return RecvAny(tag, is_gathering=True)
 
     def recv_within(self, tag: Tag, seconds: float) -> RecvAny[tuple[int, Any] | None]:

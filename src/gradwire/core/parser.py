@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.core.errors import NotationError
 from gradwire.core.notation import Expression, Table, plain_name, unknown_name, written_as_text
-from gradwire.core.ramp import Ramp, begun, ramps, settled
+from gradwire.core.ramp import Ramp, at_end, at_start, ramps
 
 if TYPE_CHECKING:
     from gradwire.core.registry import Registry
@@ -72,7 +72,7 @@ def _parse(registry: "Registry[Any]", text: str) -> Any:
             f"{text!r} is not a {registry.what}; try one of {', '.join(registry.names())}"
         )
     if ramps(value):
-        for where, values in (("start", begun), ("end", settled)):
+        for where, values in (("start", at_start), ("end", at_end)):
             try:
                 values(value)
             except ValueError as error:

@@ -21,9 +21,9 @@ class Pulled(NamedTuple):
     """What came back from the servers."""
 
     replica: Replica  # with the pulled parameters, and what compression keeps
-    clock: int  # the step at which the servers stand
-    accepted: bool  # whether what was pushed counted (it did not if it came too late)
-    latest: int  # the step at which the one of them stands that is furthest
+    clock: int  # the step of the servers
+    accepted: bool  # whether the push counted (a late one does not)
+    latest: int  # the step of the server that is furthest ahead
 
 
 class Worker(Protocol):
@@ -68,8 +68,8 @@ class Worker(Protocol):
 
     @property
     def scratch(self) -> dict[str, Any]:
-        """What an algorithm that does not pause keeps from step to step and is no value, such as
-        exchanges under way."""
+        """Objects that an algorithm that does not pause keeps from step to step, such as exchanges
+        under way."""
         ...
 
     def lr(self, step: int) -> float:
@@ -108,10 +108,10 @@ class Worker(Protocol):
     async def mean_of_some(
         self, x: Tensor, speaks: bool, replica: Replica, step: int
     ) -> tuple[Tensor, Tensor, Replica]:
-        """The sum of the vectors of those that speak, divided by the number of all workers.
+        """The sum of the vectors of the workers that speak, divided by the number of all workers.
 
-        Also what the others decoded of this worker's vector. Workers that do not speak send one
-        byte per bucket.
+        Also returns what the others decoded of this worker's vector. Workers that do not speak send
+        one byte per bucket.
         """
         ...
 
@@ -140,8 +140,8 @@ class Worker(Protocol):
     async def push_pull_gradient(self, replica: Replica, step: int) -> Pulled | None:
         """The same with the gradient, each part as soon as it is there; None if it is dropped.
 
-        On servers nonfinite="skip" drops no step: a gradient that is not finite is pushed as zero,
-        since the servers wait for it and nobody else knows. So it is with `push_pull` and `push`.
+        With servers, nonfinite="skip" drops no step: a gradient that is not finite is pushed as
+        zero, since the servers wait for it. The same holds for `push_pull` and `push`.
         """
         ...
 
@@ -215,7 +215,7 @@ class Joined(NamedTuple):
 
 
 class TimedOut(NamedTuple):
-    """Nothing came in time."""
+    """No message came in time."""
 
 
 Event = Push | Pull | Left | Joined | TimedOut
@@ -251,7 +251,7 @@ class Server(Protocol):
     def lr(self, step: int) -> float: ...
 
     async def event(self, timeout_s: float | None = None) -> Event:
-        """Waits for what happens next."""
+        """Waits for the next event."""
         ...
 
     async def now(self) -> float:
@@ -259,7 +259,7 @@ class Server(Protocol):
         ...
 
     async def lost(self, rank: int) -> PeerLost:
-        """What to raise where nobody can go on without this worker."""
+        """The error to raise if the run cannot continue without this worker."""
         ...
 
     async def update(self, gradient: Tensor, step: int, lr_factor: float = 1.0) -> None:

@@ -73,7 +73,7 @@ class Synchronization(Expression, ABC):
 
     @property
     def pauses(self) -> bool:
-        """Whether between two steps all workers stand at the same step and nothing is under way."""
+        """Whether all workers are at the same step between two steps, with nothing under way."""
         return True
 
     @property
@@ -105,7 +105,7 @@ class Synchronization(Expression, ABC):
         """One training step of one worker."""
 
     async def resume(self, worker: Worker, pulled: Pulled) -> tuple[Replica, int]:
-        """How a worker that came (back) to servers goes on after its first pull, and its step."""
+        """The replica and step with which a late joiner continues after its first pull."""
         return pulled.replica, pulled.clock
 
     async def serve(self, server: Server) -> None:
@@ -114,7 +114,7 @@ class Synchronization(Expression, ABC):
 
 
 class Architecture(Expression, ABC):
-    """Who talks to whom."""
+    """How nodes are connected."""
 
     # How it is written where every one of them runs (`gradwire matrix`); empty: the first example.
     short_examples: ClassVar[tuple[str, ...]] = ()
@@ -146,7 +146,7 @@ class Architecture(Expression, ABC):
         """Refuses a number of workers that it cannot connect."""
 
     def check_compression(self, compression: Reducer, spec: Spec) -> None:
-        """Refuses what neighbours cannot exchange a model of this spec with, where it mixes."""
+        """Refuses a compression with which neighbours cannot exchange a model of this spec."""
 
     @abstractmethod
     def group(self, node: Node, label: str, members: Sequence[int] | None = None) -> Group:
@@ -165,28 +165,28 @@ class Architecture(Expression, ABC):
         return {}
 
     def owed(self, replica: Replica) -> Tensor | None:
-        """What of its model a worker has not sent yet, [d]; None if nothing is kept back."""
+        """The part of its model that a worker has not sent yet, [d]; None if there is none."""
         return None
 
     def mixing(self, node: Node, compression: Reducer, key: Key) -> Mixing:
-        """One worker among its neighbours, where it offers to mix.
+        """One worker among its neighbours, if it offers to mix.
 
-        The compression is one that `check_compression` let pass.
+        `check_compression` has accepted the compression.
         """
         raise NotImplementedError(f"{self!r} has no neighbours")
 
     def daemon(
         self, node: Node, keep: dict[Any, Any], limits: Limits | None = None
     ) -> Coroutine[Any, Any, None]:
-        """The program of a node that is no worker, where no algorithm has one of its own.
+        """The program of a node that is no worker, if the algorithm has none of its own.
 
-        What it must remember from one segment of a run to the next is in `keep`. `limits` says
-        which tensors the workers exchange, so that it can refuse others.
+        `keep` holds its memory from one segment of a run to the next. `limits` has the tensors that
+        the workers exchange, so that it can refuse others.
         """
         raise NotImplementedError(f"{self!r} has workers only")
 
     def forget_members(self, keep: dict[Any, Any]) -> None:
-        """Drops lost workers from `keep`, which goes on in another job with new members."""
+        """Drops lost workers from `keep`, for another job with new members."""
 
 
 class Backward(Protocol):
@@ -215,7 +215,7 @@ class Scheduling(Expression, ABC):
 def ability_of(synchronization: Synchronization, architecture: Architecture) -> Ability:
     """What the algorithm uses of the architecture; refuses a pair that makes no sense."""
     offers = architecture.offers
-    # Servers that only form means would leave it to workers to hand the model on to each other.
+    # With servers that only form means, workers would have to pass the model to each other.
     would_hold = synchronization.needs[0] == "push_pull" and architecture.num_servers > 0
     for need in synchronization.needs:
         if need in offers and not (need == "mean" and would_hold):

@@ -181,12 +181,12 @@ def _at(value: Any, step: int, steps_per_epoch: float | None) -> Any:
     return _mapped(value, lambda ramp: ramp.value(step, steps_per_epoch))
 
 
-def begun(value: T) -> T:
+def at_start(value: T) -> T:
     """The expression as it is in the first step."""
     return _mapped(value, lambda ramp: ramp.first)
 
 
-def settled(value: T) -> T:
+def at_end(value: T) -> T:
     """The expression as it is when all its ramps are over."""
     return _mapped(value, lambda ramp: ramp.last)
 

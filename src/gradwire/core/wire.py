@@ -53,7 +53,7 @@ class Failed:
 
 
 async def why_lost(node: Node, rank: int) -> PeerLost:
-    """The error to raise where nobody can continue without this worker, which has left."""
+    """The error to raise if the run cannot continue without this worker, which has left."""
     if rank not in await node.members():
         try:
             await node.recv(rank, _NEVER_SENT)

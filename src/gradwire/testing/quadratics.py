@@ -216,10 +216,10 @@ def train(
     times: dict[tuple[int, int], float] = {}
 
     class StepRecorder:
-        def begins(self, worker: TrainingWorker) -> None:
+        def worker_started(self, worker: TrainingWorker) -> None:
             pass
 
-        def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
             after[rank, step], times[rank, step] = replica, now
 
     def segment(first: int, last: int) -> list[Replica]:

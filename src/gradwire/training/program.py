@@ -15,11 +15,11 @@ from gradwire.training.worker import TrainingWorker
 class Observer(Protocol):
     """Observes workers while they train. It takes no virtual time."""
 
-    def begins(self, worker: TrainingWorker) -> None:
+    def worker_started(self, worker: TrainingWorker) -> None:
         """A worker starts or joins."""
         ...
 
-    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
         """A worker has finished a step."""
         ...
 
@@ -42,12 +42,12 @@ async def _steps(
 ) -> Replica:
     plan, node = worker.plan, worker.node
     if observer is not None:
-        observer.begins(worker)
+        observer.worker_started(worker)
     for step in range(first, last):
         synchronization = at(plan.synchronization, step, plan.steps_per_epoch)
         replica = await synchronization.step(worker, replica, step)
         if observer is not None:
-            observer.stepped(node.rank, step, replica, await node.now())
+            observer.step_finished(node.rank, step, replica, await node.now())
     return replica
 
 

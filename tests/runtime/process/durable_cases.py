@@ -47,10 +47,10 @@ class _Progress:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begins(self, worker: Any) -> None:
+    def worker_started(self, worker: Any) -> None:
         pass
 
-    def stepped(self, rank: int, step: int, replica: Any, now: float) -> None:
+    def step_finished(self, rank: int, step: int, replica: Any, now: float) -> None:
         (self.folder / f"step{step}").touch()
 
 

@@ -111,10 +111,10 @@ class World:
                 self.workers[rank] = Worker(rank, 0.0, run)
         self.absent = absent
 
-    def begins(self, worker: Any) -> None:
+    def worker_started(self, worker: Any) -> None:
         pass
 
-    def stepped(self, rank: int, step: int, replica: Any, now: float) -> None:
+    def step_finished(self, rank: int, step: int, replica: Any, now: float) -> None:
         self.steps[rank] = step + 1
 
     @property
@@ -301,10 +301,10 @@ class Inner:
             self.handed[peer] = arrival.number
         return arrival
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         raise AssertionError
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         raise AssertionError
 
     def acknowledge(self, src: int, number: int) -> None:

@@ -27,7 +27,7 @@ from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Replica
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
-from gradwire.experiment.processes.node.parts import OtherPart, Segment, ServerPart
+from gradwire.experiment.run.roles import OtherRole, Segment, ServerRole
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.zeromq.transport import ZmqTransport
@@ -259,7 +259,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
             found["told"] = transport.refused["error reply"]
         elif rank < SCHEDULER:
             server = TrainingServer(plan, rank - SERVER)
-            with engine.unread.only(ServerPart.tags):
+            with engine.unread.only(ServerRole.tags):
                 engine.run(server.run)
             found["refused"] = dict(server.refused)
             found["malformed"] = transport.refused["malformed"]
@@ -339,10 +339,9 @@ def _ordered(transport: ZmqTransport, job: int) -> dict[str, Any]:
         found["is_expected"] = torch.equal(own.params, expected.params[rank])
         found["unread"] = len(engine.unread.inbox), engine.unread.nbytes
     else:
-        part = OtherPart(plan, rank - SERVER)
-        # Segments have an observer; the programs of these nodes do not ask for it.
-        engine.run(part.program(Segment(0, STEPS, None)))  # type: ignore[arg-type]
-        keep = part.snapshot()["keep"]
+        role = OtherRole(plan, rank)
+        engine.run(role.program(Segment(0, STEPS)))
+        keep = role.memory
         found["open"] = len(keep.get("boxes", ())), len(keep.get("passed", ()))
         found["kept"] = sorted(
             [exchange[0], state["residual"].nbytes]

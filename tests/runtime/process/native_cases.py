@@ -200,7 +200,7 @@ class _Late:
         self.tensor = tensor
         self.copy = torch.full_like(tensor, -1)
 
-    def arrived(self) -> torch.Tensor:
+    def wait(self) -> torch.Tensor:
         return self.copy.copy_(self.tensor)
 
 
@@ -212,8 +212,8 @@ class Copying(GlooTransport):
     def _needs_copy(self, data: torch.Tensor) -> bool:
         return data.dtype == torch.int64
 
-    def _leave(self, data: torch.Tensor) -> Any:
-        last = self._outgoing[-1].leaving if self._outgoing else None
+    def _copy_to_host(self, data: torch.Tensor) -> Any:
+        last = self._outgoing[-1].copy if self._outgoing else None
         if last is not None and last.tensor is data:
             return last
         self.num_copies += 1

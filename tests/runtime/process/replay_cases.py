@@ -105,10 +105,10 @@ class Nodes:
             return self.servers[number].run
         return lambda node: plan.architecture.daemon(node, self.kept[number])
 
-    def begins(self, worker: Any) -> None:
+    def worker_started(self, worker: Any) -> None:
         pass
 
-    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
         self.replicas[rank] = replica
 
     def digests(self, rank: int) -> Digests:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.journal import DamagedError, encode, glance
+from gradwire.runtime.durable.journal import DamagedError, encode, peek
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import DONE, Arrival
 
@@ -20,7 +20,7 @@ def note(store: Store, number: int, is_whole: bool = True) -> None:
 
 
 def numbers(store: Store) -> list[int]:
-    return [glance(body).number for body in store.bodies]
+    return [peek(body).number for body in store.bodies]
 
 
 def state(number: int) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_what_cannot_be_had_again_is_an_error(tmp_path: Path) -> None:
         Store(tmp_path / "order", "job")
     filled(tmp_path / "gone")
     (tmp_path / "gone" / "state-00000002.pt").unlink()
-    with pytest.raises(DamagedError, match="not the state that it goes on from"):
+    with pytest.raises(DamagedError, match="not the state that it continues from"):
         Store(tmp_path / "gone", "job")
 
 

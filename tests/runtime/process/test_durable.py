@@ -274,7 +274,7 @@ def test_what_was_for_the_one_before_is_not_sent_to_who_came_when_all_is_told_ag
             super().__init__()
             self.life, self.sent = life, []
 
-        def kept(self, job: int) -> list[Arrival]:
+        def deferred(self, job: int) -> list[Arrival]:
             return []
 
         def send(self, dst: int, job: int, tag: int, message: Any) -> None:

@@ -37,10 +37,10 @@ class Within:
         except Empty:
             return None
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         self._kept[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         return self._kept.pop(job, [])
 
     def happen(self, arrival: Arrival) -> None:
@@ -232,7 +232,7 @@ def test_who_leaves_because_of_another_names_it(transport: Within) -> None:
     with pytest.raises(PeerLost) as caught:
         ProcessEngine(transport).run(program)
     assert caught.value.rank == 2
-    assert "rank 2: rank 1 says so, and left because of it" in caught.value.__notes__
+    assert "rank 2: rank 1 reports it, and left because of it" in caught.value.__notes__
 
 
 def test_without_progress_it_says_who_waits_for_what(transport: Within) -> None:

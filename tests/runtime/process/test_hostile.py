@@ -58,8 +58,8 @@ def test_what_is_out_of_turn_or_for_nobody_is_not_kept(results: list[Any]) -> No
     assert hostile["told"] == first["malformed"] == REPEATS  # headers that nobody knows
     assert first["dropped"] == {str(HOSTILE): 2 * REPEATS}
     assert first["warnings"][1:] == [
-        f"rank {HOSTILE} sent rank {SERVER} a message that nobody reads; it was dropped, and so "
-        "are others"
+        f"rank {HOSTILE} sent rank {SERVER} a message that no program reads; it was dropped, and "
+        "so are others"
     ]
     assert not second["dropped"]
     assert len(second["warnings"]) == 1

@@ -10,13 +10,13 @@ from gradwire.core.node import Framed, Membership
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.journal import (
     LINKS,
-    NOT_KEPT,
+    NOT_STORED,
     TIMED_OUT,
     DamagedError,
     Journal,
     decode,
     encode,
-    glance,
+    peek,
     read,
 )
 from gradwire.runtime.process.frames import Headers, tag_hash
@@ -50,10 +50,10 @@ def test_messages_come_back(numel: int, dtype: torch.dtype) -> None:
             assert same(back.message.data, x)
         else:
             assert same(back.message, x)
-        assert glance(body(arrival))._replace(message=message) == arrival
+        assert peek(body(arrival))._replace(message=message) == arrival
         without = body(arrival, is_whole=False)
         assert len(without) < 50
-        assert decode(without, HEADERS) == arrival._replace(message=NOT_KEPT)
+        assert decode(without, HEADERS) == arrival._replace(message=NOT_STORED)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.runtime.process.expected import MAX_NBYTES, Expected
+from gradwire.runtime.process.expected import MAX_NBYTES, ExpectedLength
 from runtime.process.launching import launch
 
 
@@ -24,9 +24,9 @@ def test_payloads_of_all_lengths(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 2 * MAX_NBYTES)))
 def test_a_posted_receive_has_room_and_there_are_few(lengths: list[int]) -> None:
-    expected, posted = Expected(), {}
+    expected, posted = ExpectedLength(), {}
     for nbytes in lengths:
-        tag = expected.takes(nbytes)
+        tag = expected.next_tag(nbytes)
         assert not tag or posted[tag] >= nbytes
         posted[expected.tag] = expected.nbytes
     assert expected.nbytes <= MAX_NBYTES

@@ -268,10 +268,10 @@ def test_a_message_that_never_comes(pinged: list[EventOrder]) -> None:
     with pytest.raises(OrderError) as caught:
         ReplayEngine(pinged).run([_ping, silent])
     text = str(caught.value)
-    assert "messages that nobody sends" in text
+    assert "messages that are never sent" in text
     assert "rank 0, entry 1" in text
     assert "order-0, line 4" in text
-    assert "rank 1 stands at entry 3, 'the end of the run'" in text
+    assert "rank 1 is at entry 3, 'the end of the run'" in text
 
 
 def test_a_node_that_is_cut_short(pinged: list[EventOrder]) -> None:

@@ -24,7 +24,7 @@ from gradwire.architecture.parameter_server._orders import (
 )
 from gradwire.core.coded import checked_answer
 from gradwire.core.errors import GradwireWarning, WireError
-from gradwire.core.group import Group, Job, Merging, concatenate
+from gradwire.core.group import Aggregation, Group, Merging, concatenate
 from gradwire.core.lifted import ONE_WAY
 from gradwire.core.limits import Limits, kept_nbytes
 from gradwire.core.node import Framed, Membership, Node
@@ -59,7 +59,7 @@ class ServerGroup(Group):
         return super().on_route(ONE_WAY if route == "gather" else route)
 
     async def at_owners(
-        self, messages: Sequence[Tensor], jobs: Sequence[Job], state: Any
+        self, messages: Sequence[Tensor], jobs: Sequence[Aggregation], state: Any
     ) -> tuple[list[Tensor], Any]:
         tag = self._tag()
         orders = list(zip(self.servers, messages, jobs))
@@ -68,7 +68,7 @@ class ServerGroup(Group):
             await self._send(server, Order(self.label, tag[1], self.members, job), message)
         return [await self._answer(server, tag) for server, _, _ in orders], state
 
-    async def at_owner(self, message: Tensor, job: Job) -> Tensor:
+    async def at_owner(self, message: Tensor, job: Aggregation) -> Tensor:
         tag, server = self._tag(), self._one_server()
         await self._send(server, Order(self.label, tag[1], self.members, job), message)
         return await self._answer(server, tag)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.core.errors import PeerLost, WireError
-from gradwire.core.group import Job, Merging, maximum, mean_in_order
+from gradwire.core.group import Aggregation, Merging, maximum, mean_in_order
 from gradwire.core.limits import Limits, is_valid, specs_in
 from gradwire.core.wire import Failed as Failed
 
@@ -27,7 +27,7 @@ class Order:
     label: str
     round: int  # of the exchanges of this tensor
     members: tuple[int, ...]
-    job: Job | None  # None: hand the message on
+    job: Aggregation | None  # None: hand the message on
     to: tuple[int, ...] = ()  # to these
 
     def check(self, rank: int, num_workers: int) -> None:
@@ -84,7 +84,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class MeanOfVectors(Job):
+class MeanOfVectors(Aggregation):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
         _check_same_kind(messages)
         if not messages[0].is_floating_point():
@@ -93,14 +93,14 @@ class MeanOfVectors(Job):
 
 
 @dataclass(frozen=True)
-class Maximum(Job):
+class Maximum(Aggregation):
     def run(self, messages: tuple[Tensor, ...], state: Any) -> tuple[Tensor, Any]:
         _check_same_kind(messages)
         return maximum(messages), None
 
 
 @dataclass(frozen=True)
-class MergeInPairs(Job):
+class MergeInPairs(Aggregation):
     """Merges as a binomial tree does, so that the result is the same."""
 
     merging: Merging

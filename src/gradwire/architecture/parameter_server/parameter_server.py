@@ -95,8 +95,9 @@ class ParameterServer(Architecture):
     def daemon(
         self, node: Node, keep: dict[Any, Any], limits: Limits | None = None
     ) -> Coroutine[Any, Any, None]:
-        if node.rank == node.size + self.servers:
-            return schedule(node, range(node.size, node.size + self.servers))
+        layout = self.layout(node.size)
+        if node.rank == layout.scheduler:
+            return schedule(node, layout.servers)
         return serve_collectives(node, self.servers, keep, limits)
 
     def forget_members(self, keep: dict[Any, Any]) -> None:

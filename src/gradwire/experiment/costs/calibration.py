@@ -1,11 +1,10 @@
-"""Measures what coding costs here: `gradwire codecs --costs FILE`, about five minutes.
+"""Measures the costs of coding on this machine: `gradwire codecs --costs FILE`, about five minutes.
 
-Every codec runs as its examples write it, at several lengths, on one thread, which finds its core's
-own caches full of something else, as after a gradient. Time is what that thread ran for, so that
-other processes count little. Three numbers are fitted to the usual times of each of its operations
-(`cost_fit.py`). They stand under its name. An example that they miss by more than half
-has an entry of its own, as it is written. What functions take besides is measured in runs
-(`function_costs.py`).
+Every codec runs with its examples, at several lengths, on one thread, with other data in the
+caches, as after a gradient. Time is the running time of that thread, so other processes count
+little. Three numbers are fitted to the median times of each operation (`cost_fit.py`). They are the
+entry of the codec. An example for which they are off by more than half has its own entry. The costs
+of functions besides codecs are measured in runs (`function_costs.py`).
 """
 
 import contextlib
@@ -44,7 +43,7 @@ from gradwire.experiment.studies.codecs import processor, spec_of
 from gradwire.runtime.virtual.coding_time import Cost
 
 _LENGTHS = (1 << 10, 1 << 14, 1 << 18, 1 << 21)
-_ROUNDS = 2  # of all: a disturbance may last
+_ROUNDS = 2  # over all codecs: a disturbance may last
 _REPEATS, _ENOUGH_S = 7, 0.15  # of one example at one length, in one round
 _CACHE_NBYTES = 4 << 20  # at least what a core has for itself
 _KEY = Key(seed=0).child("coding costs")
@@ -61,7 +60,7 @@ def write_costs(path: Path, only: Sequence[str], progress: Progress) -> Row:
     with use_threads(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", GradwireWarning)
         if only:
-            read_costs(str(path) if path.exists() else "")  # or it says what is wrong with it
+            read_costs(str(path) if path.exists() else "")  # raises if it is damaged
             found = json.loads((path if path.exists() else FILE).read_text())
             fits = measure_codecs(_chosen(only), progress)
             found["codecs"] |= fits.costs
@@ -123,7 +122,7 @@ def measure_all(progress: Progress) -> Row:
 
 
 def _is_plain(samples: Samples) -> bool:
-    """Without codecs: besides them little may be left, of which a factor says nothing."""
+    """Whether no codec was in the calls: else little time may be left, and factors mean nothing."""
     return not any(num_reports for num_reports, _ in samples)
 
 
@@ -168,7 +167,7 @@ def _no_times() -> _Times:
 
 
 def _measure_codec(codec: Codec, own: type, times: _Times) -> None:
-    """Of a codec; of a chain those of its stages of this class."""
+    """Measures a codec; in a chain, its stages of this class."""
     for numel in _LENGTHS:
         x, residual = (_KEY.child(name).normal(numel) for name in ("x", "residual"))
         spec, key = spec_of("", x), _KEY.private(0)
@@ -237,7 +236,7 @@ def _fill_caches() -> None:
 
 
 def _default(codecs: Mapping[str, Mapping[str, Cost]]) -> dict[str, Cost]:
-    """For codecs that are not in the table: three quarters of those that are take less."""
+    """The costs for codecs that are not in the table: the upper quartile of those that are."""
     found = {}
     for operation in ("encode", "encode_feedback", "decode"):
         numel = _LENGTHS[-1]
@@ -266,7 +265,7 @@ def _formatted(found: Row) -> str:
 
 
 def _hardware() -> str:
-    """The processor and what its vectors are: for some codecs that is most of the difference."""
+    """The processor and its vector instructions, which matter most for some codecs."""
     flags = ""
     with contextlib.suppress(OSError):
         flags = Path("/proc/cpuinfo").read_text()
@@ -275,7 +274,7 @@ def _hardware() -> str:
 
 
 def _commit() -> str:
-    """Of the source tree, if this is one."""
+    """The commit of the source tree, if this is one."""
     command = ("git", "rev-parse", "--short", "HEAD")
     with contextlib.suppress(OSError):
         found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)

@@ -81,7 +81,7 @@ class Charge:
 
 
 def charge_of(config: Config) -> Charge:
-    """As a configuration says."""
+    """The charge that a configuration asks for."""
     slowdown = config.coding_slowdown
     record: Row = {"charged": config.coding}
     if config.coding == "free":
@@ -95,7 +95,7 @@ def charge_of(config: Config) -> Charge:
 
 
 def describe_charge(record: Row) -> str:
-    """The record of a charge, in words."""
+    """A description of the record of a charge."""
     if record["charged"] == "free":
         return "free (encoding, averaging and updating take no virtual time)"
     times = "" if record["slowdown"] == 1.0 else f", {record['slowdown']:g} times as long"

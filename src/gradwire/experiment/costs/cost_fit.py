@@ -15,16 +15,16 @@ from gradwire.runtime.virtual.coding_time import Cost
 Size = tuple[int, int]  # elements and bytes
 Times = dict[Size, list[float]]
 Samples = dict[Size, float]  # the usual time
-_MISS = 1.5  # from which factor on an example has an entry of its own
+_MAX_MISS = 1.5  # an example that is off by a larger factor has its own entry
 _BYTES_EXPLAIN = 0.7  # of the squared error that is left without them, at most
 _DIGITS, _ITERATIONS = 3, 30
-_LEAST_S = 1e-7  # the clock's own resolution: what is left of a difference may be below zero
+_MIN_S = 1e-7  # the resolution of the clock: a difference may be below zero
 
 
 def usual(times: Times) -> Samples:
-    """The middle one of the times for each size: whether memory is fresh makes a difference of two
-    or more for long vectors, and the fastest never is."""
-    return {size: max(median(seconds), _LEAST_S) for size, seconds in times.items()}
+    """The median time for each size. Fresh memory makes a factor of two or more for long vectors,
+    and the fastest run never has fresh memory, so the minimum would be wrong."""
+    return {size: max(median(seconds), _MIN_S) for size, seconds in times.items()}
 
 
 def entries(name: str, samples: Mapping[str, Mapping[str, Samples]]) -> dict[str, dict[str, Cost]]:
@@ -37,7 +37,7 @@ def entries(name: str, samples: Mapping[str, Mapping[str, Samples]]) -> dict[str
     own: dict[str, dict[str, Cost]] = {}
     for text, samples_of in samples.items():
         joint = _fitted_together([*together, samples_of])
-        if not together or all(_miss(joint, one) <= _MISS for one in (*together, samples_of)):
+        if not together or all(_miss(joint, one) <= _MAX_MISS for one in (*together, samples_of)):
             fits, together = joint, [*together, samples_of]
         else:
             own[text] = _fitted_together([samples_of])

@@ -1,9 +1,8 @@
-"""What functions cost besides the codecs in them: averages, updates, sums among neighbours.
+"""The costs of functions besides the codecs in them: averages, updates, sums among neighbours.
 
-They are measured where they are used: some workers train networks of several sizes with every
-synchronization, every architecture and every method that is no codec. The time of a call, less
-what the codecs in it took, is kept by the number of their reports and by the bytes of the tensors
-that it reads and makes.
+They are measured in runs: some workers train networks of several sizes with every synchronization,
+every architecture and every method that is no codec. The time of a call without its codecs is
+stored by the number of their reports and by the bytes of the tensors that it reads and makes.
 """
 
 import time
@@ -43,8 +42,8 @@ _CODED = ("identity", "ef(topk(0.01))", "qsgd(bits=4)", "ef(sign)")
 
 
 @dataclass
-class _Recorder(CodingTime):
-    """Charges nothing, and keeps what calls took besides their codecs."""
+class _CallTimer(CodingTime):
+    """Charges nothing, and stores the times of calls without their codecs."""
 
     others: Mapping[str, Cost]  # of what is reported without a codec
     functions: defaultdict[str, Times] = field(
@@ -69,7 +68,7 @@ def function_samples(
     others: Mapping[str, Cost], progress: Callable[[str, int, int], None]
 ) -> dict[str, Samples]:
     """The usual times of functions, by the reports in them and the bytes that they touch."""
-    recorder = _Recorder(others)
+    recorder = _CallTimer(others)
     runs = list(configs())
     for done, config in enumerate(runs):
         what = f"{config.synchronization} {config.architecture} {config.compression}"
@@ -106,7 +105,7 @@ def _name(synchronization: str) -> str:
 
 
 def _fed_back(text: str) -> str:
-    """With error feedback if the method allows it: that is work of its own."""
+    """The method with error feedback, if it allows that: feedback has its own functions."""
     try:
         return repr(COMPRESSION.parse(f"ef({text})"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How long a gradient takes here, and on how many CPU threads."""
+"""Measures the time of a gradient on this machine, and chooses the number of CPU threads."""
 
 import time
 import warnings
@@ -11,10 +11,10 @@ import torch
 from gradwire.core.errors import GradwireWarning
 from gradwire.experiment.run.threads import use_threads
 
-# Up to so many parameters one thread is as fast as several where nothing else runs, and many times
-# faster where something does. A rule, not a timing: bits may depend on the number of threads.
+# Up to so many parameters one thread is as fast as several on an idle machine, and many times
+# faster on a busy one. A rule, not a timing: bits may depend on the number of threads.
 SMALL_NUMEL = 200_000
-_LEAST, _MOST, _ENOUGH_S = 7, 60, 1.0  # repetitions, and after which time there are no more
+_MIN_REPEATS, _MAX_REPEATS, _ENOUGH_S = 7, 60, 1.0
 _LARGE_SPREAD = 1.5
 
 
@@ -25,7 +25,7 @@ def default_threads(num_parameters: int) -> int:
 
 @dataclass(frozen=True)
 class GradientTime:
-    """What was measured."""
+    """The measured time of a gradient."""
 
     seconds: float  # the fastest, which other work disturbed least
     median_s: float
@@ -55,13 +55,13 @@ def measure_gradient(
     began = time.perf_counter()
     with use_threads(threads):
         evaluate()  # with so many threads for the first time
-        while len(seconds) < _MOST:
+        while len(seconds) < _MAX_REPEATS:
             start = clock()
             evaluate()
             seconds.append(clock() - start)
-            if len(seconds) >= _LEAST and time.perf_counter() - began > _ENOUGH_S:
+            if len(seconds) >= _MIN_REPEATS and time.perf_counter() - began > _ENOUGH_S:
                 break
-    fastest = float(f"{min(seconds):.4g}")  # in a record more digits would say nothing
+    fastest = float(f"{min(seconds):.4g}")  # more digits would be noise
     found = GradientTime(fastest, median(seconds), len(seconds), threads)
     if found.spread > _LARGE_SPREAD:
         warnings.warn(

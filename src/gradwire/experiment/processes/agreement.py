@@ -1,9 +1,9 @@
-"""What the nodes of a run on real processes agree on between two segments.
+"""Agreements between the nodes of a run on real processes, between two segments.
 
-Everyone sends a report to the one that keeps the record (rank 0, or the scheduler if there is one),
-that one decides, everyone receives the decision: JSON both ways. It goes through the engine like
-any message, but it is not the algorithm's: neither the ledger nor a recorded order knows of it.
-Nodes wait patiently: others may still have to load, to evaluate, to save, or to train.
+Every node sends a report to the coordinator (the scheduler, or rank 0 if there is none). The
+coordinator decides, and all nodes receive the decision. Reports and decisions are JSON. The engine
+transmits them like any message, but they count neither in the ledger nor in a recorded order. Nodes
+wait without the usual timeout: others may still load, evaluate, save or train.
 """
 
 import json
@@ -24,33 +24,33 @@ _REPORT, _DECISION, _TENSOR = "agreement report", "agreement decision", "agreeme
 
 
 class Agreement:
-    """One node's end. All nodes of a run, whatever their roles, call the same things in order.
+    """One node's side. All nodes of a run, whatever their roles, call the same methods in order.
 
-    `hub` is the rank that decides. Workers that are lost may be missing if `may_miss`.
+    `may_miss`: workers that are lost may be missing.
     """
 
-    def __init__(self, engine: ProcessEngine, hub: int = 0, may_miss: bool = False) -> None:
+    def __init__(self, engine: ProcessEngine, coordinator: int, may_miss: bool = False) -> None:
         self._engine = engine
-        self._hub = hub
-        self._others = [rank for rank in range(engine.size) if rank != hub]
+        self._coordinator = coordinator
+        self._others = [rank for rank in range(engine.size) if rank != coordinator]
         self._may_miss = may_miss
-        self.absent: set[int] = set()  # workers that came meanwhile, and take no part
+        self.absent: set[int] = set()  # workers that joined meanwhile, and do not participate
 
     def agree(self, report: Row, decide: Callable[[list[Row | None]], Row]) -> Row:
-        """What the hub decides given all reports, in the order of the ranks; None: it is lost."""
-        hub = self._hub
+        """The coordinator's decision, given the reports of all ranks in order; None: lost."""
+        coordinator = self._coordinator
 
         async def program(node: Node) -> Row:
-            if node.rank != hub:
-                await node.send(hub, _REPORT, _packed(report))
-                return _unpacked(await node.recv(hub, _DECISION))
+            if node.rank != coordinator:
+                await node.send(coordinator, _REPORT, _pack(report))
+                return _unpack(await node.recv(coordinator, _DECISION))
             reports: list[Row | None] = [None] * self._engine.size
-            reports[hub] = report
+            reports[coordinator] = report
             for rank in self._others:
-                received = await self._received(node, rank, _REPORT)
-                reports[rank] = None if received is None else _unpacked(received)
+                received = await self._receive(node, rank, _REPORT)
+                reports[rank] = None if received is None else _unpack(received)
             decision = decide(reports)
-            message = _packed(decision)
+            message = _pack(decision)
             for rank in self._others:
                 if rank not in self.absent:
                     await node.send(rank, _DECISION, message)
@@ -61,26 +61,26 @@ class Agreement:
     def collect(
         self, tensors: Sequence[Tensor], sources: Collection[int], count: int
     ) -> dict[int, list[Tensor]]:
-        """On the hub the tensors of these ranks, of which each has `count`; elsewhere nothing."""
-        hub = self._hub
+        """On the coordinator: the `count` tensors of each of these ranks; elsewhere nothing."""
+        coordinator = self._coordinator
 
         async def program(node: Node) -> dict[int, list[Tensor]]:
-            if node.rank != hub:
+            if node.rank != coordinator:
                 if node.rank in sources:
                     for tensor in tensors:
-                        await node.send(hub, _TENSOR, tensor)
+                        await node.send(coordinator, _TENSOR, tensor)
                 return {}
-            found = {hub: list(tensors)} if hub in sources else {}
-            for rank in sorted(set(sources) - {hub}):
-                received = [await self._received(node, rank, _TENSOR) for _ in range(count)]
-                whole = [tensor for tensor in received if tensor is not None]
-                if len(whole) == count:
-                    found[rank] = whole
+            found = {coordinator: list(tensors)} if coordinator in sources else {}
+            for rank in sorted(set(sources) - {coordinator}):
+                received = [await self._receive(node, rank, _TENSOR) for _ in range(count)]
+                complete = [tensor for tensor in received if tensor is not None]
+                if len(complete) == count:
+                    found[rank] = complete
             return found
 
         return self._run(program)
 
-    async def _received(self, node: Node, rank: int, tag: str) -> Tensor | None:
+    async def _receive(self, node: Node, rank: int, tag: str) -> Tensor | None:
         if rank in self.absent:
             return None
         try:
@@ -102,10 +102,10 @@ class Agreement:
         return result
 
 
-def _packed(row: Row) -> Tensor:
+def _pack(row: Row) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
 
 
-def _unpacked(message: Tensor) -> Row:
+def _unpack(message: Tensor) -> Row:
     row: Row = json.loads(bytes(message.numpy()))
     return row

@@ -8,18 +8,24 @@ from gradwire.experiment.run.config import common_settings
 _MAX_NAMED = 3  # nodes in one message
 
 
-def differences(configs: Sequence[str], hub: int, name: Callable[[int], str]) -> dict[str, str]:
-    """By rank, where a configuration (in TOML) is not that of the rank `hub`: which settings."""
+def differences(
+    configs: Sequence[str], coordinator: int, name: Callable[[int], str]
+) -> dict[str, str]:
+    """By rank: the settings in which a configuration (in TOML) differs from the coordinator's."""
     found = {}
     for rank, config in enumerate(configs):
-        lines = zip_longest(common_settings(config), common_settings(configs[hub]), fillvalue="")
-        texts = [f"{own} where {name(hub)} has {other}" for own, other in lines if own != other]
+        lines = zip_longest(
+            common_settings(config), common_settings(configs[coordinator]), fillvalue=""
+        )
+        texts = [
+            f"{own} where {name(coordinator)} has {other}" for own, other in lines if own != other
+        ]
         if texts:
             found[str(rank)] = f"{name(rank)} has {', '.join(texts)}"
     return found
 
 
 def summarize_differences(differs: Mapping[str, str]) -> str:
-    """For those that have the settings of the hub."""
+    """The message for nodes that have the settings of the coordinator."""
     some, num_more = list(differs.values())[:_MAX_NAMED], max(0, len(differs) - _MAX_NAMED)
     return "; ".join(some) + (f"; and {num_more} more differ" if num_more else "")

@@ -7,7 +7,7 @@ from gradwire.architecture.gossip import _posts
 from gradwire.architecture.parameter_server import _orders
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec
-from gradwire.core.group import Job, Merging
+from gradwire.core.group import Aggregation, Merging
 from gradwire.core.key import Key
 from gradwire.core.node import Membership
 from gradwire.core.spec import Spec
@@ -17,19 +17,19 @@ from gradwire.training import wire
 _PACKAGE = "gradwire"
 
 
-def _values(kind: type) -> list[type]:
+def _subclasses(kind: type) -> list[type]:
     """The classes that inherit from a kind, in an order that is the same everywhere."""
     found: dict[str, type] = {}
     classes: list[type] = kind.__subclasses__()
     for cls in classes:
-        # Not what a test made, nor what `slots` left behind.
+        # Neither classes of tests, nor those that `slots` has replaced.
         is_ours = cls.__module__.partition(".")[0] == _PACKAGE
         if is_ours and getattr(sys.modules[cls.__module__], cls.__name__, None) is cls:
             found[f"{cls.__module__}.{cls.__name__}"] = cls
     return [found[name] for name in sorted(found)]
 
 
-# What servers are ordered to do is found where it is defined, as algorithms are.
+# The aggregations of servers are found in the modules that define them, as algorithms are.
 for _registry in (ARCHITECTURE, COMPRESSION):
     _registry.names()  # imports them
 
@@ -50,7 +50,7 @@ HEADERS = Headers(
     _orders.Failed,
     Spec,
     Key,
-    *_values(Job),
-    *_values(Merging),
+    *_subclasses(Aggregation),
+    *_subclasses(Merging),
     parse={Codec: COMPRESSION.parse},
 )

@@ -5,28 +5,28 @@ from collections.abc import Sequence
 
 import torch
 
-from gradwire.experiment.processes.node.parts import noted, slim
-from gradwire.experiment.report.figures import counted
+from gradwire.experiment.report.figures import counted, taken_together
 from gradwire.experiment.run.outcome import summary_of
 from gradwire.experiment.run.record import Row
+from gradwire.experiment.run.roles import counter_replicas
 from gradwire.experiment.run.setup import Experiment
 from gradwire.runtime.ledger import Ledger
 
-_LOST = "of workers that were lost"  # in the place of a tensor's name
+_LOST = "of workers that were lost"  # in the ledger, instead of the name of a tensor
 
 
-def summed_up(
+def make_summary(
     experiment: Experiment, last: Row, reports: Sequence[Row | None]
 ) -> tuple[Row, Ledger]:
-    """The summary and the ledger, given the last row of metrics and the report of every rank, None
-    of a worker that is lost.
+    """The summary and the ledger, given the last row of metrics and the reports of all ranks.
 
-    What a worker counted in a life that has ended is lost with it, but servers have counted what
-    they received. Times are those of the slowest, their parts means over the workers that are
-    there, for as many gradients as `steps_timed` says.
+    The report of a lost worker is None. Its counters are lost with it, and so are those of earlier
+    incarnations, but servers have counted what they received. `training_time_s` is that of the
+    slowest rank. The times that it consists of are means over the present workers, for
+    `steps_timed` gradients each.
     """
     num_workers = experiment.config.workers
-    there = [report for report in reports if report is not None]
+    present = [report for report in reports if report is not None]
     workers = [report for report in reports[:num_workers] if report is not None]
     others = [report for report in reports[num_workers:] if report is not None]
     pauses = experiment.plan.pauses
@@ -34,10 +34,10 @@ def summed_up(
     def spent(name: str, rows: Sequence[Row]) -> list[float]:
         return [row["spent"].get(name, 0.0) for row in rows]
 
-    # Where workers may be lost the time of one that came later is not that of the run.
-    training_s = max(spent("training_s", workers if pauses else there))
-    ledger = ledger_of(reports, num_workers)
-    lost_nbytes = ledger.tensor_bytes.get(_LOST, 0)  # what framed it is not known
+    # If workers may be lost, a late joiner has not trained for the whole time.
+    training_s = max(spent("training_s", workers if pauses else present))
+    ledger = total_ledger(reports, num_workers)
+    lost_nbytes = ledger.tensor_bytes.get(_LOST, 0)  # without their frames
     summary = summary_of(
         experiment,
         last,
@@ -52,16 +52,19 @@ def summed_up(
         call_time_s=_call_s(workers),
         server_call_time_s=_call_s([report for report in others if _is_server(report)]),
         steps_timed=sum(report["num_gradients"] for report in workers) / len(workers),
-        bytes_handed_over=int(sum(spent("handed_nbytes", there))) + lost_nbytes,
-        native_means=int(max(spent("native_means", there))),
+        bytes_handed_over=int(sum(spent("sent_nbytes", present))) + lost_nbytes,
+        native_means=int(max(spent("native_means", present))),
         threads=torch.get_num_threads(),
-        noted={**noted(there), **counted(experiment.plan, slim(workers))},
+        noted={
+            **taken_together([report.get("notes", {}) for report in present]),
+            **counted(experiment.plan, counter_replicas(workers)),
+        },
     )
     return summary, ledger
 
 
-def ledger_of(reports: Sequence[Row | None], num_workers: int) -> Ledger:
-    """What all have sent, and what came from those that cannot say it any more."""
+def total_ledger(reports: Sequence[Row | None], num_workers: int) -> Ledger:
+    """What all nodes have sent; what lost workers sent is known from those that received it."""
     ledger = Ledger(len(reports))
     for report in reports:
         if report is not None:
@@ -69,7 +72,7 @@ def ledger_of(reports: Sequence[Row | None], num_workers: int) -> Ledger:
     for rank, report in enumerate(reports):
         if report is None or not _is_server(report):
             continue
-        received = report["heard"]
+        received = report["received"]
         for src in range(num_workers):
             missing = received["link_bytes"][src][rank] - ledger.link_bytes[src][rank]
             if missing > 0:
@@ -80,7 +83,7 @@ def ledger_of(reports: Sequence[Row | None], num_workers: int) -> Ledger:
 
 
 def _num_gradients(reports: Sequence[Row | None], num_workers: int, pauses: bool) -> int:
-    """Where workers do not pause each gradient is pushed, to all servers."""
+    """Of all workers. If they do not pause, servers have counted those of lost workers, too."""
     total = 0
     for rank, report in enumerate(reports[:num_workers]):
         own = 0 if report is None else report["num_gradients"]
@@ -90,12 +93,12 @@ def _num_gradients(reports: Sequence[Row | None], num_workers: int, pauses: bool
 
 
 def _is_server(report: Row) -> bool:
-    """Of one that holds a part of the model."""
+    """Whether this is the report of a server that holds a shard of the model."""
     return "pushes" in report
 
 
 def _call_s(rows: Sequence[Row]) -> dict[str, float]:
-    """Seconds by function, mean of these ranks."""
+    """Mean seconds of these ranks, by function."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for row in rows:
         for name, own in row["call_s"].items():

@@ -1,7 +1,7 @@
 """Runs an experiment as one rank of torch.distributed's process group; all ranks call `run`.
 
 This is for architectures without servers; `served.py` has the others. What a rank does is in
-`node_run.py`.
+`node/run.py`.
 """
 
 import warnings
@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from gradwire.architecture import ARCHITECTURE
 from gradwire.core.errors import DataError, LostError
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.processes.node.run import NodeRun
-from gradwire.experiment.processes.node.types import Where
+from gradwire.experiment.processes.node.types import RunFolder
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.machine import default_threads, own_device
+from gradwire.experiment.run.machine import default_threads, layout_of, own_device
 from gradwire.experiment.run.outcome import Progress, Run, config_of, use_threads
 from gradwire.experiment.run.record import Record, Say, warn
 from gradwire.experiment.run.setup import Experiment, prepare
@@ -50,13 +49,13 @@ def run(
         torch.distributed.init_process_group("gloo")
         run = gradwire.run(workers=4, compression="ef(topk(0.01))", out="runs/first")
 
-    `settings` are the fields of `Config`. With `out` the run leaves its records there, and every
-    rank its checkpoints: at evaluations and so often besides. `resume` goes on with the run in that
-    folder, to the same bits as if it had not been interrupted; so does `out` if `is_restart` and
-    the folder holds this very run. `restart` allows a run that is resumed to begin again from step
-    0 if its checkpoints are damaged or missing. `say` gets a message, on rank 0, if it begins
-    again, and which files any rank did not use; by default that is a warning. `timeout` is how long
-    nothing may happen before a rank gives up.
+    `settings` are the fields of `Config`. With `out` the record of the run is written there, and
+    every rank writes checkpoints: at evaluations, and every `checkpoint_every`. `resume` continues
+    the run in that folder, to the same bits as if it had not been interrupted; so does `out` if
+    `is_restart` and the folder holds this run. `restart` allows a resumed run to begin again from
+    step 0 if its checkpoints are damaged or missing. `say` gets messages on rank 0: that the run
+    begins again, and which files were not used; by default these are warnings. `timeout` is how
+    long nothing may happen before a rank gives up.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -65,18 +64,18 @@ def run(
         )
     if resume is not None:
         if config is not None or settings or out is not None:
-            raise ValueError("resume goes on with the run's own settings; give no others")
+            raise ValueError("resume continues with the run's own settings; give no others")
         chosen = Record.open(Path(resume)).config
     else:
         chosen = config_of(config, {**settings, "engine": "process"}, "run")
     folder = out if resume is None else resume
     place = None if folder is None else Path(folder)
-    where = Where(place, resume is not None, is_restart, restart)
+    where = RunFolder(place, resume is not None, is_restart, restart)
     if chosen.record_order and chosen.native:
         raise ValueError("native means are not the simulator's: leave out native, or record_order")
     if chosen.record_order and where.folder is None:
-        raise ValueError("record_order leaves files with the records: give a folder, out=...")
-    size = num_nodes(chosen)
+        raise ValueError("record_order writes files into the record: give a folder, out=...")
+    size = layout_of(chosen).size
     if dist.get_world_size() != size:
         raise ValueError(
             f"workers = {chosen.workers} on {chosen.architecture} makes {size} ranks, but there "
@@ -97,7 +96,7 @@ def run(
 def rank_of(
     kind: type[N],
     config: Config,
-    where: Where,
+    where: RunFolder,
     checkpoint_every_s: float,
     timeout_s: float,
     **settings: Any,
@@ -109,9 +108,9 @@ def rank_of(
     lost = None
     try:
         yield kind(
-            prepared(config, is_quiet=transport.rank > 0),
+            prepare_or_explain(config, is_quiet=transport.rank > 0),
             transport,
-            config.workers,
+            layout_of(config),
             where,
             checkpoint_every_s=checkpoint_every_s,
             timeout_s=timeout_s,
@@ -125,10 +124,11 @@ def rank_of(
         transport.close(lost)
 
 
-def prepared(config: Config, is_quiet: bool) -> Experiment | str:
-    """The experiment, or why there is none: all ranks must know that. One of them prints warnings.
+def prepare_or_explain(config: Config, is_quiet: bool) -> Experiment | str:
+    """The experiment, or the reason why there is none, which all ranks must learn.
 
-    From now on torch uses as many threads as the experiment says, until `use_threads` ends.
+    `is_quiet`: no warnings; one rank prints them. From now on torch uses as many threads as the
+    experiment says, until `use_threads` ends.
     """
     try:
         with warnings.catch_warnings():
@@ -139,8 +139,3 @@ def prepared(config: Config, is_quiet: bool) -> Experiment | str:
         return experiment
     except (ValueError, DataError, OSError) as error:
         return str(error) or type(error).__name__
-
-
-def num_nodes(config: Config) -> int:
-    """The ranks that a run needs: workers, and whoever else the architecture has."""
-    return config.workers + ARCHITECTURE.parse(config.architecture).num_others

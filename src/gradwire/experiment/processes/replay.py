@@ -1,10 +1,9 @@
-"""Runs on real processes, done again in one process from the order that they recorded.
+"""Replays runs on real processes in one process, from the event orders that they recorded.
 
-With `record_order` every rank of a real run leaves `order-RANK.jsonl` with the records
-(`runtime/replay/order.py`). From these and the configuration `replay` computes the same run again,
-on the programs that the ranks ran, and compares: of every rank all that it had in the end, bit by
-bit, and the bytes that it sent on every link. Of a rank that was killed neither is known; what it
-did until then is done again, as far as it had written it down.
+With `record_order` every rank of a real run writes `order-RANK.jsonl` into the record
+(`runtime/replay/order.py`). From these files and the configuration `replay` runs the programs of
+all ranks again. It compares the final state of every rank, bit by bit, and the bytes that it sent
+on every link. For a rank that was killed neither is known; it is replayed as far as its file goes.
 """
 
 import json
@@ -21,17 +20,10 @@ import torch
 from torch import Tensor
 
 from gradwire.core.protocols import Replica
-from gradwire.experiment.processes.node.parts import (
-    Part,
-    Segment,
-    ServerPart,
-    WorkerPart,
-    holders,
-    part_of,
-)
-from gradwire.experiment.report.figures import counted, distance_of, noted, number
-from gradwire.experiment.run.outcome import Model, Run, metrics_row, summary_of, use_threads
+from gradwire.experiment.report.figures import counted, noted
+from gradwire.experiment.run.outcome import Run, summary_of, use_threads
 from gradwire.experiment.run.record import Record, Row, Say, warn
+from gradwire.experiment.run.roles import AllNodes, NodeRole, Segment
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay.engine import ReplayEngine
@@ -40,40 +32,39 @@ from gradwire.runtime.storage.files import write_atomically
 from gradwire.runtime.storage.text import LineSeal
 from gradwire.training.worker import TrainingWorker
 
-_NOT_RECORDED = "not recorded"  # in the place of an order: why
+_NOT_RECORDED = "not recorded"  # key of the reason, in a file without an order
 
 
 def order_path(folder: Path, rank: int) -> Path:
     return folder / f"order-{rank}.jsonl"
 
 
-def recorder(
+def make_recorder(
     folder: Path,
     experiment: Experiment,
     rank: int,
     step: int,
     *,
-    is_inside: bool = False,
+    is_in_segment: bool = False,
     say: Say = warn,
 ) -> Recorder | None:
-    """Where a rank of a run writes its order, from this step on.
+    """The recorder of a rank's event order, from this step on.
 
-    `is_inside`: this is a server that continues from a state of its own. Messages that it received
+    `is_in_segment`: this is a server that continues from its own state. Messages that it received
     before are not replayed, so its order would be incomplete, and none is recorded; `say` reports
     that.
     """
-    path, workers = order_path(folder, rank), experiment.plan.num_workers
-    num_nodes = workers + experiment.plan.architecture.num_others
+    path, layout = order_path(folder, rank), experiment.plan.layout
     about = experiment.config.to_toml()
     try:
-        if is_inside:
+        if is_in_segment:
             raise OrderError(
-                f"server {rank - workers} was started again, and went on from what it had saved on "
-                "its way: the order of what it received before is lost"
+                f"{layout.name_of(rank)} was started again, and continued from a state that it had "
+                "saved: the order of what it received before is lost"
             )
-        if step and _why_none(path):
-            raise OrderError(_why_none(path))
-        return Recorder(path, rank, num_nodes, workers, about, step)
+        if step and (reason := _why_not_recorded(path)):
+            raise OrderError(reason)
+        return Recorder(path, rank, layout.size, layout.num_workers, about, step)
     except OrderError as error:
         say(f"the order of this run is not complete and no longer recorded: {error}")
         line = json.dumps({_NOT_RECORDED: str(error)})
@@ -81,8 +72,8 @@ def recorder(
         return None
 
 
-def _why_none(path: Path) -> str:
-    """Why it is not an order that is in this file; "": it is one, or something else."""
+def _why_not_recorded(path: Path) -> str:
+    """Why this file has no order; "": it has one, or is something else."""
     try:
         with path.open(encoding="utf-8") as file:
             line = LineSeal().open(file.readline().removesuffix("\n"))
@@ -93,31 +84,33 @@ def _why_none(path: Path) -> str:
 
 
 @contextmanager
-def recorded(engine: ProcessEngine, log: Recorder | None, first: int, last: int) -> Iterator[None]:
-    """What the engine runs meanwhile is recorded, as the steps first .. last - 1."""
-    if log is not None:
-        log.steps = (first, last)
-    engine.log = log
+def record_order(
+    engine: ProcessEngine, recorder: Recorder | None, first: int, last: int
+) -> Iterator[None]:
+    """Records what the engine runs in this block, as the steps first .. last - 1."""
+    if recorder is not None:
+        recorder.steps = (first, last)
+    engine.log = recorder
     try:
         yield
     finally:
         engine.log = None
 
 
-def finish(log: Recorder | None, part: Part) -> None:
-    """The rank came to the end of the run."""
-    if log is not None:
-        log.result(digest_of(part.snapshot()))
-        log.close()
+def finish_recording(recorder: Recorder | None, role: NodeRole) -> None:
+    """Writes the digest of the final state of a rank."""
+    if recorder is not None:
+        recorder.result(digest_of(role.snapshot()))
+        recorder.close()
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came out of a replay, and what of it is not as the ranks had it."""
+    """The result of a replay, and its differences from the real run."""
 
     run: Run
     differs: tuple[str, ...]
-    compared: str  # what was
+    compared: str  # a description of what was compared
 
     @property
     def is_equal(self) -> bool:
@@ -128,74 +121,62 @@ def replay(folder: str | Path) -> Replayed:
     """Computes the recorded run in this folder again."""
     record = Record.open(Path(folder))
     began = time.perf_counter()
-    summary, orders = _summary(record), _orders(record)
+    summary, orders = _read_summary(record), _read_orders(record)
     with use_threads(summary.get("threads", 0)):
-        experiment = prepare(record.config)
-        return _replayed(experiment, orders, summary, began)
+        return _replay(prepare(record.config), orders, summary, began)
 
 
-def _replayed(
+def _replay(
     experiment: Experiment, orders: list[EventOrder], summary: Row, began: float
 ) -> Replayed:
-    plan, lost = experiment.plan, _lost(summary)
+    plan, lost = experiment.plan, _lost_ranks(summary)
     _check(experiment, orders)
-    parts = [part_of(plan, rank) for rank in range(len(orders))]
+    nodes = AllNodes(experiment)
     engine = ReplayEngine(orders, evaluate=plan.task.gradients)
     for first, last in engine.steps:
-        segment = Segment(first, last, _NoObserver())
-        programs = [part.program(segment) for part in parts]
-        results = engine.run(programs[: plan.num_workers], programs[plan.num_workers :])
-        for part, result in zip(parts, results):
-            if result is not None:
-                part.took(result)
-    there = [rank for rank in range(len(parts)) if rank not in lost]
+        nodes.set_results(engine.run(*nodes.programs(Segment(first, last, _NoObserver()))))
+    present = [rank for rank in range(len(orders)) if rank not in lost]
     differs = [
-        f"rank {rank}" for rank in there if orders[rank].result != digest_of(parts[rank].snapshot())
+        f"rank {rank}"
+        for rank in present
+        if orders[rank].result != digest_of(nodes.roles[rank].snapshot())
     ]
-    sent = engine.ledger.link_bytes, summary["bytes_by_link"]
-    differs += [f"bytes that rank {rank} sent" for rank in there if sent[0][rank] != sent[1][rank]]
-    workers = [part for rank in there if isinstance(part := parts[rank], WorkerPart)]
-    replicas = [part.replica for part in workers]
-    params, buffers = _model(experiment, parts, workers)
-    row = metrics_row(
-        experiment,
+    sent, expected = engine.ledger.link_bytes, summary["bytes_by_link"]
+    differs += [f"bytes that rank {rank} sent" for rank in present if sent[rank] != expected[rank]]
+    replicas = [replica for rank, replica in enumerate(nodes.replicas) if rank not in lost]
+    row = nodes.evaluate(
         engine.steps[-1][1] if engine.steps else 0,
-        [_own(experiment, part) for part in workers] if plan.mixes else [(params, buffers)],
-        [float(replica.loss) for replica in replicas if replica.loss is not None],
+        replicas,
         time_s=engine.now,
         bytes_sent=engine.ledger.total_bytes,
-        distance=number(distance_of([replica.params for replica in replicas])),
         dropped_steps=max(replica.num_dropped for replica in replicas),
     )
-    servers = [part.server for part in parts if isinstance(part, ServerPart)]
-    compared = _compared(lost)
+    compared = _describe_comparison(lost)
     again = summary_of(
         experiment,
         row,
         engine.ledger,
-        # Those of a worker that was lost only servers have counted, in the run.
+        # In the run, only servers have counted the gradients of a worker that was lost.
         summary["gradients"] if lost else sum(replica.num_gradients for replica in replicas),
-        noted={**noted(servers), **counted(experiment.plan, replicas)},
+        noted={**noted(nodes.servers), **counted(plan, replicas)},
         wall_time_s=time.perf_counter() - began,
         replay_differs=differs,
         replay_compared=compared,
     )
-    # Times are those of the ranks.
-    run = Run(
-        experiment.config, [row], {**summary, **again}, params, buffers, replicas, engine.ledger
-    )
+    # Times are those of the real run.
+    merged, model = {**summary, **again}, nodes.model(replicas)
+    run = Run(experiment.config, [row], merged, *model, replicas, engine.ledger)
     return Replayed(run, tuple(differs), compared)
 
 
-def _compared(lost: frozenset[int]) -> str:
-    """What was, in words."""
+def _describe_comparison(lost: frozenset[int]) -> str:
     if not lost:
         return "every rank, bit by bit, and the bytes on every link"
     ranks = ", ".join(map(str, sorted(lost)))
     return f"every rank but the lost ({ranks}), bit by bit, and the bytes that they sent"
 
 
-def _summary(record: Record) -> Row:
+def _read_summary(record: Record) -> Row:
     if not record.has_summary:
         raise ValueError(f"{record.folder}: the run has not come to its end, or not been recorded")
     summary = record.summary
@@ -204,57 +185,56 @@ def _summary(record: Record) -> Row:
             f"{record.folder}: the run stopped before its end, so it cannot be replayed: "
             f"{summary['stopped']}"
         )
-    if summary.get("is_rest"):
+    if summary.get("resumed_from_servers"):
         raise ValueError(
-            f"{record.folder}: the run went on from what the servers of another job had left, and "
-            "only runs whose workers begin with the first step can be replayed"
+            f"{record.folder}: the run continued from the state of the servers of another job, "
+            "and only runs whose workers begin with the first step can be replayed"
         )
     back = [row["rank"] for row in summary["lost"] if "back_s" in row]
     if back:
         raise ValueError(
-            f"{record.folder}: worker {back[0]} was lost and came back, and only runs in which "
-            "nobody does can be replayed"
+            f"{record.folder}: worker {back[0]} was lost and came back, and only runs without "
+            "workers that come back can be replayed"
         )
     return summary
 
 
-def _lost(summary: Row) -> frozenset[int]:
+def _lost_ranks(summary: Row) -> frozenset[int]:
     """The ranks that were killed."""
     return frozenset(row["rank"] for row in summary["lost"])
 
 
-def _orders(record: Record) -> list[EventOrder]:
+def _read_orders(record: Record) -> list[EventOrder]:
     first = order_path(record.folder, 0)
     if not first.exists():
         raise ValueError(
             f"{record.folder} holds no recorded order: there is no {first.name} in it. Run it with "
             "--engine process --record-order."
         )
-    lost = _lost(_summary(record))
-    num_nodes = _loaded(first, was_killed=True).num_nodes
+    lost = _lost_ranks(_read_summary(record))
+    num_nodes = _load_order(first, was_killed=True).num_nodes
     orders = [
-        _loaded(order_path(record.folder, rank), was_killed=rank in lost)
+        _load_order(order_path(record.folder, rank), was_killed=rank in lost)
         for rank in range(num_nodes)
     ]
     runs = next(order.runs for order in orders if order.rank not in lost)
-    return [_padded(order, runs) if order.rank in lost else order for order in orders]
+    return [_pad(order, runs) if order.rank in lost else order for order in orders]
 
 
-def _loaded(path: Path, *, was_killed: bool) -> EventOrder:
-    why = _why_none(path)
-    if why:
+def _load_order(path: Path, *, was_killed: bool) -> EventOrder:
+    if why := _why_not_recorded(path):
         raise ValueError(f"{path}: this run cannot be replayed. Its order is not complete: {why}")
     return load(path, was_killed=was_killed)
 
 
-def _padded(order: EventOrder, runs: Sequence[RunOrder]) -> EventOrder:
-    """Of a rank that was killed before it came to the last runs: there it does nothing."""
+def _pad(order: EventOrder, runs: Sequence[RunOrder]) -> EventOrder:
+    """The order of a rank that was killed, with empty runs for those that it did not reach."""
     missing = (RunOrder((), None, run.steps) for run in runs[len(order.runs) :])
     return replace(order, runs=(*order.runs, *missing))
 
 
 def _check(experiment: Experiment, orders: list[EventOrder]) -> None:
-    expected = experiment.plan.num_workers + experiment.plan.architecture.num_others
+    expected = experiment.plan.layout.size
     if len(orders) != expected:
         raise OrderError(f"orders of {len(orders)} nodes, but this run has {expected}")
     about = experiment.config.to_toml()
@@ -268,31 +248,14 @@ def _check(experiment: Experiment, orders: list[EventOrder]) -> None:
             )
 
 
-def _own(experiment: Experiment, part: WorkerPart) -> Model:
-    """The model of one worker."""
-    params, *buffers = part.model()
-    return params, dict(zip(experiment.plan.task.initial_buffers(), buffers))
-
-
-def _model(experiment: Experiment, parts: list[Part], workers: list[WorkerPart]) -> Model:
-    """What the servers hold, or one of the workers that are there."""
-    plan = experiment.plan
-    ranks = holders(plan, [part.report(digests=False) for part in workers])
-    held = [parts[rank].model() for rank in ranks]
-    buffers = held[0][1:]
-    if ranks[0] >= plan.num_workers:
-        buffers = workers[0].model()[1:]
-    params = torch.cat([shard[0] for shard in held]) if len(held) > 1 else held[0][0]
-    return params, dict(zip(plan.task.initial_buffers(), buffers))
-
-
 class _NoObserver:
-    """An observer of workers that does nothing."""
+    """Does nothing. For an observer, programs ask for the time after each step; so they did when
+    the order was recorded."""
 
-    def begins(self, worker: TrainingWorker) -> None:
+    def worker_started(self, worker: TrainingWorker) -> None:
         pass
 
-    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
         pass
 
 

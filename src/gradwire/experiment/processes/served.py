@@ -1,8 +1,8 @@
-"""Takes part in a run with servers, over ZeroMQ: as the scheduler, a server or a worker.
+"""Runs one node of a run with servers, over ZeroMQ: the scheduler, a server or a worker.
 
 The scheduler keeps the record. A server that has a folder survives the end of its process (see
-`runtime/durable/transport.py`): started again, it finds there its state and its journal. A worker
-that is lost may be replaced where the others can go on without it; the new one asks the servers for
+`runtime/durable/transport.py`): when it is restarted, it finds its state and its journal there. A
+lost worker may be replaced if the others can continue without it; the new one asks the servers for
 the model.
 """
 
@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gradwire.core.errors import LostError, RefusedError
+from gradwire.core.layout import RoleName
 from gradwire.experiment.processes.headers import HEADERS
-from gradwire.experiment.processes.launch.children import is_launched, tell_joined
+from gradwire.experiment.processes.launch.children import is_launched, report_joined
 from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.experiment.processes.node.run import NodeRun
-from gradwire.experiment.processes.node.types import Where
-from gradwire.experiment.processes.ranks import num_nodes, prepared
+from gradwire.experiment.processes.node.types import RunFolder
+from gradwire.experiment.processes.ranks import prepare_or_explain
 from gradwire.experiment.processes.state.recovery import (
     CONFIG,
     open_store,
@@ -26,7 +27,7 @@ from gradwire.experiment.processes.state.recovery import (
     store_folder,
 )
 from gradwire.experiment.run.config import Config, common_settings
-from gradwire.experiment.run.machine import default_threads, name_of, own_device
+from gradwire.experiment.run.machine import default_threads, layout_of, own_device
 from gradwire.experiment.run.outcome import Progress, Run, use_threads
 from gradwire.experiment.run.record import write_config
 from gradwire.experiment.run.setup import Experiment
@@ -44,16 +45,14 @@ from gradwire.runtime.zeromq.connections.sockets import (
 from gradwire.runtime.zeromq.errors import JoinError, NoMemberError, NotAdmittedError
 from gradwire.runtime.zeromq.keys import load_keys
 
-Role = Literal["scheduler", "server", "worker"]
-
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a node is, and how it finds the others."""
+    """The role of a node, and how it finds the others."""
 
-    role: Role
+    role: RoleName
     scheduler: str  # tcp://HOST:PORT
-    number: int | None = None  # among the workers, or the servers
+    number: int | None = None  # among the workers, or among the servers
     bind: str = "tcp://127.0.0.1:0"  # where a server listens
     advertise: str | None = None
     keys: Path | None = None
@@ -67,7 +66,7 @@ class NodeOptions:
 def take_part(
     config: Config,
     options: NodeOptions,
-    where: Where,
+    where: RunFolder,
     *,
     checkpoint_every: str = "30s",
     timeout: str = "300s",
@@ -76,14 +75,13 @@ def take_part(
     say: Callable[[str], None] = lambda text: None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Run:
-    """Runs until the job is done; on every node the summary, on the scheduler also the model."""
-    size = num_nodes(config)
-    with use_threads(config.threads or default_threads(size)):
-        experiment = prepared(config, is_quiet=options.role != "scheduler")
+    """Runs until the job is done. All nodes get the summary, the scheduler also the model."""
+    with use_threads(config.threads or default_threads(layout_of(config).size)):
+        experiment = prepare_or_explain(config, is_quiet=options.role != "scheduler")
         if isinstance(experiment, str):
             raise RefusedError(experiment)
         try:
-            node = _Served(experiment, options, where, report)
+            node = _ServedNode(experiment, options, where, report)
         except NotAdmittedError as error:
             raise RefusedError(str(error)) from error
         except JoinError as error:
@@ -97,8 +95,8 @@ def take_part(
         )
 
 
-def _who_may(address: str) -> str:
-    """What anybody can do who reaches this address of a job without keys."""
+def _describe_access(address: str) -> str:
+    """Who has access to this address of a job without keys."""
     where = "every user of this machine" if is_loopback(address) else "everybody on the network"
     return (
         f"{where} can join, and read and change the model. `gradwire ps keys FILE` makes keys; "
@@ -106,18 +104,18 @@ def _who_may(address: str) -> str:
     )
 
 
-def _some(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-class _Served:
+class _ServedNode:
     """A node on its transport."""
 
     def __init__(
         self,
         experiment: Experiment,
         options: NodeOptions,
-        where: Where,
+        where: RunFolder,
         report: Callable[[str], None],
     ) -> None:
         self.experiment = experiment
@@ -125,8 +123,8 @@ class _Served:
         self.where = where
         self.store: Store | None = None
         self._has_begun = False
-        config, architecture = experiment.config, experiment.plan.architecture
-        assert architecture.num_others, f"{architecture!r} has no servers"
+        config, layout = experiment.config, experiment.plan.layout
+        assert layout.others, f"{config.architecture} has no servers"
         keys = None if options.keys is None else load_keys(options.keys)
         check_allowed(options.scheduler, keys, options.insecure)
         if options.role != "scheduler":
@@ -136,12 +134,12 @@ class _Served:
         self.transport = ZmqTransport(
             options.role,
             scheduler=options.scheduler,
-            num_workers=config.workers,
-            num_servers=architecture.num_servers,
-            rank=self._wanted(),
+            num_workers=layout.num_workers,
+            num_servers=layout.num_servers,
+            rank=self._requested_rank(),
             bind=options.bind,
             advertise=options.advertise,
-            on_bound=lambda address: report(self._is_at(address)),
+            on_bound=lambda address: report(self._describe_address(address)),
             on_wait=lambda text: report(f"{options.role}: waiting, {text}"),
             fingerprint=self._fingerprint(),
             headers=HEADERS,
@@ -150,27 +148,26 @@ class _Served:
             heartbeat_s=parse_duration(options.silence),
             join_s=parse_duration(options.join_wait),
             server_s=parse_duration(options.server_wait),
-            acknowledges="asked" if self._keeps_a_store else "received",
-            links=self._open_store if self._keeps_a_store else None,
+            acknowledges="asked" if self._has_store else "received",
+            links=self._open_store if self._has_store else None,
             device=own_device(config),
         )
         self.report = report
-        self.name = name_of(self.transport.rank, config.workers, self.transport.size)
+        self.name = layout.name_of(self.transport.rank)
         if is_launched():
-            tell_joined()
+            report_joined()
         if options.role == "scheduler":
             report("scheduler: all are there")
         else:
             report(f"{options.role}: joined as {self.name}")
 
-    def _is_at(self, address: str) -> str:
-        """What others must know of this node, which listens there."""
-        options, plan = self.options, self.experiment.plan
+    def _describe_address(self, address: str) -> str:
+        """What the user must know to start the other nodes, once this one listens."""
+        options, layout = self.options, self.experiment.plan.layout
         if options.role == "server":
             return f"server: at {address}, joining the scheduler at {options.scheduler}"
         needed = (
-            f"{_some(plan.num_workers, 'worker')} and "
-            f"{_some(plan.architecture.num_servers, 'server')}"
+            f"{_count(layout.num_workers, 'worker')} and {_count(layout.num_servers, 'server')}"
         )
         host, hint = host_of(address), ""
         if host in ("0.0.0.0", "::", "*"):
@@ -181,42 +178,42 @@ class _Served:
             flags += f" --keys {options.keys}"
         elif options.insecure:
             flags += " --insecure"
-        warning = "" if options.keys is not None else f"\nwarning: without keys {_who_may(address)}"
+        warning = (
+            ""
+            if options.keys is not None
+            else f"\nwarning: without keys {_describe_access(address)}"
+        )
         return f"scheduler: waiting for {needed}. Start them with {flags}{hint}{warning}"
 
     @property
-    def _keeps_a_store(self) -> bool:
+    def _has_store(self) -> bool:
         return self.options.role == "server" and self.where.folder is not None
 
-    def _wanted(self) -> int | None:
-        """The rank to ask for."""
-        number, config = self.options.number, self.experiment.config
-        count = config.workers
-        if self.options.role == "server":
-            count = self.experiment.plan.architecture.num_servers
+    def _requested_rank(self) -> int | None:
+        """The rank to ask for; None: any."""
+        role, number = self.options.role, self.options.number
         if number is None:
             return None
-        if not 0 <= number < count:
-            raise ValueError(
-                f"there is no {self.options.role} number {number}: there are {count}, from 0"
-            )
-        return number + (config.workers if self.options.role == "server" else 0)
+        ranks = self.experiment.plan.layout.ranks_of(role)
+        if not 0 <= number < len(ranks):
+            raise ValueError(f"there is no {role} number {number}: there are {len(ranks)}, from 0")
+        return ranks[number]
 
     def _fingerprint(self) -> bytes:
-        """What only nodes have that are configured alike, and speak the same language."""
+        """A digest that is equal for nodes with the same settings and header classes."""
         text = "\n".join(common_settings(self.experiment.config.to_toml()))
         return blake2b(text.encode() + HEADERS.digest, digest_size=16).digest()
 
-    def _open_store(self, rank: int, life: float, job: str) -> LinkCounts:
-        """What this server was before, in this job."""
+    def _open_store(self, rank: int, incarnation: float, job: str) -> LinkCounts:
+        """Opens the store of this server in this job; returns its links as of its state."""
         assert self.where.folder is not None
         self.store = open_store(store_folder(self.where.folder, rank, job))
         write_config(self.store.folder / CONFIG, self.experiment.config)
         return links_of(self.store)
 
-    def _begun(self, program: Any) -> Any:
-        """Around programs that are not recorded: with the first the training begins. Until then
-        the run may be refused, and there is no record."""
+    def _report_training(self, program: Any) -> Any:
+        """Wraps programs of segments: with the first one the training begins. Before it the run may
+        be refused, and there is no record."""
         if self.options.role == "scheduler" and not self._has_begun:
             self._has_begun = True
             self.report(f"scheduler: the training begins; the record is in {self.where.folder}")
@@ -226,7 +223,7 @@ class _Served:
         self, *, signals: Signals, timeout_s: float, checkpoint_every_s: float, **settings: Any
     ) -> Run:
         transport, state, durable = self.transport, None, None
-        lost: int | None = transport.rank  # unless it goes well
+        lost: int | None = transport.rank  # unless the run ends well
         try:
             if self.store is not None:
                 state = None if self.store.state is None else self.store.state["state"]
@@ -242,15 +239,15 @@ class _Served:
             node = NodeRun(
                 self.experiment,
                 transport if durable is None else durable,
-                self.experiment.config.workers,
+                self.experiment.plan.layout,
                 self.where,
                 checkpoint_every_s=checkpoint_every_s,
                 timeout_s=timeout_s,
                 signals=signals,
-                life=transport.incarnation,
-                wrap=self._begun if durable is None else durable.recorded,
-                keep=None if self.store is None else self.store.folder,
-                is_by_hand=not is_launched(),
+                incarnation=transport.incarnation,
+                wrap=self._report_training if durable is None else durable.recorded,
+                store_folder=None if self.store is None else self.store.folder,
+                is_started_by_hand=not is_launched(),
                 **settings,
             )
             if self.store is not None and self.store.skipped:
@@ -263,11 +260,11 @@ class _Served:
         except LostError as error:
             lost = error.rank
             raise
-        except RefusedError:  # all know
+        except RefusedError:  # all nodes get this error
             lost = None
             raise
         except Interrupted:
-            if self.experiment.plan.pauses:  # all stop
+            if self.experiment.plan.pauses:  # all nodes stop
                 lost = None
             raise
         except NoMemberError as error:
@@ -278,5 +275,5 @@ class _Served:
                     durable.close()
             finally:
                 transport.close(lost)
-            if lost is None and self.store is not None:  # nobody will go on from it
+            if lost is None and self.store is not None:  # it is not needed again
                 remove_store(self.store.folder)

@@ -1,4 +1,4 @@
-"""What people look at: the table of a comparison and its figure."""
+"""The table of a comparison and its figure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _bandwidths(rows: Sequence[Row]) -> list[str]:
 
 
 def network_names(bandwidths: Sequence[str]) -> list[str]:
-    """What a column is called: the bandwidth, or a number where each node has its own."""
+    """The title of a column: the bandwidth, or a number if each node has its own."""
     return [
         f"net {number}" if "," in bandwidth else bandwidth.removesuffix("/s")
         for number, bandwidth in enumerate(bandwidths, start=1)
@@ -73,7 +73,7 @@ def network_names(bandwidths: Sequence[str]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What the table cannot say: networks with a number, steps dropped, methods that failed."""
+    """Notes below the table: networks with a number, steps dropped, methods that failed."""
     done = [row for row in rows if "failure" not in row]
     bandwidths = _bandwidths(rows)
     return [
@@ -99,7 +99,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def counted_headers(architecture: str) -> str:
-    """What the bytes count for headers, if messages go to and from servers."""
+    """A note on the bytes counted for headers, if there are servers."""
     from gradwire.architecture import ARCHITECTURE
     from gradwire.core.wire import HEADER_NBYTES
 

@@ -1,7 +1,7 @@
-"""What all figures share: lines that can be told apart, axes that can be read, files.
+"""Line styles, axes and files of all figures.
 
-Colours are Okabe and Ito's, which the colour-blind can tell apart; every line also has a line style
-and a marker of its own, so that a figure can be read in print without colours.
+Colours are Okabe and Ito's, which the colour-blind can distinguish; every line also has its own
+line style and marker, so that a figure can be read in print without colours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLOURS = (
 )
 MARKERS = "osD^vPX*"
 _LINES = ("-", "--", "-.", ":")
-_MOST_LABELS = 5  # of an axis half as wide as a page
+_MAX_LABELS = 5  # of an axis half as wide as a page
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def tick_values(low: float, high: float) -> list[float]:
     for subs in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
         found = LogLocator(subs=subs, numticks=50).tick_values(low, high)
         inside = [float(value) for value in found if low <= value <= high]
-        if 3 <= len(inside) <= _MOST_LABELS:
+        if 3 <= len(inside) <= _MAX_LABELS:
             return inside
-        if len(inside) > _MOST_LABELS:
-            return inside[:: -(-len(inside) // _MOST_LABELS)]
-    found = MaxNLocator(_MOST_LABELS - 1).tick_values(low, high)
+        if len(inside) > _MAX_LABELS:
+            return inside[:: -(-len(inside) // _MAX_LABELS)]
+    found = MaxNLocator(_MAX_LABELS - 1).tick_values(low, high)
     return [float(value) for value in found if low <= value <= high]
 
 

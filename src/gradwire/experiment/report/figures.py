@@ -1,4 +1,4 @@
-"""Figures of a run that are read off its workers and servers."""
+"""Figures of a run, from its workers and servers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from gradwire.training.server import Noted, TrainingServer
 
 
 def number(value: float) -> float | None:
-    """JSON knows no NaN and no infinity."""
+    """None instead of NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 

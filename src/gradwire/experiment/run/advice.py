@@ -1,6 +1,4 @@
-"""What to write in place of settings that do not exist, are sections of a file, or are the wrong
-kind of value.
-"""
+"""Messages for settings that do not exist, are sections of a file, or have a wrong type."""
 
 import json
 from collections.abc import Sequence
@@ -15,15 +13,15 @@ _DENSITY = ("this is part of the compression", "compression", "ef(topk(0.01))")
 _WORKERS = ("the number of workers is called workers", "workers", 4)
 _DEVICE = ("an accelerator is chosen by device", "device", "cuda")
 _SEED = ("a run has one seed; run it again for each other one", "seed", 3)
-_OF_OPTIMIZER = "this is part of the optimizer"
+_PART_OF_OPTIMIZER = "this is part of the optimizer"
 _ELSEWHERE: dict[str, tuple[str, str, Any]] = {  # settings of other libraries: why, name, value
     "lr": _RATE,
     "learning_rate": _RATE,
     "rate": _RATE,
-    "momentum": (_OF_OPTIMIZER, "optimizer", "sgd(0.1, momentum=0.9)"),
-    "nesterov": (_OF_OPTIMIZER, "optimizer", "sgd(0.1, momentum=0.9, nesterov=True)"),
-    "weight_decay": (_OF_OPTIMIZER, "optimizer", "sgd(0.1, weight_decay=0.0005)"),
-    "betas": (_OF_OPTIMIZER, "optimizer", "adam(0.001, beta1=0.9, beta2=0.999)"),
+    "momentum": (_PART_OF_OPTIMIZER, "optimizer", "sgd(0.1, momentum=0.9)"),
+    "nesterov": (_PART_OF_OPTIMIZER, "optimizer", "sgd(0.1, momentum=0.9, nesterov=True)"),
+    "weight_decay": (_PART_OF_OPTIMIZER, "optimizer", "sgd(0.1, weight_decay=0.0005)"),
+    "betas": (_PART_OF_OPTIMIZER, "optimizer", "adam(0.001, beta1=0.9, beta2=0.999)"),
     "warmup": ("this is part of the schedule", "schedule", "cosine(warmup=100)"),
     "servers": _SERVERS,
     "num_servers": _SERVERS,
@@ -63,7 +61,7 @@ _KINDS: dict[type, str] = {
 
 
 def advice(name: str) -> str | None:
-    """Where a setting is here that others call so."""
+    """What to write instead of a setting of another library."""
     if name not in _ELSEWHERE:
         return None
     why, setting, value = _ELSEWHERE[name]
@@ -93,7 +91,7 @@ def wrong_kind(name: str, wanted: type, value: Any) -> str:
 
 
 def is_section(value: Any) -> bool:
-    """Whether TOML has it as `[name]` or `[[name]]`."""
+    """Whether this is written as `[name]` or `[[name]]` in TOML."""
     several = isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
     return isinstance(value, dict) or several
 
@@ -120,7 +118,7 @@ def no_section(name: str, value: Any, defaults: dict[str, Any]) -> str:
 
 
 def as_toml(value: Any) -> str:
-    """A value of a setting as TOML has it."""
+    """The value of a setting in TOML."""
     if isinstance(value, tuple):
         return "[" + ", ".join(as_toml(item) for item in value) + "]"
     if isinstance(value, float):

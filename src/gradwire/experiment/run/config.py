@@ -37,7 +37,7 @@ _REPLACED = {
     "charge_coding": 'write coding = "measured" for true, coding = "free" for false, or leave it '
     "out to charge coding by the table of costs"
 }
-OWN_SETTINGS = ("device", "threads")  # which every node of a run has for itself
+OWN_SETTINGS = ("device", "threads")  # which may differ between the nodes of a run
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Config:
     partition: str = "iid"
     """How examples are dealt to workers: iid, dirichlet(0.5), by_label(2), by_role."""
     augment: bool = True
-    """Random crops and mirror images, where the data set is known to like them."""
+    """Random crops and mirror images, for data sets that profit from them."""
 
     workers: int = 4
     """Number of workers."""
@@ -75,7 +75,7 @@ class Config:
     synchronization: str = "bsp"
     """When workers agree, such as bsp, localsgd(8), ssp(3), asp."""
     architecture: str = "allreduce"
-    """Who talks to whom, such as allreduce, ring, parameter_server(2), gossip(ring)."""
+    """How nodes are connected, such as allreduce, ring, parameter_server(2), gossip(ring)."""
     scheduling: str = "sequential"
     """When each part travels, such as sequential, sequential("layer")."""
     engine: Engine = "simulator"
@@ -84,7 +84,7 @@ class Config:
     """Real processes: float means of `allreduce` by gloo's or nccl's own all-reduce. Faster, and
     equal to the simulator's within 1e-6 instead of bit for bit."""
     record_order: bool = False
-    """Real processes: write down in which order things happen, for `gradwire run --replay`."""
+    """Real processes: record the order of events, for `gradwire run --replay`."""
 
     bandwidth: str = "1Gbit"
     """Of each node's network card; one value, or one per worker or per node (workers, servers,
@@ -100,7 +100,7 @@ class Config:
     stragglers: str = "nobody"
     """nobody, sometimes(0.1, slowdown=5.0), always((0,), slowdown=2.0)."""
     faults: tuple[str, ...] = ()
-    """What goes wrong: crash(2, at=1.5, rejoin=4.0), arrive(3, at=2.0), loss(0.01)."""
+    """Simulated faults: crash(2, at=1.5, rejoin=4.0), arrive(3, at=2.0), loss(0.01)."""
     heartbeat: str = "500ms"
     """How long it takes until a crash is noticed."""
     coding: Coding = "model"
@@ -109,7 +109,7 @@ class Config:
     coding_costs: str = ""
     """File of that table, made by gradwire codecs --costs; empty: the one in the package."""
     coding_slowdown: float = 1.0
-    """So many times as long as that: ranks that share a machine slow each other down."""
+    """Factor on that time: ranks that share a machine slow each other down."""
 
     seed: int = 0
     """Of every random draw."""
@@ -219,7 +219,7 @@ class SettingError(ValueError):
 
 
 def _explain_wrong_settings(cls: type[Config]) -> None:
-    """Lets `Config(...)` answer unknown names and wrong types in our words, not in Python's."""
+    """Makes `Config(...)` raise helpful messages for unknown names and wrong types."""
     generated = cls.__init__
 
     @functools.wraps(generated)
@@ -244,8 +244,8 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
         if type(value) is not wanted:
             raise SettingError(wrong_kind(name, wanted, value))
         checked[name] = value
-    # A file that a run wrote, maybe of another version, and `replace` set all, or nearly all: there
-    # `steps` was computed from `epochs`, and holds.
+    # Files that a run wrote, perhaps of another version, and `replace` set all or nearly all
+    # settings: their `steps` was computed from `epochs`, and has precedence.
     is_by_hand = 2 * len(settings) < len(known)
     if settings.get("steps") and "epochs" in settings and is_by_hand:
         raise SettingError(

@@ -1,4 +1,4 @@
-"""What a rank takes of the machine it runs on, and how a lost one is described."""
+"""What a rank uses of its machine, how many ranks there are, and how a lost one is described."""
 
 import os
 import re
@@ -7,13 +7,15 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from gradwire.architecture import ARCHITECTURE
 from gradwire.core.errors import PeerLost
+from gradwire.core.layout import NodeLayout
 from gradwire.experiment.run.config import Config
 from gradwire.runtime.process.accelerator import device_of_rank
 
 
 def default_threads(num_ranks: int) -> int:
-    """CPU threads of each rank, where this machine has so many of them."""
+    """CPU threads of each rank, if so many ranks share this machine."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // max(1, local))
@@ -34,17 +36,13 @@ def backend_of(config: Config) -> str:
     return "cpu:gloo,cuda:nccl" if num_ranks <= torch.cuda.device_count() else "gloo"
 
 
-def name_of(rank: int, num_workers: int, size: int) -> str:
-    """What a node is called where not all are workers; the last one is the scheduler."""
-    if num_workers == size:
-        return f"rank {rank}"
-    if rank < num_workers:
-        return f"worker {rank}"
-    return "the scheduler" if rank == size - 1 else f"server {rank - num_workers}"
+def layout_of(config: Config) -> NodeLayout:
+    """The nodes that a run needs: workers, servers and scheduler."""
+    return ARCHITECTURE.parse(config.architecture).layout(config.workers)
 
 
 def why_lost(error: PeerLost, name: Callable[[int], str] = lambda rank: f"rank {rank}") -> str:
-    """Without where in its source gloo noticed it, and its good wishes."""
+    """The message for a lost rank, without the source lines and advice in gloo's error."""
     known = f"rank {error.rank}: "
     notes: list[str] = getattr(error, "__notes__", [])
     why = next((note.removeprefix(known) for note in notes if note.startswith(known)), "")

@@ -1,4 +1,4 @@
-"""What comes out of a run, whichever engine it ran on: rows of metrics, the summary, the model."""
+"""The result of a run on any engine: rows of metrics, the summary, the model."""
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from gradwire.experiment.run.config import Config, both_lengths
 from gradwire.experiment.run.record import Row
 from gradwire.experiment.run.setup import Experiment
 from gradwire.experiment.run.threads import (
-    use_threads as use_threads,  # for those who run experiments
+    use_threads as use_threads,  # exported
 )
 from gradwire.runtime.ledger import Ledger
 from gradwire.training.task import Evaluation
@@ -29,7 +29,7 @@ Progress = Callable[[Row, int], None]  # a row of metrics, and the number of ste
 
 @dataclass(frozen=True)
 class Run:
-    """What came out."""
+    """The result of a run."""
 
     config: Config  # as resolved
     metrics: list[Row]
@@ -85,22 +85,22 @@ def metrics_row(
     losses: Sequence[float],
     **others: Any,
 ) -> Row:
-    """One evaluation on the test set, and what else is known at this step.
+    """One evaluation on the test set, with the other figures of this step.
 
-    `models` is the one that the workers agreed on, or under gossip, where they agree on none, those
-    of all workers: then loss and accuracy are means over them, and the least and the most are given
-    too.
+    `models` has the model that the workers agreed on. Under gossip they agree on none, and it has
+    those of all workers: then loss and accuracy are means, and the least and the greatest accuracy
+    are given, too.
     """
     return {
         "step": step,
         "epoch": step / experiment.steps_per_epoch,
         "train_loss": number(sum(losses) / len(losses)) if losses else None,
-        **_tested(experiment, models),
+        **_test_models(experiment, models),
         **others,
     }
 
 
-def _tested(experiment: Experiment, models: Sequence[Model]) -> Row:
+def _test_models(experiment: Experiment, models: Sequence[Model]) -> Row:
     known: dict[int, Evaluation] = {}  # workers may hold the same tensor
     for params, buffers in models:
         if id(params) not in known:
@@ -125,7 +125,7 @@ def _mean(values: Sequence[float]) -> float:
 def summary_of(
     experiment: Experiment, last: Row, ledger: Ledger, num_gradients: int, **others: Any
 ) -> Row:
-    """The end of a run, given its last row of metrics."""
+    """The summary of a run, given its last row of metrics."""
     config, num_steps = experiment.config, experiment.plan.num_steps
     return {
         "config": asdict(config),

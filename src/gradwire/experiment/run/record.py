@@ -1,10 +1,10 @@
 """The records of a run: a folder with `config.toml`, `metrics.jsonl`, `summary.json`.
 
-It also holds `checkpoint.pt`, from which an interrupted run goes on to the same bits; runs on real
-processes have `checkpoints/` (see checkpoints.py) and `model.pt` instead. Files are replaced
-atomically, so a record is never half written. Those that are read back have a checksum
-(`runtime/storage`): `config.toml` in a comment, `summary.json` under a key, which also has that of
-`metrics.jsonl`. Until a run is finished its rows of metrics are in its checkpoints as well.
+It also holds `checkpoint.pt`, from which an interrupted run continues to the same bits; runs on
+real processes have `checkpoints/` (see checkpoints.py) and `model.pt` instead. Files are replaced
+atomically, so a record is never half written. Files that are read back have a checksum
+(`runtime/storage`): `config.toml` in a comment, `summary.json` under a key, together with that of
+`metrics.jsonl`. Until a run is finished, its checkpoints contain its rows of metrics, too.
 """
 
 import json
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 
 def warn(message: str) -> None:
-    """Says something to who called us from Python."""
+    """Shows a message to a caller in Python, as a warning."""
     warnings.warn(message, GradwireWarning, stacklevel=3)
 
 
@@ -64,7 +64,7 @@ class Record:
 
     @staticmethod
     def describe(folder: Path, config: Config) -> "Record":
-        """Leaves the configuration in a folder, such as one on another machine of the same run."""
+        """Writes the configuration into a folder, perhaps on another machine of the same run."""
         make_folder(folder)
         record = Record(folder)
         if not record.exists:
@@ -89,10 +89,10 @@ class Record:
         return "" if self.exists else next(found, "")
 
     def check_empty(self) -> None:
-        """Raises if there is a run, or what is left of one."""
+        """Raises if there is a run, or files of one."""
         if self.exists:
             raise ValueError(
-                f"{self.folder} already holds a run. Choose another folder, or go on with it: "
+                f"{self.folder} already holds a run. Choose another folder, or resume it: "
                 f"gradwire run --resume {self.folder}"
             )
         if self.remains:
@@ -106,8 +106,8 @@ class Record:
         return read_config(self.folder / _CONFIG)
 
     def append(self, row: Row, checkpoint: dict[str, Any] | None) -> None:
-        """Adds a row of metrics and the state of the run after it, if it can be gone on from."""
-        # Metrics first: `resume` writes them anew as the checkpoint has them.
+        """Adds a row of metrics and the checkpoint after it, if there is one."""
+        # Metrics first: `resume` replaces them by those of the checkpoint.
         path = self.folder / _METRICS
         with naming(path), path.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -117,8 +117,8 @@ class Record:
     def resume(self, *, has_checkpoints: bool, may_restart: bool, say: Say) -> Row | None:
         """The checkpoint of a simulated run; None: it begins again from step 0.
 
-        That it does so though there was a checkpoint needs `may_restart`. Metrics go back to what
-        they were then; those of a finished run stay as they are.
+        If there was a checkpoint, beginning again needs `may_restart`. Metrics are reset to those
+        of the checkpoint; those of a finished run stay as they are.
         """
         path = self.folder / _CHECKPOINT
         checkpoint: Row | None = None
@@ -131,7 +131,7 @@ class Record:
         elif has_checkpoints and self._num_rows() > 1:  # it is written after each row
             why = f"{path} is missing, though {_METRICS} has rows"
         if why and not may_restart:
-            raise DamagedError(f"{why}. {begin_again(self.folder)}")
+            raise DamagedError(f"{why}. {restart_advice(self.folder)}")
         if checkpoint is None:
             if not why:
                 why = (
@@ -152,11 +152,11 @@ class Record:
         return checkpoint
 
     def rewind(self, rows: Sequence[Row]) -> None:
-        """Metrics go back to these."""
+        """Resets the metrics to these rows."""
         self._write(_METRICS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def changed_metrics(self, rows: Sequence[Row]) -> str:
-        """What is wrong with `metrics.jsonl` if it does not begin with these rows, in words."""
+        """A message if `metrics.jsonl` does not begin with these rows; else ""."""
         path = self.folder / _METRICS
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         lines += [b""] * (len(rows) - len(lines))
@@ -174,13 +174,13 @@ class Record:
 
     @property
     def summary(self) -> Row:
-        """Of a run that has ended, or was stopped."""
+        """The summary of a run that has ended, or was stopped."""
         path = self.folder / _SUMMARY
         try:
             summary = text.open_json(path)
         except DamagedError as error:
             raise DamagedError(
-                f"{error}. Remove it to go on from the last checkpoint: "
+                f"{error}. Remove it to resume from the last checkpoint: "
                 f"gradwire run --resume {self.folder}"
             ) from error
         summary.pop(_METRICS_DIGEST, None)
@@ -196,7 +196,7 @@ class Record:
         return self.has_summary and "stopped" not in self.summary
 
     def finished_metrics(self) -> str:
-        """What is wrong with the metrics of a finished run, in words; "": nothing."""
+        """A message if the metrics of a finished run were changed; else ""."""
         path = self.folder / _METRICS
         digest = text.open_json(self.folder / _SUMMARY)[_METRICS_DIGEST]
         if path.exists() and text.digest_of(path.read_bytes()) == digest:
@@ -204,7 +204,7 @@ class Record:
         return f"{path} was changed or damaged since the run ended"
 
     def reopen(self) -> None:
-        """That it was stopped is true no longer."""
+        """Removes the summary of a run that was stopped, and now continues."""
         if not self.is_finished:
             (self.folder / _SUMMARY).unlink(missing_ok=True)
 
@@ -213,14 +213,14 @@ class Record:
         self._write(_SUMMARY, text.seal_json({**summary, _METRICS_DIGEST: metrics}))
 
     def finish_stopped(self, error: StoppedError, config: Config, lost: Sequence[Row]) -> None:
-        """Writes why a run could not go on. If the disk refuses, a note of the error says so."""
+        """Writes why a run stopped. If that fails, the error gets a note about it."""
         try:
             self.finish({"config": asdict(config), "stopped": str(error), "lost": list(lost)})
         except OSError as problem:
             error.add_note(f"The record does not say why the run stopped: {explain(problem)}")
 
-    def keep_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """The model at the end, for `torch.load(..., weights_only=True)`."""
+    def save_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Saves the final model, for `torch.load(..., weights_only=True)`."""
         with replacing(self.folder / _MODEL) as file:
             save_plain(file, {"params": params, "buffers": dict(buffers)})
 
@@ -228,8 +228,8 @@ class Record:
         write_atomically(self.folder / name, content.encode())
 
 
-def begin_again(folder: Path | None) -> str:
-    """What to do if there is no checkpoint to go on from, though there was one."""
+def restart_advice(folder: Path | None) -> str:
+    """What the user can do if there was a checkpoint, but none can be used."""
     return (
         "Put it back as it was, or let the run begin again from step 0: "
         f"gradwire run --resume {folder} --restart"
@@ -237,7 +237,7 @@ def begin_again(folder: Path | None) -> str:
 
 
 def write_config(path: Path, config: Config) -> None:
-    """With a checksum, as part of a record."""
+    """Writes a configuration with a checksum, as part of a record."""
     write_atomically(path, text.seal_toml(config.to_toml()).encode())
 
 

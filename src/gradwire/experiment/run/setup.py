@@ -1,4 +1,4 @@
-"""From a configuration to a plan: every name is looked up, every choice checked, before a step."""
+"""From a configuration to a plan: looks up all names and checks all choices."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,7 @@ class Experiment:
     steps_per_epoch: int
     faults: tuple[Fault, ...] = ()
     heartbeat_s: float = 0.0
-    charge: Charge | None = None  # of coding; real processes take the time they take
+    charge: Charge | None = None  # of coding; None on real processes
     measured: GradientTime | None = None  # if `compute` was measured
 
     def test_batches(self) -> Iterator[Batch]:
@@ -80,7 +80,7 @@ def default_model(dataset: Dataset) -> str:
 
 
 def prepare(config: Config) -> Experiment:
-    """Looks everything up. The result's configuration is complete and in canonical words."""
+    """Looks everything up. The result's configuration is complete and in canonical notation."""
     if config.engine == "process":
         check_real(config)
     compression = COMPRESSION.parse(config.compression)
@@ -114,7 +114,7 @@ def prepare(config: Config) -> Experiment:
     steps = config.steps or steps_of_epochs(config.epochs, sampler.steps_per_epoch)
     steps_per_epoch = float(sampler.steps_per_epoch)
     ability = ability_of(synchronization, architecture)
-    _check_comings(config.faults, ability, config)
+    _check_joins(config.faults, ability, config)
     mixes = ability in ("mix", "mix_async")
     placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
     spec = Spec.of(task.initial_params())
@@ -186,7 +186,7 @@ def prepare(config: Config) -> Experiment:
     )
 
 
-# What only the simulator knows: real processes have a real network, and crash by themselves.
+# Settings of the simulator, which have no meaning on real processes.
 _SIMULATED = (
     "bandwidth",
     "latency",
@@ -213,8 +213,8 @@ def check_real(config: Config) -> None:
         )
 
 
-def _check_comings(faults: Sequence[str], ability: Ability, config: Config) -> None:
-    """Refuses workers that come (back) where all are needed from beginning to end."""
+def _check_joins(faults: Sequence[str], ability: Ability, config: Config) -> None:
+    """Refuses late joiners if the method needs all workers from beginning to end."""
     for fault in parse_faults(faults, config.workers):
         comes = isinstance(fault, Arrive) or (isinstance(fault, Crash) and fault.rejoin is not None)
         if comes and ability == "mean":
@@ -258,7 +258,7 @@ def _batches(
 
 
 def warm_up(plan: Plan, rank: int) -> Callable[[], None]:
-    """Evaluates one gradient, and returns what evaluates it again: the first takes longer."""
+    """Evaluates a gradient, as the first one takes longer; returns a function that repeats it."""
     replica = plan.initial_replicas()[rank]
     inputs, targets = plan.batch(rank, 0)
     key = plan.key.private(rank)

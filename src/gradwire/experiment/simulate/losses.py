@@ -1,4 +1,4 @@
-"""What is lost with a worker that crashes: what its feedback still owed to the others."""
+"""The residual that is lost with a worker that crashes."""
 
 import torch
 
@@ -11,8 +11,8 @@ from gradwire.training.plan import Plan
 def lost_with(plan: Plan, replica: Replica) -> Row:
     """The mass that only this worker held: gradients that were computed and never sent.
 
-    `residual_norm` is the length of what was still to be sent, `residual_sum` the sum of its
-    entries: by so much the sum of all updates falls short of the sum of all gradients.
+    `residual_norm` is the norm of the residual, `residual_sum` the sum of its entries: the sum of
+    all updates is smaller by this than the sum of all gradients.
     """
     squares, total = 0.0, 0.0
     for unit, state in zip(plan.units(), replica.exchange):
@@ -29,8 +29,8 @@ def lost_with(plan: Plan, replica: Replica) -> Row:
 
 
 def describe_loss(lost: Row) -> str:
-    """One loss in words."""
-    if "residual_norm" not in lost:  # of a real one nobody knows what it had
+    """The message for one loss."""
+    if "residual_norm" not in lost:  # on real processes the residual is not known
         back = f"; back at {lost['back_s']:.1f} s" if "back_s" in lost else ""
         return f"after {lost['time_s']:.1f} s: {lost['why']}{back}"
     owed = (

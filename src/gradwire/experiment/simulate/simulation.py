@@ -1,17 +1,15 @@
 """Runs an experiment on the simulator, from one evaluation to the next.
 
-Where the workers pause between steps a run is a fold over segments: between two of them every
-worker stands at the same step and no message is under way, so the replicas, the servers, the
-clocks, the NICs and the ledger are all there is. That is what is evaluated and what a checkpoint
-holds.
+If the workers pause between steps, a run consists of segments. Between two segments every worker is
+at the same step and no message is under way. So replicas, servers, clocks, NICs and ledger are the
+whole state: it is evaluated, and saved in a checkpoint.
 
-Where they do not (asynchronous methods, or workers that crash and come back) a run is one segment,
-and the model is looked at while it goes on. Such a run has no checkpoint: one that was interrupted
-starts again, and ends in the same bits.
+If they do not pause (asynchronous methods, or workers that crash and come back), a run is one
+segment, and the model is evaluated while the workers continue. Such a run has no checkpoint: an
+interrupted run starts again, and ends in the same bits.
 """
 
 import time
-from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,29 +17,20 @@ from typing import Any
 import torch
 
 from gradwire.core.errors import PeerLost, StoppedError
-from gradwire.core.node import Node
 from gradwire.core.protocols import Replica
-from gradwire.experiment.report.figures import counted, distance_of, noted, number
+from gradwire.experiment.report.figures import counted, noted
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.outcome import (
-    Model,
-    Progress,
-    Run,
-    config_of,
-    metrics_row,
-    summary_of,
-    to_dict,
-)
+from gradwire.experiment.run.outcome import Progress, Run, config_of, summary_of
 from gradwire.experiment.run.record import Record, Row, Say, warn
+from gradwire.experiment.run.roles import AllNodes, Segment
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.run.threads import use_threads
 from gradwire.experiment.simulate.losses import describe_loss, lost_with
 from gradwire.experiment.simulate.what_if import WhatIf
 from gradwire.runtime.network.faults import Arrive, Crash
-from gradwire.runtime.virtual.engine import Program, VirtualEngine
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.gradient import GradientRequest
-from gradwire.training.program import rejoin, train
-from gradwire.training.server import TrainingServer
+from gradwire.training.program import rejoin
 from gradwire.training.worker import TrainingWorker
 
 
@@ -52,7 +41,7 @@ def simulate(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Run:
-    """Trains on virtual workers and returns what came out.
+    """Trains on virtual workers and returns the result.
 
         run = gradwire.simulate(workers=8, compression="ef(topk(0.01))", bandwidth="100Mbit")
 
@@ -84,18 +73,18 @@ def resume(
     restart: bool = False,
     say: Say = warn,
 ) -> Run:
-    """Goes on with an interrupted run; it ends in the same bits as one that was not.
+    """Resumes an interrupted run; it ends in the same bits as a run that was not interrupted.
 
     `restart` allows it to begin again from step 0 if its checkpoint is damaged or missing. `say`
     gets a message if it begins again, and one for each damaged file; by default these are warnings.
-    The same if the run had finished: then the files stay as they are, and the result is that of its
-    last checkpoint, or is computed again if its method has none.
+    The files of a finished run stay as they are. Its result is that of its last checkpoint, or is
+    computed again if its method has no checkpoints.
     """
     record = Record.open(Path(folder))
     if record.config.engine != "simulator":
         raise ValueError(
-            f"{folder} holds a run on real processes: go on with gradwire run --resume {folder}, "
-            "or on each rank with gradwire.run(resume=...)"
+            f"{folder} holds a run on real processes: resume it with gradwire run --resume "
+            f"{folder}, or on each rank with gradwire.run(resume=...)"
         )
     experiment = prepare(record.config)
     with use_threads(experiment.config.threads):
@@ -134,25 +123,17 @@ class _Simulation:
         self.step = 0
         self.wall_s = 0.0
         self.metrics: list[Row] = []
-        self.replicas = self.plan.initial_replicas()
-        architecture = self.plan.architecture
-        holds_model = self.plan.ability == "push_pull"
-        self.servers = [
-            TrainingServer(self.plan, number)
-            for number in range(architecture.num_servers if holds_model else 0)
-        ]
-        # What nodes that are neither workers nor such servers keep.
-        self.kept: list[dict[Any, Any]] = [{} for _ in range(architecture.num_others)]
-        self.lost: list[Row] = []  # what went with workers that crashed
-        self.progress = [0] * self.config.workers  # steps that each worker has behind it
-        self.workers: dict[int, TrainingWorker] = {}  # those that are looked at while they train
+        self.nodes = AllNodes(experiment)
+        self.lost: list[Row] = []  # workers that crashed, and the residuals lost with them
+        self.progress = [0] * self.config.workers  # steps that each worker has finished
+        self.workers: dict[int, TrainingWorker] = {}  # in runs that do not pause
         self.progress_callback: Progress | None = None
         self.num_gradients = 0  # of workers before they crashed and came back
         self.wall_start = 0.0
 
     @property
     def _pauses(self) -> bool:
-        """Whether all stand still between two steps."""
+        """Whether all workers pause between two steps."""
         leave = any(isinstance(fault, Crash | Arrive) for fault in self.experiment.faults)
         return self.plan.pauses and not leave
 
@@ -165,14 +146,12 @@ class _Simulation:
 
     def run(self, progress: Progress | None) -> Run:
         self.wall_start = time.perf_counter()
+        self.progress_callback = progress
         try:
             if self._pauses:
-                while self.step < self.plan.num_steps:
-                    last = min(self.step + self.config.eval_every, self.plan.num_steps)
-                    self._segment(last)
-                    self._note(self._measure(self.engine.now), progress)
+                self._run_segments()
             else:
-                self._whole(progress)
+                self._run_continuously()
         except PeerLost as error:
             raise self._stopped(str(error)) from error
         if not self.engine.alive:
@@ -180,84 +159,71 @@ class _Simulation:
         summary = self._summary()
         if self.record is not None:
             self.record.finish(summary)
-        params, buffers = self._model()
-        return Run(
-            self.config, self.metrics, summary, params, buffers, self.replicas, self.engine.ledger
-        )
+        nodes, ledger = self.nodes, self.engine.ledger
+        model = nodes.model(self._present())
+        return Run(self.config, self.metrics, summary, *model, nodes.replicas, ledger)
 
-    def _note(self, row: Row, progress: Progress | None) -> None:
-        """A row of metrics, for the record and whoever looks on."""
+    def _evaluate(self, now: float) -> None:
+        """Adds a row of metrics to the record, with a checkpoint if there is one."""
+        row = self.nodes.evaluate(
+            self.step,
+            self._present(),
+            virtual_time_s=now,
+            virtual_times_s=self.what_if.times_s,
+            bytes_sent=self.engine.ledger.total_bytes,
+            dropped_steps=max(replica.num_dropped for replica in self.nodes.replicas),
+        )
         self.metrics.append(row)
-        now = time.perf_counter()
-        self.wall_s, self.wall_start = self.wall_s + now - self.wall_start, now
+        now_s = time.perf_counter()
+        self.wall_s, self.wall_start = self.wall_s + now_s - self.wall_start, now_s
         if self.record is not None:
             self.record.append(row, self._checkpoint() if self._pauses else None)
-        if progress is not None:
-            progress(row, self.plan.num_steps)
+        if self.progress_callback is not None:
+            self.progress_callback(row, self.plan.num_steps)
 
-    def _segment(self, last: int) -> None:
-        def program(node: Node) -> Coroutine[Any, Any, Replica]:
-            return train(self.plan, node, self.replicas[node.rank], self.step, last)
+    def _run_segments(self) -> None:
+        """Evaluates after each segment."""
+        while self.step < self.plan.num_steps:
+            last = min(self.step + self.config.eval_every, self.plan.num_steps)
+            programs = self.nodes.programs(Segment(self.step, last))
+            self.nodes.set_results(self.engine.run(*programs))
+            self.step, self.progress = last, [last] * self.config.workers
+            self.what_if.play(self.engine.trace)
+            self._evaluate(self.engine.now)
 
-        self.replicas = self.engine.run([program] * self.config.workers, self._daemons())
-        self.step, self.progress = last, [last] * self.config.workers
-        self.what_if.play(self.engine.trace)
-
-    def _whole(self, progress: Progress | None) -> None:
-        """The run in one piece; evaluations when as many steps are done as in so many rounds."""
+    def _run_continuously(self) -> None:
+        """Evaluates while the workers train, whenever `_num_done` passes a multiple of
+        `eval_every`."""
         self.what_if.refuse()
-        self.progress_callback = progress
         last = self.plan.num_steps
-
-        def program(node: Node) -> Coroutine[Any, Any, Replica]:
-            return train(self.plan, node, self.replicas[node.rank], 0, last, self)
-
-        def comeback(node: Node) -> Coroutine[Any, Any, Replica]:
-            return rejoin(self.plan, node, last, self)
-
-        programs = [program] * self.config.workers
-        results = self.engine.run(programs, self._daemons(), comeback)
-        for rank, replica in enumerate(results):
-            if replica is not None:
-                self.replicas[rank] = replica
-        self.step = self._done()
+        programs = self.nodes.programs(Segment(0, last, self))
+        results = self.engine.run(*programs, lambda node: rejoin(self.plan, node, last, self))
+        self.nodes.set_results(results)
+        self.step = self._num_done()
         # Servers may have finished the last round after the last worker did its part.
-        self._note(self._measure(self.engine.now), progress)
+        self._evaluate(self.engine.now)
 
-    def begins(self, worker: TrainingWorker) -> None:
+    def worker_started(self, worker: TrainingWorker) -> None:
         self.workers[worker.rank] = worker
 
-    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
-        self.replicas[rank] = replica
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        self.nodes.workers[rank].replica = replica
         self.progress[rank] = max(self.progress[rank], step + 1)
-        done, every = self._done(), self.config.eval_every
+        done, every = self._num_done(), self.config.eval_every
         if done // every > self.step // every and done < self.plan.num_steps:
             self.step = done
-            self._note(self._measure(now), self.progress_callback)
+            self._evaluate(now)
 
-    def _done(self) -> int:
-        """The steps that the workers that are there have behind them: all of them, or on average.
+    def _num_done(self) -> int:
+        """The steps that the present workers have finished: all of them, or on average.
 
-        Where all wait for one another those that idle may run ahead.
+        If all wait for one another, idle workers may be ahead.
         """
-        steps = [self.progress[rank] for rank in self._present()] or self.progress
+        steps = [self.progress[rank] for rank in sorted(self.engine.alive)] or self.progress
         return min(steps) if self.plan.pauses else sum(steps) // len(steps)
 
-    def _daemons(self) -> list[Program[Any]]:
-        """The programs of the nodes that are no workers."""
-        architecture, first = self.plan.architecture, self.config.workers
-        limits = self.plan.limits() if architecture.num_others else None
-
-        def daemon(node: Node) -> Coroutine[Any, Any, None]:
-            number = node.rank - first
-            if number < len(self.servers):
-                return self.servers[number].run(node)
-            return architecture.daemon(node, self.kept[number], limits)
-
-        return [daemon] * architecture.num_others
-
     def _crashed(self, rank: int, now: float) -> None:
-        replica = self.replicas[rank]
+        replica = self.nodes.replicas[rank]
         if self.plan.ability == "push_pull" and rank in self.workers:
             # It may have pushed since its last step ended.
             exchange = self.workers[rank].client.exchange
@@ -266,10 +232,10 @@ class _Simulation:
         self.lost.append(row)
 
     def _returned(self, rank: int, now: float) -> None:
-        self.num_gradients += self.replicas[rank].num_gradients
+        self.num_gradients += self.nodes.replicas[rank].num_gradients
 
     def _stopped(self, why: str) -> StoppedError:
-        """The end of a run that cannot go on; the record says so too."""
+        """The error of a run that cannot continue; it is in the record, too."""
         config, lost = self.config, ", ".join(map(describe_loss, self.lost))
         advice = (
             f"Allow for such losses with bsp(backup={len(self.lost)}) or bsp(timeout=1.0) on "
@@ -277,51 +243,22 @@ class _Simulation:
         )
         message = (
             f"{config.synchronization} on {config.architecture} stopped in step "
-            f"{max(self.progress)} of {self.plan.num_steps}: {why}, and it cannot go on. {lost}. "
-        ) + (advice if self.engine.alive else "Nobody is left to train.")
+            f"{max(self.progress)} of {self.plan.num_steps}: {why}, and it cannot continue. "
+            f"{lost}. "
+        ) + (advice if self.engine.alive else "No worker is left.")
         error = StoppedError(message)
         if self.record is not None:
             self.record.finish_stopped(error, config, self.lost)
         return error
 
-    def _present(self) -> list[int]:
-        """The workers that are there."""
-        return sorted(self.engine.alive)
-
-    def _model(self) -> Model:
-        """What is kept, and evaluated except under gossip: what the servers hold, or what one
-        worker has or was sent."""
-        present = [self.replicas[rank] for rank in self._present()] or self.replicas
-        if self.servers:
-            shards = [server.params for server in self.servers]
-            return torch.cat(shards), present[0].buffers
-        newest = self.plan.synchronization.newest(present)
-        return self.plan.synchronization.agreed(newest), newest.buffers
-
-    def _models(self, present: list[Replica]) -> list[Model]:
-        """What is evaluated: under gossip the models of all workers that are there."""
-        if not self.plan.mixes:
-            return [self._model()]
-        agreed = self.plan.synchronization.agreed
-        return [(agreed(replica), replica.buffers) for replica in present]
-
-    def _measure(self, now: float) -> Row:
-        present = [self.replicas[rank] for rank in self._present()]
-        return metrics_row(
-            self.experiment,
-            self.step,
-            self._models(present),
-            [float(r.loss) for r in present if r.loss is not None],
-            virtual_time_s=now,
-            virtual_times_s=self.what_if.times_s,
-            bytes_sent=self.engine.ledger.total_bytes,
-            distance=number(distance_of([replica.params for replica in present])),
-            dropped_steps=max(replica.num_dropped for replica in self.replicas),
-        )
+    def _present(self) -> list[Replica]:
+        """The replicas of the workers that are there; of all of them if none is."""
+        replicas = self.nodes.replicas
+        return [replicas[rank] for rank in sorted(self.engine.alive)] or replicas
 
     def _summary(self) -> Row:
         last, measured = self.metrics[-1], self.experiment.measured
-        num_gradients = sum(replica.num_gradients for replica in self.replicas)
+        num_gradients = sum(replica.num_gradients for replica in self.nodes.replicas)
         return summary_of(
             self.experiment,
             last,
@@ -333,7 +270,7 @@ class _Simulation:
             compute_measured=None if measured is None else asdict(measured),
             threads=torch.get_num_threads(),
             lost=self.lost,
-            noted={**noted(self.servers), **counted(self.experiment.plan, self.replicas)},
+            noted={**noted(self.nodes.servers), **counted(self.plan, self.nodes.replicas)},
             wall_time_s=self.wall_s,
             call_time_s=dict(self.engine.call_s),
         )
@@ -341,9 +278,7 @@ class _Simulation:
     def _checkpoint(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "replicas": [to_dict(replica) for replica in self.replicas],
-            "servers": [server.snapshot() for server in self.servers],
-            "kept": self.kept,
+            "nodes": [role.snapshot() for role in self.nodes.roles],
             "engines": [engine.snapshot() for engine in self._engines],
             "ledger": self.engine.ledger.snapshot(),
             "metrics": self.metrics,
@@ -354,7 +289,7 @@ class _Simulation:
         }
 
     def restore(self, *, may_restart: bool, say: Say) -> None:
-        """Goes on from the checkpoint of the record, if there is one."""
+        """Continues from the checkpoint of the record, if there is one."""
         assert self.record is not None
         saved = self.record.resume(has_checkpoints=self._pauses, may_restart=may_restart, say=say)
         if saved is None:
@@ -374,10 +309,8 @@ class _Simulation:
         self.wall_s = saved["wall_s"]
         self.engine.call_s.update(saved["call_s"])
         self.step = saved["step"]
-        self.replicas = [Replica(**values) for values in saved["replicas"]]
-        for server, state in zip(self.servers, saved["servers"], strict=True):
-            server.restore(state)
-        self.kept = saved["kept"]
+        for role, state in zip(self.nodes.roles, saved["nodes"], strict=True):
+            role.restore(state)
         for engine, state in zip(self._engines, saved["engines"], strict=True):
             engine.restore(state)
         self.engine.ledger.restore(saved["ledger"])

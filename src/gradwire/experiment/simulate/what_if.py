@@ -1,4 +1,4 @@
-"""The same run on other networks: clocks only, played from the trace of each segment."""
+"""The same run on other networks: only clocks advance, by the trace of each segment."""
 
 from gradwire.core.errors import WhatIfError
 from gradwire.experiment.run.setup import Experiment
@@ -36,7 +36,7 @@ class WhatIf:
             engine.run([trace.replay] * self._config.workers, [trace.replay] * self._num_others)
 
     def refuse(self) -> None:
-        """Raises unless there are no other networks."""
+        """Raises if there are other networks."""
         if self.engines:
             raise WhatIfError(
                 f"what_if: what {self._config.synchronization} on {self._config.architecture} "

@@ -1,10 +1,10 @@
-"""What each codec is worth: bits, error and speed on vectors of three kinds, in one table.
+"""Bits, error and speed of each codec on vectors of three kinds, in one table.
 
 Every registered codec is measured as its first example writes it, and a few chains, on a Gaussian
 vector, a Laplacian one and gradients saved from training. Bits are read off the packed payload.
-Times are the best of a few on one thread; next to them stands a memcpy of the same vector, taken
-at the same moment, because GB/s alone says as much about the machine as about the codec. What is
-a reducer, not a codec, is run by four virtual workers on gradients of theirs.
+Times are the best of a few on one thread, compared with a memcpy of the same vector at the same
+moment, because GB/s alone describe the machine as much as the codec. Reducers, which are no codecs,
+are run by four virtual workers on their own gradients.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ from gradwire.experiment.studies.gradients import (
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
 
-_MOST = 1 << 28  # a gigabyte; some codecs need twenty times that while they run
+_MAX_NUMEL = 1 << 28  # a gigabyte; some codecs need twenty times that while they run
 CHAINS = (
     "topk(0.01) >> fp16",
     "topk(0.01) >> qsgd(bits=4)",
     "topk(0.01) >> sign",
     "randomk(0.01) >> fp16",
 )
-STEPS = 8  # of a method that remembers; what it remembers shows only after some
+STEPS = 8  # of a method with memory, whose effect shows only after some steps
 REAL = "real"  # the row that sums up all saved gradients
 _KEY = Key(seed=0).child("gradwire codecs")
 _REPEATS, _ENOUGH_S = 5, 0.5
@@ -79,8 +79,8 @@ def chosen(only: Sequence[str]) -> list[Compression]:
 
 def inputs(numel: int = NUMEL) -> dict[str, Tensor]:
     """The vectors by name: two drawn ones, then the saved gradients."""
-    if not 1 <= numel <= _MOST:
-        raise ValueError(f"numel must lie in 1 .. {_MOST}, got {numel}")
+    if not 1 <= numel <= _MAX_NUMEL:
+        raise ValueError(f"numel must lie in 1 .. {_MAX_NUMEL}, got {numel}")
     uniform = _KEY.child("laplacian").uniform64(numel) - 0.5
     laplacian = -uniform.sign() * torch.log1p(-2 * uniform.abs())
     return {
@@ -95,7 +95,7 @@ def measure(
     numel: int = NUMEL,
     progress: Callable[[str, int, int], None] = lambda method, done, total: None,
 ) -> Row:
-    """All figures, ready for JSON. `progress` hears each method, how many are done, of how many."""
+    """All figures, ready for JSON. `progress` gets each method, how many are done, of how many."""
     compressions = chosen(only)
     rows: dict[str, list[Row]] = {"codecs": [], "reducers": []}
     with use_threads(1):
@@ -119,7 +119,7 @@ def measure(
 
 
 def processor() -> str:
-    """Its name."""
+    """The name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -131,13 +131,13 @@ def measure_codec(codec: Codec, vectors: dict[str, Tensor]) -> list[Row]:
     """One row per vector, and one that sums up the saved gradients."""
     rows = [_measure(codec, name, x) for name, x in vectors.items()]
     saved = [row for row in rows if row["input"] not in ("gaussian", "laplacian")]
-    return [*rows, _summed_up(saved)] if saved else rows
+    return [*rows, _total(saved)] if saved else rows
 
 
 def _measure(codec: Codec, name: str, x: Tensor) -> Row:
     spec, key, copy = spec_of(name, x), _KEY.private(0), torch.empty_like(x)
     state = codec.init(spec)
-    if codec.traits.needs_feedback:  # which sends in some steps what it kept in others
+    if codec.traits.needs_feedback:  # it sends in some steps what it kept back in others
         payloads, decoded = _fed_back(codec, x, spec, key)
     else:
         payloads = [codec.encode(x, state, key)[0]]
@@ -162,14 +162,14 @@ def _measure(codec: Codec, name: str, x: Tensor) -> Row:
 
 
 def _fed_back(codec: Codec, x: Tensor, spec: Spec, key: Key) -> tuple[list[Payload], Tensor]:
-    """The payloads of several steps with the same gradient, and the mean of what is heard."""
+    """The payloads of several steps with the same gradient, and the mean of what they decode to."""
     state, residual = codec.init(spec), torch.zeros_like(x)
-    payloads, heard = [], torch.zeros_like(x)
+    payloads, decoded = [], torch.zeros_like(x)
     for step in range(STEPS):
         payload, residual, state = encode_feedback(codec, x, residual, state, key.at(step))
         payloads.append(payload)
-        heard += codec.decode(payload, spec, key.at(step)) / STEPS
-    return payloads, heard
+        decoded += codec.decode(payload, spec, key.at(step)) / STEPS
+    return payloads, decoded
 
 
 def spec_of(name: str, x: Tensor) -> Spec:
@@ -189,7 +189,7 @@ def _nearly_square(numel: int) -> tuple[int, int]:
     return rows, numel // rows
 
 
-def _summed_up(rows: Sequence[Row]) -> Row:
+def _total(rows: Sequence[Row]) -> Row:
     """Bits and times of all together; errors averaged, each vector counting the same."""
     numel = sum(row["numel"] for row in rows)
     times = {name: sum(row[name] for row in rows) for name in ("encode_s", "decode_s", "memcpy_s")}
@@ -264,7 +264,7 @@ def measure_reducer(reducer: Reducer, gradients: Tensor) -> Row:
     means = engine.run([program] * size)[0]
     exact = gradients.double().mean(dim=0)
     applied = torch.stack(means).double().sum(dim=0)
-    moves = reducer.momentum_lives == "inside"  # what it gives is not meant to be the mean
+    moves = reducer.momentum_lives == "inside"  # its result is not meant to be the mean
     return {
         "method": repr(reducer),
         "workers": size,

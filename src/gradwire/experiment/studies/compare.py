@@ -1,7 +1,7 @@
 """Several methods on one task, side by side, with the baselines fp32 and fp16 always among them.
 
-What makes no sense, diverges or stops is a row with its reason. What concerns all methods alike,
-such as a data set that is not there, is an error before anything has trained.
+A method that makes no sense, diverges or stops gets a row with the reason. A problem of all
+methods, such as a missing data set, is an error before the first run.
 """
 
 import itertools
@@ -35,13 +35,13 @@ class Outcome:
     label: str
     config: Config
     run: Run | None
-    failure: str = ""  # begins with a word: refused, diverged, stopped, failed
+    failure: str = ""  # begins with its kind: refused, diverged, stopped, failed
     times: Mapping[str, float | None] = field(default_factory=dict)  # virtual, by what-if bandwidth
     remarks: tuple[str, ...] = ()  # why there is none at some of them
 
 
 def label(config: Config) -> str:
-    """A method in words: its dimensions, without those that are the default."""
+    """The name of a method: its dimensions, without those that are the default."""
     usual = Config()
     chosen = [getattr(config, name) for name in DIMENSIONS]
     words = [w for w, name in zip(chosen, DIMENSIONS) if w != getattr(usual, name)]
@@ -60,7 +60,7 @@ def combinations(base: Config, **choices: Sequence[str]) -> list[Config]:
 def with_baselines(configs: Sequence[Config]) -> dict[Config, str]:
     """The same, preceded by fp32 and fp16 in every step if they are missing, and their labels.
 
-    Where the first architecture has no place for them they are on allreduce, and say so.
+    If the first architecture does not support them, they run on allreduce, and their labels say so.
     """
     own = [replace(configs[0], compression=c, synchronization="bsp") for c in (FP32, FP16)]
     labels = {config: label(config) for config in (*own, *configs)}
@@ -94,7 +94,7 @@ def compare(
 ) -> list[Outcome]:
     """Runs all of them. A method that diverges is a result, not an error.
 
-    `started` is told each method before it runs and returns its progress callback.
+    `started` gets each method before it runs and returns its progress callback.
     """
     if any(config.engine != "simulator" for config in configs):
         raise ValueError(
@@ -121,7 +121,7 @@ def compare(
 
 
 def _refusals(configs: Sequence[Config]) -> dict[Config, str]:
-    """Why some make no sense; an error if none of them does."""
+    """The reasons why some make no sense; an error if all of them are refused."""
     refusals = {}
     for config in configs:
         try:
@@ -147,7 +147,7 @@ def _outcome(name: str, config: Config, folder: Path | None, started: Started) -
 def _once_per_bandwidth(
     name: str, config: Config, folder: Path | None, started: Started
 ) -> Outcome:
-    """A method that does something else on another network: a run for each of them."""
+    """Runs a method whose messages depend on the network once for each of them."""
     if folder is not None:
         shutil.rmtree(folder)  # the run that could not be played on the other networks
     alone = replace(config, what_if=())
@@ -173,7 +173,7 @@ def _once_per_bandwidth(
 
 
 def failure(error: StoppedError | ValueError) -> str:
-    """How a run ended that has no result, in a word, and why."""
+    """The message for a run without result: the kind of failure, and the reason."""
     if isinstance(error, StoppedError):
         return f"stopped: {error}"
     return f"{'diverged' if isinstance(error, NonFiniteError) else 'failed'}: {error}"

@@ -4,7 +4,8 @@ Tang et al. 2020 (arXiv 2003.06307, Table 5) grade the pairs by model consistenc
 frequency, communication congestion and convergence. Here each pair that makes sense trains for a
 few steps, and each grade is a figure read off the run.
 
-What a pair refuses is its row. What concerns all pairs alike is an error before the first run.
+A pair that is refused gets a row with the reason. A problem of all pairs is an error before the
+first run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ def _chosen(registry: Registry[Any], texts: Sequence[str]) -> list[Any]:
 
 
 def _everything(registry: Registry[Any]) -> Iterator[str]:
-    """Each as it is written where runs are short."""
+    """The examples of each class for short runs."""
     for cls in registry:
         yield from cls.short_examples or cls.examples[:1] or (notation_name(cls),)
 
@@ -91,7 +92,7 @@ def survey(pair: Pair) -> dict[str, str] | None:
 
 
 def _family(architecture: Architecture) -> str:
-    """What the survey calls an architecture, by what it has."""
+    """The survey's name for an architecture."""
     if architecture.num_servers:
         return "parameter server"
     return "gossip" if {"mix", "mix_async"} & set(architecture.offers) else "all-reduce"
@@ -137,7 +138,7 @@ def _checked(chosen: Sequence[Pair], base: Config) -> list[Pair]:
 
 
 def _refused(config: Config) -> str:
-    """Why there can be no such run; empty if there can."""
+    """The reason why this run is refused; empty if it is not."""
     try:
         check(config)
     except ValueError as error:

@@ -23,11 +23,11 @@ from gradwire.core.spec import Spec
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.processes.node.run import NodeRun
-from gradwire.experiment.processes.node.types import Where
-from gradwire.experiment.processes.ranks import num_nodes, rank_of
+from gradwire.experiment.processes.node.types import RunFolder
+from gradwire.experiment.processes.ranks import rank_of
 from gradwire.experiment.report.comparison import format_seconds
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.machine import default_threads, own_device
+from gradwire.experiment.run.machine import default_threads, layout_of, own_device
 from gradwire.experiment.run.outcome import Run, use_threads
 from gradwire.experiment.run.setup import prepare, warm_up
 from gradwire.experiment.simulate.simulation import simulate
@@ -89,7 +89,7 @@ class Probed:
         lines = config.to_toml().splitlines(keepends=True)
         chosen = [line for line in lines if line.split(" = ")[0] in self.settings]
         return (
-            "# NetworkMeasurement between real ranks by `gradwire probe`. Use it as\n"
+            "# Measured between real ranks by `gradwire probe`. Use it as\n"
             '#     gradwire run --config FILE --compression "ef(topk(0.01))" ...\n'
             f"# compute is {self.parts_of_compute} together.\n"
         ) + "".join(chosen)
@@ -98,10 +98,10 @@ class Probed:
 def probe(
     config: Config, compressions: Sequence[str], steps: int, say: Callable[[str], None]
 ) -> Probed:
-    """On every rank of a process group; all have the same settings."""
-    if dist.get_world_size() != num_nodes(config):
+    """Probes and predicts. All ranks of a process group call it with the same settings."""
+    if dist.get_world_size() != (size := layout_of(config).size):
         raise ValueError(
-            f"workers = {config.workers} on {config.architecture} makes {num_nodes(config)} ranks, "
+            f"workers = {config.workers} on {config.architecture} makes {size} ranks, "
             f"but there are {dist.get_world_size()}"
         )
     threads = config.threads or default_threads(config.workers)
@@ -146,18 +146,18 @@ class _Counting(NodeRun):
 
     before = torch.zeros(2, dtype=torch.float64)
 
-    def stepped(self, rank: int, step: int, replica: Replica, now: float) -> None:
-        super().stepped(rank, step, replica, now)
+    def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        super().step_finished(rank, step, replica, now)
         if step + 1 == self.config.eval_every:
-            self.before = self._in_all()
+            self.before = self._total_s()
 
     def spent_since(self) -> Tensor:
         """Seconds in gradients, and in coding and updates: means of all ranks, which all call."""
-        seconds = self._in_all() - self.before
+        seconds = self._total_s() - self.before
         dist.all_reduce(seconds)
         return seconds / self.engine.size
 
-    def _in_all(self) -> Tensor:
+    def _total_s(self) -> Tensor:
         coding_s = sum(self.engine.call_s.values())
         return torch.tensor([self.engine.compute_s, coding_s], dtype=torch.float64)
 
@@ -165,7 +165,7 @@ class _Counting(NodeRun):
 def _run(config: Config) -> tuple[Run, Tensor]:
     """A real run without records, and what was spent in the steps that count."""
     never = 0.0  # a checkpoint: there is no folder
-    with rank_of(_Counting, config, Where(None), never, _TIMEOUT_S, signals=Signals()) as node:
+    with rank_of(_Counting, config, RunFolder(None), never, _TIMEOUT_S, signals=Signals()) as node:
         run = node.run()
     return run, node.spent_since()
 

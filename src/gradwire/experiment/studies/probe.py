@@ -1,4 +1,4 @@
-"""What the network between real ranks and their machines can do, measured through the engine.
+"""Measures the network between real ranks, and their machines, through the engine.
 
 The model is the simulator's (`runtime/network/network.py`): a message takes a latency, plus its
 bytes over the bandwidth of the cards it passes. Three measurements find its parameters:
@@ -9,8 +9,8 @@ bytes over the bandwidth of the cards it passes. Three measurements find its par
   short ones take the latency. If the long ones take longer than the cards need (a switch or a
   machine that all share), the bandwidth of everyone is lower by that factor.
 
-Programs here are effects like any algorithm's. So the probe can be tried on the simulator, where it
-must find the network that it runs on, and does.
+Programs here use effects like any algorithm. So the probe is tested on the simulator, where it must
+find the parameters of the simulated network.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,13 +27,13 @@ from gradwire.core.group import Group
 from gradwire.core.node import Node
 
 _SHORT, _LONG = 64, 1 << 20  # bytes; long ones have at least these
-_ALIKE = 1.15  # cards whose speeds differ by less than this are the same
+_NOISE_FACTOR = 1.15  # speeds that differ by less than this count as equal
 _MIN_STEPS = 4
 
 
 def num_skipped(steps: int) -> int:
-    """Of the steps of a real run those that do not count: in the first quarter connections are
-    made and memory is taken."""
+    """The number of steps of a real run that do not count: in the first quarter connections are
+    made and memory is allocated."""
     if steps < _MIN_STEPS:
         raise ValueError(
             f"steps must be at least {_MIN_STEPS}, got {steps}: methods run for so many steps, and "
@@ -44,7 +44,7 @@ def num_skipped(steps: int) -> int:
 
 @dataclass(frozen=True)
 class NetworkMeasurement:
-    """Of the network: one value per rank."""
+    """The parameters of the network, one value per rank."""
 
     latency_s: tuple[float, ...]
     bandwidth: tuple[float, ...]  # bytes per second, when all exchange with all
@@ -73,7 +73,7 @@ async def measure_network(
     latency_s = max(0.0, quick - (n - 1) * short.numel() / max(alone))
     needed = (n - 1) * long.numel() / min(alone)
     share = min(1.0, needed / max(slow - latency_s, 1e-12))
-    speeds = _alike([speed * share for speed in alone])
+    speeds = _merge_equal([speed * share for speed in alone])
     return NetworkMeasurement((latency_s,) * n, speeds, tuple(alone))
 
 
@@ -90,7 +90,7 @@ async def _to_and_fro(node: Node, a: int, b: int, x: Tensor, repeats: int) -> fl
             await node.recv(a, "to")
             await node.send(a, "fro", x)
         seconds.append(await node.now() - start)
-    taken = median(seconds[1:]) / 2  # the first one pays for what is done once
+    taken = median(seconds[1:]) / 2  # the first one includes work that is done once
     return (await _gather_times(node, "end", taken))[a]
 
 
@@ -111,14 +111,14 @@ async def _exchange(node: Node, x: Tensor, repeats: int) -> float:
 
 
 async def _gather_times(node: Node, name: str, own: float) -> list[float]:
-    """Everyone's number; nobody goes on before all are here."""
+    """The numbers of all ranks; waits until all ranks are here."""
     gathered = await Group(node, f"probe {name}").all_gather(torch.tensor(own, dtype=torch.float64))
     return [float(value) for value in gathered]
 
 
-def _alike(speeds: Sequence[float]) -> tuple[float, ...]:
-    """One value for all where they differ by noise only."""
-    if max(speeds) <= _ALIKE * min(speeds):
+def _merge_equal(speeds: Sequence[float]) -> tuple[float, ...]:
+    """One value for all if they differ only by noise."""
+    if max(speeds) <= _NOISE_FACTOR * min(speeds):
         return (median(speeds),) * len(speeds)
     return tuple(speeds)
 
@@ -142,8 +142,8 @@ async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int
 
     Gradients are measured as they are computed in a run, after coding, which empties the caches. A
     step is a gradient and two or four exchanges. The last two of four take twice the latency of a
-    message in the midst of work, which is longer than that between ranks that do nothing else. (One
-    would not do: who comes last waits for nobody in every other exchange.) What the first two take
+    message during work, which is longer than that between ranks that do nothing else. (One would
+    not be enough: the last rank does not wait in every other exchange.) What the first two take
     beyond that, and beyond waiting for the slowest gradient, is an overhead.
     """
     group, short = Group(node, "in a step"), torch.zeros(_SHORT, dtype=torch.uint8)
@@ -201,9 +201,9 @@ async def _timed(node: Node, work: Work, repeats: int, before: Work | None = Non
 
 
 def settings_of(network: NetworkMeasurement, machine: Machine) -> dict[str, Any]:
-    """The measurement as settings of `Config`, as they would stand in a TOML file."""
+    """The measurement as settings of `Config`, for a TOML file."""
     slowest = max(machine.compute_s)
-    speeds = _alike([slowest / seconds for seconds in machine.compute_s])
+    speeds = _merge_equal([slowest / seconds for seconds in machine.compute_s])
     bandwidths = [_bandwidth(speed) for speed in network.bandwidth]
     latency_s = max(machine.latency_s, network.latency_s[0])
     compute_s = slowest + machine.overhead_s
@@ -211,7 +211,7 @@ def settings_of(network: NetworkMeasurement, machine: Machine) -> dict[str, Any]
         "workers": len(network.bandwidth),
         "bandwidth": bandwidths[0] if len(set(bandwidths)) == 1 else ",".join(bandwidths),
         "latency": f"{1e6 * latency_s:.1f}us",
-        # Who waits for all waits for the slowest of each step: that it varies matters.
+        # A rank that waits for all waits for the slowest of each step, so the variation matters.
         "compute": f"lognormal({compute_s:.4g}, sigma={machine.sigma:.3g})",
         "speeds": "1" if len(set(speeds)) == 1 else ",".join(f"{s:.3g}" for s in speeds),
         "coding": "measured",

@@ -1,12 +1,12 @@
 """The folder of a durable server: its last two states, and a journal of what arrived since each.
 
-    state-00000007.pt      all there was when generation 7 began (none for generation 0)
+    state-00000007.pt      the whole state when generation 7 began (none for generation 0)
     journal-00000007.log   what has arrived since
 
 A new generation is made in this order: the state is written under another name and synced; renamed;
 the folder synced; the new journal made and synced; what is older than the one before removed. So at
 every moment the newest state with a valid checksum and its journal (an empty one, if it is missing)
-are all that is needed. A state that was damaged later can be had again from the one before and both
+are all that is needed. A state that was damaged later can be recovered from the one before and both
 journals, if these hold the messages.
 
 A state file is sealed (`storage/sealed.py`) with its generation and a fingerprint of the job.
@@ -39,7 +39,7 @@ class Store:
     def __init__(self, folder: Path, job: str) -> None:
         make_folder(folder)
         self.folder = folder
-        self.skipped = ""  # describes a damaged state that could be made again
+        self.skipped = ""  # describes a damaged state that was recovered
         self._job = job
         self._fingerprint = Seal("state", owner=job).fingerprint
         with naming(folder / _LOCK):
@@ -126,7 +126,7 @@ class Store:
         if later:
             raise DamagedError(
                 f"{self.folder} holds {self._journal_path(later[-1]).name}, but not the state that "
-                "it goes on from"
+                "it continues from"
             )
         if not states:
             found = self._found(0)
@@ -148,7 +148,7 @@ class Store:
         state = self._read(newest - 1) if has_state else None
         found = self._found(newest - 1)
         bodies = [] if found is None else found.bodies
-        if any(journal.glance(body).message is journal.NOT_KEPT for body in bodies):
+        if any(journal.peek(body).message is journal.NOT_STORED for body in bodies):
             raise error  # their senders have dropped them
         return state, bodies
 

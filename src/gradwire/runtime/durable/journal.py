@@ -13,9 +13,9 @@ written. The checksum starts from fingerprint, generation and the record's own p
 record counts nowhere else.
 
 After a crash the end of the file may be missing or torn, in any order of its pages: what was
-appended since the last commit, which nobody knows of. It is cut off. A record that cannot
-be read though a later one says that it had been committed is damage: then nothing is cut off, and
-reading stops with a `DamagedError`.
+appended since the last commit, on which no other node depends. It is cut off. A record that cannot
+be read, though a later record shows that it had been committed, is damage: then nothing is cut off,
+and reading stops with a `DamagedError`.
 """
 
 import logging
@@ -55,14 +55,14 @@ _MAX_PIECES = 512  # in one call
 Buffer = bytes | memoryview
 
 
-class _NotKept:
+class _NotStored:
     """In place of a message that its sender still has."""
 
     def __repr__(self) -> str:
-        return "NOT_KEPT"
+        return "NOT_STORED"
 
 
-NOT_KEPT = _NotKept()
+NOT_STORED = _NotStored()
 
 
 def sync(handle: int) -> None:
@@ -109,12 +109,12 @@ def encode(arrival: Arrival, headers: Headers, is_whole: bool = True) -> list[Bu
     return [_BODY.pack(code, flags, 0, src, job, block_nbytes, tag, number, place), *rest]
 
 
-def glance(body: memoryview) -> Arrival:
-    """The arrival without its message; `NOT_KEPT` stands for one that only its sender has."""
+def peek(body: memoryview) -> Arrival:
+    """The arrival without its message; `NOT_STORED` stands for one that only its sender has."""
     code, flags, _, src, job, _, tag, number, place = _BODY.unpack_from(body)
     kind, message = _KINDS[code], cast(Any, None)
     if not flags & _IS_WHOLE:
-        message = NOT_KEPT
+        message = NOT_STORED
     elif kind == LINKS:
         links = _LINK.iter_unpack(body[_BODY.size :])
         message = {rank: (incarnation, received) for rank, incarnation, received in links}
@@ -123,11 +123,11 @@ def glance(body: memoryview) -> Arrival:
 
 def decode(body: memoryview, headers: Headers, device: torch.device | None = None) -> Arrival:
     """The arrival that `encode` was given, in memory of its own."""
-    arrival = glance(body)
+    arrival = peek(body)
     rest = body[_BODY.size :]
     if arrival.kind == LOST:
         return arrival._replace(message=bytes(rest).decode())
-    if arrival.kind != ARRIVED or arrival.message is NOT_KEPT:
+    if arrival.kind != ARRIVED or arrival.message is NOT_STORED:
         return arrival
     block_nbytes = _BODY.unpack_from(body)[5]
     frame = frames.unpack(rest[:block_nbytes], headers, block_nbytes=_MAX_BLOCK_NBYTES)
@@ -175,7 +175,7 @@ class Journal:
         return self._end - _HEAD_NBYTES
 
     def append(self, pieces: list[Buffer]) -> None:
-        """Adds a record; nobody may change its bytes before they are written."""
+        """Adds a record; its bytes must not change before they are written."""
         length = sum(len(piece) for piece in pieces)
         rest = struct.pack("<QQ", length, self._committed)
         crc = _place(self._seed, self._end)
@@ -268,7 +268,7 @@ def _check_tail(view: memoryview, start: int, seed: int, path: Path) -> None:
                 raise DamagedError(
                     f"{path}: the record at byte {start} is damaged, and the one at {later} was "
                     f"written when {committed} bytes had been committed. What was acknowledged "
-                    "cannot be had again; put back a copy of the folder, or start anew."
+                    "cannot be recovered; put back a copy of the folder, or start a new run."
                 )
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from gradwire.runtime.durable import journal
-from gradwire.runtime.durable.journal import LINKS, NOT_KEPT, TIMED_OUT
+from gradwire.runtime.durable.journal import LINKS, NOT_STORED, TIMED_OUT
 from gradwire.runtime.durable.write_ahead import NUMBERED
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.transport import GOODBYE, JOINED, LOST, Arrival
@@ -61,7 +61,7 @@ class JournalReplay:
         self._count = count()  # keys for those that have no number
         self._gone = set(gone)  # ranks that will not send again
         for body in bodies:
-            arrival = journal.glance(body)
+            arrival = journal.peek(body)
             if arrival.kind == TIMED_OUT:
                 self._timeouts.append(arrival.number)
             elif arrival.kind != LINKS:
@@ -89,8 +89,8 @@ class JournalReplay:
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while self._script and not self._times_out:
             body = self._script[0]
-            arrival = journal.glance(body)
-            if arrival.message is not NOT_KEPT:
+            arrival = journal.peek(body)
+            if arrival.message is not NOT_STORED:
                 whole = journal.decode(body, self._headers, self._device)
                 self._advance()
                 return ReplayedArrival(whole, is_sent_again=False)

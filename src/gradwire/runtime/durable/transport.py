@@ -1,4 +1,4 @@
-"""A durable transport: it writes down what arrives before it hands it over.
+"""A durable transport: it writes arrivals into the journal before it hands them over.
 
 Below it is a transport that numbers messages, takes each number once, and keeps what it sent until
 it is acknowledged. Above it is a program that sends the same messages if it gets the same arrivals
@@ -36,7 +36,7 @@ import torch
 from gradwire.core.node import RecvAny
 from gradwire.runtime.durable import journal
 from gradwire.runtime.durable.checkpoint import Store
-from gradwire.runtime.durable.journal import LINKS, NOT_KEPT, TIMED_OUT
+from gradwire.runtime.durable.journal import LINKS, NOT_STORED, TIMED_OUT
 from gradwire.runtime.durable.peers import Peers
 from gradwire.runtime.durable.recovery import JournalReplay
 from gradwire.runtime.durable.resend_queue import ResendQueue
@@ -85,7 +85,7 @@ def links_of(store: Store) -> LinkCounts:
     links: LinkCounts = {} if store.state is None else dict(store.state["links"])
     is_missing: set[int] = set()  # ranks that must send again
     for body in store.bodies:
-        arrival = journal.glance(body)
+        arrival = journal.peek(body)
         if arrival.kind == LINKS:
             for rank, (incarnation, received) in arrival.message.items():
                 before = links.get(rank)
@@ -98,7 +98,7 @@ def links_of(store: Store) -> LinkCounts:
             # What is before it in the journal was sent by its earlier incarnation.
             links[arrival.src] = (arrival.time_s, 0, 0)
             is_missing.discard(arrival.src)
-        elif arrival.message is NOT_KEPT:
+        elif arrival.message is NOT_STORED:
             is_missing.add(arrival.src)
         elif arrival.kind in NUMBERED and arrival.number and arrival.src not in is_missing:
             # If it was gone before its first message was read, nothing else is known of it.
@@ -109,7 +109,7 @@ def links_of(store: Store) -> LinkCounts:
 
 def count_arrivals(store: Store) -> int:
     """The number of arrivals in state and journal."""
-    kinds = [journal.glance(body).kind for body in store.bodies]
+    kinds = [journal.peek(body).kind for body in store.bodies]
     before: int = 0 if store.state is None else store.state["num_handed"]
     return before + sum(kind not in (LINKS, TIMED_OUT) for kind in kinds)
 
@@ -117,7 +117,7 @@ def count_arrivals(store: Store) -> int:
 class DurableTransport:
     """Between engine and transport. `inner` was started with `links_of(store)`.
 
-    Programs continue from `store.state["state"]`, if there is a state. `is_alone`: nobody will
+    Programs continue from `store.state["state"]`, if there is a state. `is_alone`: no peer will
     send again what the journal does not hold.
     """
 
@@ -139,14 +139,19 @@ class DurableTransport:
         self._inner = inner
         self._store = store
         self._snapshot = snapshot
-        self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
+        self._deferred: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._has_handed = False  # an arrival, and `next` was not called since
         self._num_new = 0  # handed over that are not from the journal
         self._ready: deque[Arrival] = deque()  # written down, to be handed over
-        before = store.state or {"num_handed": 0, "lives": {}, "peers": [], "outbox": []}
-        self._peers = Peers(before["lives"], before["peers"])
+        before = store.state or {
+            "num_handed": 0,
+            "incarnations": {},
+            "peers": [],
+            "resend_queue": [],
+        }
+        self._peers = Peers(before["incarnations"], before["peers"])
         for body in store.bodies:
-            arrival = journal.glance(body)
+            arrival = journal.peek(body)
             if arrival.kind == JOINED:
                 self._peers.note_join(arrival)
         self._replay = JournalReplay(
@@ -173,7 +178,7 @@ class DurableTransport:
         )
         store.forget()
         self._resend_queue = ResendQueue(headers, inner.outstanding)
-        for message in self._resend_queue.unpacked(before["outbox"]):
+        for message in self._resend_queue.unpacked(before["resend_queue"]):
             self.send(*message)
 
     @property
@@ -201,11 +206,11 @@ class DurableTransport:
     def send_done(self, dst: int, job: int, number: int) -> None:
         raise NotImplementedError("a durable node is a server, whose runs end with the workers'")
 
-    def keep(self, arrival: Arrival) -> None:
-        self._kept[arrival.job].append(arrival)
+    def defer(self, arrival: Arrival) -> None:
+        self._deferred[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
-        return [*self._kept.pop(job, []), *self._peers.endings]
+    def deferred(self, job: int) -> list[Arrival]:
+        return [*self._deferred.pop(job, []), *self._peers.endings]
 
     def next(self, timeout_s: float | None) -> Arrival | None:
         if self._has_handed:
@@ -339,7 +344,7 @@ class DurableTransport:
     def checkpoint(self) -> bool:
         """Saves a state if that is possible now, and starts a new journal; whether it was."""
         is_busy = self.is_recovering or self._ready or self._replay.has_early
-        if is_busy or any(self._kept.values()):
+        if is_busy or any(self._deferred.values()):
             return False
         state = self._snapshot()
         if state is None:
@@ -359,9 +364,9 @@ class DurableTransport:
             {
                 "state": state,
                 "links": links,
-                "lives": self._peers.incarnations,
+                "incarnations": self._peers.incarnations,
                 "peers": [tuple(ending) for ending in self._peers.endings],
-                "outbox": self._resend_queue.packed(sorted(links)),
+                "resend_queue": self._resend_queue.packed(sorted(links)),
                 "num_handed": self.num_handed,
             }
         )

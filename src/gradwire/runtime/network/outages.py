@@ -43,7 +43,7 @@ class Outages:
 
     @property
     def returns(self) -> bool:
-        """Whether somebody will come (back)."""
+        """Whether a worker will come (back)."""
         return any(what == RETURN for _, what, _ in self.pending)
 
     def crash(self, rank: int, now: float) -> Outage:
@@ -64,7 +64,7 @@ class Outages:
         self.members |= {rank}
 
     def error(self, rank: int) -> PeerLost:
-        """What a program gets that waits for a lost worker."""
+        """The error for a program that waits for a lost worker."""
         return PeerLost(rank, self.gone[rank], self.lost[rank])
 
     def snapshot(self) -> dict[str, Any]:
@@ -73,6 +73,6 @@ class Outages:
     def restore(self, saved: dict[str, Any]) -> None:
         self.pending = [(at, what, rank) for at, what, rank in saved["pending"]]
         for mine, others in ((self.gone, saved["gone"]), (self.lost, saved["lost"])):
-            mine.clear()  # engines hold these very dictionaries
+            mine.clear()  # engines hold these dictionaries
             mine.update(others)
         self.members = self._workers.difference(self.lost)

@@ -1,8 +1,8 @@
 """Tensors on accelerators, on their way to other processes.
 
-Over gloo they go through page-locked host memory. The copies run on streams of their own: a message
-leaves when its copy is there (an event says so), while others are still being copied; one that
-arrives is copied while the next is received, and whoever reads it waits for the event, on the
+Over gloo they go through page-locked host memory. The copies run on their own streams: a message is
+sent when the event of its copy has fired, while others are still being copied; a message that
+arrives is copied while the next is received, and its reader waits for the event, on the
 accelerator.
 
 Over nccl the payload goes from accelerator to accelerator, and only its frame through gloo. Two
@@ -33,7 +33,7 @@ def device_of_rank(name: str) -> torch.device:
 
 
 class PayloadGroups(NamedTuple):
-    """Through which payloads travel that lie on such a device."""
+    """The process groups for payloads on devices of this type."""
 
     up: dist.ProcessGroup  # to higher ranks
     down: dist.ProcessGroup  # to lower ranks
@@ -43,13 +43,13 @@ class PayloadGroups(NamedTuple):
 def nccl_groups(device: torch.device | None) -> PayloadGroups | None:
     """Groups for payloads, if this rank has an accelerator that nccl serves. All ranks call it.
 
-    None where the default process group has no nccl, or where ranks share an accelerator, which
-    nccl refuses.
+    None if the default process group has no nccl, or if ranks share an accelerator, which nccl
+    refuses.
     """
     can = device is not None and device.type == "cuda" and has_nccl()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     can = can and local <= torch.cuda.device_count()
-    # Machines may differ, and groups are made by all or by nobody.
+    # Machines may differ, and either all ranks make groups or none.
     all_can = torch.tensor(int(can))
     dist.all_reduce(all_can, op=dist.ReduceOp.MIN)
     if not int(all_can):
@@ -64,8 +64,8 @@ def has_nccl() -> bool:
     return "nccl" in str(dist.get_backend_config())
 
 
-class Leaving:
-    """A tensor on its way to the host."""
+class HostCopy:
+    """A tensor that is being copied to the host."""
 
     def __init__(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         self.tensor = tensor  # kept: it is read while it is copied
@@ -78,13 +78,13 @@ class Leaving:
             self._event = torch.cuda.Event()
             self._event.record(stream)
 
-    def arrived(self) -> Tensor:
-        """The copy, once it is there."""
+    def wait(self) -> Tensor:
+        """Waits for the copy and returns it."""
         self._event.synchronize()
         return self.copy
 
 
-class Landing:
+class DeviceCopy:
     """A payload that is being copied to an accelerator, or received there."""
 
     def __init__(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
@@ -93,7 +93,7 @@ class Landing:
         self._event.record(stream)
 
     def wait(self) -> None:
-        """Whatever the caller has done on the accelerator from now on comes after it."""
+        """Orders the caller's later work on the accelerator after the copy."""
         stream = torch.cuda.current_stream(self.tensor.device)
         self._event.wait(stream)
         self.tensor.record_stream(stream)

@@ -2,12 +2,12 @@
 
 It interprets the same effects as the simulator (`runtime/virtual/engine.py`), for one node, on the
 thread that calls `run`. Programs take turns: each runs until it awaits something that is not there
-yet. Gradients are computed when no program can go on, so that messages leave before. Time is the
+yet. Gradients are computed when no program can continue, so that messages leave before. Time is the
 seconds since the engine was made.
 
 Messages that no program has read are taken from the transport up to a number of bytes. Beyond it
-they stay there, and their senders wait, unless no program could go on otherwise: the message that
-one waits for may be behind them.
+they stay there, and their senders wait, unless no program could continue otherwise: the message
+that one waits for may be behind them.
 
 With `native` a mean that a program asks for as such (`Collective`) is left to the transport, if
 that has a collective for it (`native_means.py`). Messages are received meanwhile, so that the loss
@@ -28,7 +28,7 @@ from gradwire.runtime.process.rank import RankInterpreter
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.replay.order import Recorder
 
-_PATIENCE = 24  # by this factor the timeout is longer for programs that serve others
+_PATIENCE = 24  # factor on the timeout for programs that serve others
 _CLOCK_CHECK_S = 1.0  # between two looks at the clock
 _SUSPENDED_S = 0.5  # a wake-up that is later by this was that of a suspended process
 _ON_WAIT_S = 0.1  # between two calls of `on_wait`
@@ -43,7 +43,7 @@ class ProcessEngine(RankInterpreter):
 
     Ranks 0 .. num_workers - 1 are workers. Messages of another job are not read: those of an
     earlier one are dropped, those of a later one kept for it. `timeout_s` is how long nothing may
-    happen while a worker waits. `log` records in which order programs go on, and by what.
+    happen while a worker waits. `log` records the event order.
     `native`: means may be formed by the transport's own all-reduce, which adds in another order;
     without it they have the simulator's bits. All ranks must say the same.
     """
@@ -69,7 +69,7 @@ class ProcessEngine(RankInterpreter):
         self.on_wait: Callable[[], None] | None = None
         self._evaluate = evaluate
         self._timeout_s = timeout_s
-        for arrival in transport.kept(job):
+        for arrival in transport.deferred(job):
             self._arrive(arrival)
 
     def run(
@@ -77,10 +77,10 @@ class ProcessEngine(RankInterpreter):
     ) -> R | None:
         """Runs a worker's program to its end, and returns its result.
 
-        Programs that it spawned and that have not ended go on serving the others until all
+        Programs that it spawned and that have not ended continue to serve the others until all
         workers are done with this run; then they are closed. The program of another role (a
         server) ends in the same way, and its result is None; unless it does not serve: then it,
-        too, runs to its end. What nobody has read stays for the next run.
+        too, runs to its end. Unread messages stay for the next run.
 
         A rank that is done, that serves or that `is_patient` waits longer than `timeout_s`, since
         the others may be busy without sending anything: as long as the others are there, if the

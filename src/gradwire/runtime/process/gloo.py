@@ -28,8 +28,8 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.core.errors import WireError
 from gradwire.runtime.process import frames
-from gradwire.runtime.process.accelerator import Landing, Leaving, PayloadGroups
-from gradwire.runtime.process.expected import Awaited, Expected
+from gradwire.runtime.process.accelerator import DeviceCopy, HostCopy, PayloadGroups
+from gradwire.runtime.process.expected import ExpectedLength, PayloadReceiver
 from gradwire.runtime.process.frames import Headers, Packed
 from gradwire.runtime.process.group_means import FinishedMean, GroupMeans
 from gradwire.runtime.process.posted_sends import PostedSends
@@ -51,11 +51,11 @@ _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 _NO_HEADERS = Headers()
 
 
-class _Landed(NamedTuple):
-    """A message whose tensor is still on its way to the accelerator."""
+class _CopiedArrival(NamedTuple):
+    """An arrival whose tensor is still being copied to the accelerator."""
 
     arrival: Arrival
-    landing: Landing
+    copy: DeviceCopy
 
 
 class _Outgoing(NamedTuple):
@@ -65,11 +65,11 @@ class _Outgoing(NamedTuple):
     job: int
     tag: int
     message: Any
-    leaving: Leaving | None  # None: it has none, but others are before it
+    copy: HostCopy | None  # None: it needs none, but waits behind others
 
 
 class GlooTransport:
-    """One rank's end. All ranks of the default process group make theirs at the same time.
+    """The transport of one rank. All ranks of the default process group make theirs together.
 
     `group` is used as it is if given: its timeout must be longer than any rank is ever silent.
     Tensors that lay on an accelerator are moved to `device` on arrival. Through `payloads` they go
@@ -102,30 +102,32 @@ class GlooTransport:
         # two ranks waits for the other to receive. With a lock for each direction ranks wait only
         # for higher ranks, or only for lower ones, so there is no deadlock.
         self._payload_locks = {id(one): threading.Lock() for one in (payloads or ())[:2]}
-        self._leaving_on: torch.cuda.Stream | None = None
-        self._landing_on: torch.cuda.Stream | None = None
+        self._host_copy_stream: torch.cuda.Stream | None = None
+        self._device_copy_stream: torch.cuda.Stream | None = None
         if device is not None and device.type == "cuda":
-            self._leaving_on = torch.cuda.Stream(device)
-            self._landing_on = torch.cuda.Stream(device)
+            self._host_copy_stream = torch.cuda.Stream(device)
+            self._device_copy_stream = torch.cuda.Stream(device)
         self._outgoing: deque[_Outgoing] = deque()
         # What was packed last: the next peer often gets the same.
         self._last: tuple[Any, tuple[int, int], Packed] | None = None
-        self._arrivals: SimpleQueue[Arrival | _Landed | FinishedMean] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival | _CopiedArrival | FinishedMean] = SimpleQueue()
         self._max_bytes_unread = max_bytes_unread
         self._bytes_unread = [0] * self.size  # by peer
         # Taken as a lock, not as a condition: then a signal's handler cannot raise in between.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._is_sending = False  # this rank waits in a send
-        self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
+        self._deferred: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: list[Arrival] = []  # peers that left or were lost
         send_timeout = timedelta(seconds=send_s)
         self._sends = PostedSends(self.size, max_bytes_posted, send_timeout, self._set_sending)
         reducing = dist.new_group(backend="gloo", timeout=send_timeout) if group is None else None
         device_group = None if payloads is None else payloads.up
         self._means = GroupMeans(reducing, device_group, self.rank, self.size, self._arrivals.put)
-        self._expected = [Expected() for _ in range(self.size)]  # by each peer, from this one
-        self._awaited = [Awaited(made, peer, self._empty) for peer in range(self.size)]
+        self._expected = [ExpectedLength() for _ in range(self.size)]  # by each peer, from this one
+        self._payloads_from = [
+            PayloadReceiver(made, peer, self._empty) for peer in range(self.size)
+        ]
         self._is_closed = False
         self._receivers = [
             threading.Thread(
@@ -146,7 +148,7 @@ class GlooTransport:
             payloads is not None and data is not None and data.device.type == payloads.device_type
         )
         if data is not None and self._needs_copy(data) and not is_direct:
-            self._outgoing.append(_Outgoing(dst, job, tag, message, self._leave(data)))
+            self._outgoing.append(_Outgoing(dst, job, tag, message, self._copy_to_host(data)))
         elif self._outgoing and not is_direct:
             self._outgoing.append(_Outgoing(dst, job, tag, message, None))
         else:
@@ -163,7 +165,7 @@ class GlooTransport:
         return self._means.num_started
 
     def native_mean(self, x: Tensor) -> int | None:
-        """Starts an all-reduce and returns its number. None: it is not for such tensors."""
+        """Starts an all-reduce and returns its number. None: not possible for such tensors."""
         return self._means.start(x)
 
     def send_done(self, dst: int, job: int, number: int) -> None:
@@ -182,8 +184,8 @@ class GlooTransport:
             return None
         if isinstance(came, FinishedMean):
             return came.arrival(self.rank)
-        if isinstance(came, _Landed):
-            came.landing.wait()
+        if isinstance(came, _CopiedArrival):
+            came.copy.wait()
             came = came.arrival
         if came.kind == ARRIVED and came.src != self.rank:
             self._make_room(came.src, message_nbytes(came.message))
@@ -194,19 +196,19 @@ class GlooTransport:
     def _needs_copy(self, data: Tensor) -> bool:
         return data.is_cuda
 
-    def _leave(self, data: Tensor) -> Leaving:
-        last = self._outgoing[-1].leaving if self._outgoing else None
+    def _copy_to_host(self, data: Tensor) -> HostCopy:
+        last = self._outgoing[-1].copy if self._outgoing else None
         if last is not None and last.tensor is data:  # the same to several peers
             return last
-        if self._leaving_on is None:
-            self._leaving_on = torch.cuda.Stream(data.device)
-        return Leaving(data, self._leaving_on)
+        if self._host_copy_stream is None:
+            self._host_copy_stream = torch.cuda.Stream(data.device)
+        return HostCopy(data, self._host_copy_stream)
 
     def _flush(self) -> None:
         """Posts messages that wait for their copies from the accelerator."""
         while self._outgoing:
-            dst, job, tag, message, leaving = self._outgoing.popleft()
-            copied = None if leaving is None else leaving.arrived()
+            dst, job, tag, message, copy = self._outgoing.popleft()
+            copied = None if copy is None else copy.wait()
             self._post(dst, self._pack(job, tag, message, copied=copied))
 
     def _pack(
@@ -251,13 +253,13 @@ class GlooTransport:
             ):
                 self._room.wait()
 
-    def keep(self, arrival: Arrival) -> None:
-        self._kept[arrival.job].append(arrival)
+    def defer(self, arrival: Arrival) -> None:
+        self._deferred[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
-        for other in [other for other in self._kept if other < job]:
-            del self._kept[other]
-        return self._kept.pop(job, []) + self._ended
+    def deferred(self, job: int) -> list[Arrival]:
+        for other in [other for other in self._deferred if other < job]:
+            del self._deferred[other]
+        return self._deferred.pop(job, []) + self._ended
 
     def close(self, lost: int | None = None) -> None:
         """Says goodbye, and waits up to `close_s` until what was sent has left and all others have
@@ -305,7 +307,7 @@ class GlooTransport:
 
     def _send_payload(self, peer: int, payload: Tensor, packed: Packed) -> dist.Work:
         if not packed.is_direct:
-            return self._group.send([payload], peer, self._expected[peer].takes(payload.numel()))
+            return self._group.send([payload], peer, self._expected[peer].next_tag(payload.numel()))
         group = self._payload_group(self.rank, peer)
         with self._payload_locks[id(group)]:
             return group.send([payload], peer, 0)
@@ -332,13 +334,13 @@ class GlooTransport:
                 if frame.kind == frames.DONE:
                     self._arrivals.put(Arrival(DONE, peer, frame.job, frame.tag))
                     continue
-                message, landing = self._message(peer, frame, block)
+                message, copy = self._message(peer, frame, block)
                 if self._is_closed:
                     continue
                 arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message)
                 with self._lock:
                     self._bytes_unread[peer] += message_nbytes(message)
-                self._arrivals.put(arrival if landing is None else _Landed(arrival, landing))
+                self._arrivals.put(arrival if copy is None else _CopiedArrival(arrival, copy))
                 self._await_room(peer)
         except WireError as error:
             # The start of the next block is not known any more.
@@ -347,9 +349,11 @@ class GlooTransport:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._arrivals.put(Arrival(LOST, peer, message=first))
 
-    def _message(self, peer: int, frame: frames.Frame, block: Tensor) -> tuple[Any, Landing | None]:
+    def _message(
+        self, peer: int, frame: frames.Frame, block: Tensor
+    ) -> tuple[Any, DeviceCopy | None]:
         """The message, and its copy to the accelerator if the tensor lay on one."""
-        stream = self._landing_on
+        stream = self._device_copy_stream
         if not frame.on_device or stream is None:
             return frame.message(self._payload(peer, frame, block)), None
         with torch.cuda.device(stream.device), torch.cuda.stream(stream):
@@ -357,7 +361,7 @@ class GlooTransport:
             message = frame.message(payload.to(self._device, non_blocking=True))
             data = tensor_of(message)
             assert data is not None
-            return message, Landing(data, stream)
+            return message, DeviceCopy(data, stream)
 
     def _payload(self, peer: int, frame: frames.Frame, block: Tensor) -> Tensor:
         """The bytes of a message: on the host, unless they came directly."""
@@ -369,11 +373,11 @@ class GlooTransport:
             inside = self._empty if frame.on_device else kernels.empty
             payload = inside(frame.nbytes, torch.uint8)
             return payload.copy_(block[frame.start : frame.start + frame.nbytes])
-        return self._awaited[peer].payload(frame.nbytes)
+        return self._payloads_from[peer].receive(frame.nbytes)
 
     def _empty(self, nbytes: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """Memory on the host, pinned if tensors may go to an accelerator."""
-        if self._landing_on is not None:
+        if self._device_copy_stream is not None:
             return torch.empty(nbytes, dtype=dtype, pin_memory=True)
         return kernels.empty(nbytes, dtype)
 

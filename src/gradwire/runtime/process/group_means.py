@@ -1,7 +1,7 @@
 """Means by the all-reduce of the process group itself (gloo or nccl), beside the messages.
 
-They run in a group of their own, since their order has nothing to do with that of messages, and in
-threads of gloo. Their results come through the same queue as messages.
+They run in their own process group, since their order is independent of that of messages, and in
+threads of gloo. Their results arrive through the same queue as messages.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from gradwire.runtime.process.transport import FINISHED, Arrival
 
 
 class FinishedMean(NamedTuple):
-    """An all-reduce has ended, well or not."""
+    """An all-reduce that has ended, perhaps with an error."""
 
     number: int
     work: dist.Work
@@ -51,7 +51,7 @@ class GroupMeans:
         self._numbers = count(1)
 
     def start(self, x: Tensor) -> int | None:
-        """Starts an all-reduce and returns its number. None: it is not for such tensors."""
+        """Starts an all-reduce and returns its number. None: not possible for such tensors."""
         group = self._group
         if x.device.type != "cpu" and self._device_group is not None:
             group = self._device_group

@@ -1,8 +1,9 @@
 """Means that the transport forms by a collective of its own.
 
 Such collectives match by their order, which must be the same on all ranks. The order in which
-programs go on is not the same; that of what one program does is. So only the main program may start
-one, and only while it has joined all programs that it spawned: this holds on all ranks or on none.
+programs continue differs between ranks; the order of the actions of one program does not. So only
+the main program may start one, and only while it has joined all programs that it spawned: this
+holds on all ranks or on none.
 """
 
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class PeerStatus:
         now = self._clock()
         cause = self.left.get(rank, -1)
         if cause not in (-1, rank, self._rank):
-            why = f"rank {rank} says so, and left because of it"
+            why = f"rank {rank} reports it, and left because of it"
             noticed_s, rank = now, cause
         else:
             noticed_s, why = self.lost.get(rank, (now, "it said goodbye"))

@@ -1,6 +1,6 @@
 """One rank as interpreter: how it answers effects, and what it does with what arrives.
 
-Nothing here waits. Programs that can go on are in a queue, from which the engine takes them
+Nothing here waits. Programs that can continue are in a queue, from which the engine takes them
 (`engine.py`). A rank is lost when its connection breaks without a goodbye. A program that waits for
 a message from it gets `PeerLost` once everything it sent has been read.
 """
@@ -114,7 +114,7 @@ class RankInterpreter(Interpreter):
     def is_at_rest(self) -> bool:
         """Whether every program waits for a message, and none is there that has not been read.
 
-        Also after a run, if it was none of the programs that ended it by an exception."""
+        Also after a run, unless a program ended it with an exception."""
         if self._has_failed:
             return False
         waits = all(isinstance(task.waiting_for, Recv | RecvAny) for task in self._tasks)
@@ -215,7 +215,7 @@ class RankInterpreter(Interpreter):
         kind, src, job, tag, message, _, _ = arrival
         if kind in (ARRIVED, DONE):
             if job > self.job:
-                self._transport.keep(arrival)
+                self._transport.defer(arrival)
             elif job == self.job and kind == DONE:
                 self._peers.report_done(src, tag)
             elif job == self.job:
@@ -241,7 +241,7 @@ class RankInterpreter(Interpreter):
     def _remove(self, arrival: Arrival) -> None:
         """A peer was lost or said goodbye: programs no longer wait for its messages."""
         kind, src, _, tag, message, _, _ = arrival
-        if kind == GOODBYE and tag - 1 == src:  # it cannot go on: that is as if it were lost
+        if kind == GOODBYE and tag - 1 == src:  # it cannot continue: it counts as lost
             kind, message = LOST, "it was told to stop, or failed"
         if kind == GOODBYE:
             self._peers.left[src] = tag - 1

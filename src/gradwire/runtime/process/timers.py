@@ -1,4 +1,4 @@
-"""When programs of one process go on that sleep, or wait for a limited time."""
+"""Timers of the programs of one process that sleep, or wait for a limited time."""
 
 import time
 from collections.abc import Iterator

@@ -55,7 +55,7 @@ class Transport(Protocol):
     def size(self) -> int: ...
 
     def send(self, dst: int, job: int, tag: int, message: Any) -> None:
-        """Hands a message over, which nobody may change. It waits if too much is under way."""
+        """Hands over a message, which must not change. It waits if too much is under way."""
         ...
 
     def send_done(self, dst: int, job: int, number: int) -> None:
@@ -66,10 +66,10 @@ class Transport(Protocol):
         """The next arrival; None after so many seconds."""
         ...
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         """Gives back an arrival that is for a later job."""
         ...
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         """What was kept for this job, and all peers that left or were lost before."""
         ...

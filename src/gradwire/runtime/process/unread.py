@@ -68,5 +68,7 @@ class UnreadMessages(Mailbox):
     def _drop(self, src: int) -> None:
         self.dropped[src] += 1
         if self.dropped[src] == 1:
-            text = f"rank {src} sent rank {self._rank} a message that nobody reads; it was dropped"
+            text = (
+                f"rank {src} sent rank {self._rank} a message that no program reads; it was dropped"
+            )
             warnings.warn(f"{text}, and so are others", GradwireWarning, stacklevel=2)

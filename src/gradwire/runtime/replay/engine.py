@@ -62,7 +62,7 @@ _END_OF_RUN, _KILLED = "the end of the run", "where it was killed"
 
 
 class _ReplayedNode:
-    """One node: where it stands in its order, and its programs."""
+    """One node: its position in its order, and its programs."""
 
     def __init__(self, one: EventOrder) -> None:
         self.order = one
@@ -101,8 +101,8 @@ class _ReplayedNode:
         line = f" ({source}, line {self.run.first_line + self.position})" if source else ""
         return f"rank {self.rank}, entry {self.position}{line}"
 
-    def says(self) -> str:
-        """What is next, in words."""
+    def describe_next(self) -> str:
+        """A description of the next entry."""
         entry = self.entry
         if entry is None:
             assert self.run is not None
@@ -148,7 +148,7 @@ class ReplayEngine(Interpreter):
         self._evaluate = evaluate
         self._nodes = [_ReplayedNode(one) for one in orders]
         self._blocked: dict[int, tuple[int, int]] = {}  # rank -> the sender and tag it waits for
-        self._able: list[tuple[float, int]] = []  # a heap of (time, rank): those that can go on
+        self._able: list[tuple[float, int]] = []  # a heap of (time, rank): those that can continue
         self._run_number = 0
 
     @property
@@ -273,8 +273,8 @@ class ReplayEngine(Interpreter):
             return effect.task.result, None
         if kind == order.CHANGE:
             _, rank, there, time_s = values
-            news = Framed(Membership(rank, bool(there), time_s))
-            return (news if isinstance(effect, Recv) else (node.rank, news)), None
+            change = Framed(Membership(rank, bool(there), time_s))
+            return (change if isinstance(effect, Recv) else (node.rank, change)), None
         if kind == order.LOST:
             return None, PeerLost(*values[2:])
         return None, None
@@ -283,7 +283,7 @@ class ReplayEngine(Interpreter):
         return self._nodes[rank].spawn(program)
 
     def _finish(self, task: Task) -> None:
-        """The order says when the programs that wait for its end go on."""
+        """The order decides when the programs that wait for its end continue."""
 
     def _add_note(self, task: Task, error: Exception) -> None:
         where = self._nodes[task.rank].where()
@@ -312,17 +312,17 @@ class ReplayEngine(Interpreter):
 
     def _refuse(self, node: _ReplayedNode, why: str) -> NoReturn:
         raise OrderError(
-            f"{node.where()}: the order says {node.says()!r}, but {why}. It is that of another "
-            "configuration or program, or damaged."
+            f"{node.where()}: the order says {node.describe_next()!r}, but {why}. It is that of "
+            "another configuration or program, or damaged."
         )
 
     def _missing(self) -> str:
-        lines = ["orders name messages that nobody sends:"]
+        lines = ["orders name messages that are never sent:"]
         for rank, (src, _) in sorted(self._blocked.items()):
             node, sender = self._nodes[rank], self._nodes[src]
             lines.append(
-                f"  {node.where()}: {node.says()!r}; rank {src} stands at entry {sender.position}, "
-                f"{sender.says()!r}"
+                f"  {node.where()}: {node.describe_next()!r}; rank {src} is at entry "
+                f"{sender.position}, {sender.describe_next()!r}"
             )
         lines.append("They are not those of one run of these programs, or damaged.")
         return "\n".join(lines)

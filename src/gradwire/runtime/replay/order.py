@@ -7,11 +7,11 @@ the node continued. Messages are not kept: the sender's programs make the next o
 and tag again (`runtime/replay/engine.py`).
 
 A file is text, with one JSON value in a line, and behind a tab the checksum of all lines so far
-(`storage/text.py`). It is written line by line, so that a process that is killed leaves what it did
-until then. The first line says what the file is. Then there are, for each
-run of the engine, ["run", first, last] with the numbers of steps, its entries and ["end", time].
-The last line of a node that came to its end is ["result", digest], of what it had then. An entry
-is [task, what, ...], with tasks numbered from 0 as they were spawned:
+(`storage/text.py`). It is written line by line, so a killed process leaves its order up to that
+moment. The first line identifies the file. Then there are, for each run of the engine, ["run",
+first, last] with the numbers of steps, its entries and ["end", time]. The last line of a node that
+finished is ["result", digest], a digest of its state. An entry is [task, kind, ...], with tasks
+numbered from 0 as they were spawned:
 
     [0, "start"]                                it runs for the first time
     [0, "received", 2, 3735928559]              from rank 2; 32 bits of the hash of the tag
@@ -58,7 +58,7 @@ CHANGE, LOST = "change", "lost"
 COMPUTED, SLEPT, JOINED, NOW, MEMBERS = "computed", "slept", "joined", "now", "members"
 RUN, END, RESULT = "run", "end", "result"
 
-_FORMAT, _VERSION = "gradwire order", 3
+_FORMAT, _VERSION = "gradwire order", 4
 _PLAIN = {Compute: COMPUTED, Sleep: SLEPT, Join: JOINED}
 
 # What follows the name of an entry: a rank, a hash, a bit, a time. "ranks": as many as there are.
@@ -107,7 +107,7 @@ class EventOrder:
     num_workers: int
     about: str
     runs: tuple[RunOrder, ...]
-    result: str = ""  # a digest of what the node had in the end, if it came there
+    result: str = ""  # a digest of the node's final state, if it finished
     source: str = ""  # where it was read from
 
 
@@ -164,7 +164,7 @@ class Recorder:
         self._write([END, now])
 
     def result(self, digest: str) -> None:
-        """What the node has in the end."""
+        """Writes the digest of the node's final state."""
         self._write([RESULT, digest])
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class Recorder:
     def record(
         self, handlers: dict[type, Handler], tasks: Mapping[Task, int]
     ) -> dict[type, Handler]:
-        """Handlers that answer as these do, and write down the answers. `tasks` has the numbers."""
+        """Handlers that answer as these do, and record the answers. `tasks` has the numbers."""
 
         def answer(task: Task, effect: Any) -> Any:
             number = tasks[task]
@@ -218,9 +218,9 @@ class Recorder:
             self._write([task, MEMBERS, *sorted(value)])
 
     def _received(self, task: int, kind: str, src: int, tag: Tag, message: Any) -> None:
-        news = message.header if isinstance(message, Framed) else None
-        if src == self.rank and isinstance(news, Membership):  # made by the engine, sent by nobody
-            change = [news.rank, int(news.there), news.time_s]
+        header = message.header if isinstance(message, Framed) else None
+        if src == self.rank and isinstance(header, Membership):  # made by the engine, not sent
+            change = [header.rank, int(header.there), header.time_s]
             self._write([task, CHANGE, short_hash(tag), *change])
         else:
             self._write([task, kind, src, short_hash(tag)])
@@ -294,7 +294,7 @@ def load(path: Path, *, was_killed: bool = False) -> EventOrder:
 
 
 def _opened(path: Path, text: str, was_killed: bool) -> list[str]:
-    """The lines of a file without their checksums, which were right."""
+    """The lines of a file, without their checksums, which are checked."""
     if text.startswith('{"format":"gradwire order","version":1,'):
         raise OrderError(f"{path} was written by an older gradwire, without checksums")
     *whole, rest = text.split("\n")
@@ -346,7 +346,7 @@ def _is_line(value: Any, name: str, *kinds: type) -> bool:
 
 
 def _entry(value: Any, num_nodes: int) -> OrderEntry | None:
-    """None if it is none."""
+    """The entry in a line; None if the line is no entry."""
     if not isinstance(value, list) or len(value) < 2:
         return None
     task, kind, *rest = value

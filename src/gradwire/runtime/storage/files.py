@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-_GO_ON = "a run goes on with --resume"
+_RESUME_HINT = "a run continues with --resume"
 _ADVICE = {
-    errno.ENOSPC: f"Free some space there; {_GO_ON}.",
-    errno.EDQUOT: f"Free some space there; {_GO_ON}.",
+    errno.ENOSPC: f"Free some space there; {_RESUME_HINT}.",
+    errno.EDQUOT: f"Free some space there; {_RESUME_HINT}.",
     errno.EACCES: "Change its permissions, or choose another folder.",
     errno.EPERM: "Change its permissions, or choose another folder.",
     errno.EROFS: "Choose another folder.",
     errno.EEXIST: "There is a file in the place of a folder; choose another folder.",
     errno.ENOTDIR: "There is a file in the place of a folder; choose another folder.",
     errno.EISDIR: "There is a folder in the place of a file; choose another name.",
-    errno.EIO: f"The disk is damaged; copy the folder to another one: {_GO_ON}.",
+    errno.EIO: f"The disk is damaged; copy the folder to another one: {_RESUME_HINT}.",
 }
 
 

@@ -18,7 +18,7 @@ import torch
 
 from gradwire.runtime.storage.files import DamagedError, naming, replacing
 
-_MAGIC, _VERSION = b"GWSF", 1
+_MAGIC, _VERSION = b"GWSF", 2
 _HEAD = struct.Struct("<4sI8sQQ16s")
 _DIGEST_NBYTES = 16
 _HEAD_NBYTES = _HEAD.size + _DIGEST_NBYTES

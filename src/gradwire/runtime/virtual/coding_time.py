@@ -9,7 +9,7 @@ with three numbers for each operation of each codec, from a table that was measu
 same configuration gives the same virtual times on every machine. A call costs what the codecs in it
 report (`core/metering.py`), and what the entry of its function says for the number of reports and
 the bytes of the tensors that it reads and makes. Functions without an entry and without codecs
-count as plain arithmetic on vectors. A call that only hands on what it got costs nothing of its
+count as plain arithmetic on vectors. A call that only returns its arguments costs nothing of its
 own.
 
 An engine without either charges nothing.
@@ -43,12 +43,12 @@ from gradwire.core.node import Call
 from gradwire.core.notation import Expression, notation_name
 from gradwire.core.payload import Payload
 
-# What an operation costs for which a codec has no entry of its own.
+# Operations whose costs replace those of an operation without an entry.
 _INSTEAD = {ENCODE_FEEDBACK: (ENCODE, DECODE), DECODE_MEAN: (DECODE,), ADD: (DECODE,)}
 
 
 class Cost(NamedTuple):
-    """Of one operation."""
+    """The cost of one operation."""
 
     fixed_s: float
     per_element_s: float
@@ -60,7 +60,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class CostTable:
-    """What operations cost on some machine."""
+    """The costs of operations on some machine."""
 
     codecs: Mapping[str, Mapping[str, Cost]]  # by name or as written with arguments, by operation
     functions: Mapping[str, Cost]  # by module and name: besides codecs, per report and byte
@@ -69,22 +69,22 @@ class CostTable:
 
 
 class CodingTime(ABC):
-    """What a call takes in virtual time."""
+    """The virtual time of a call."""
 
-    meters: bool  # whether it wants to know what codecs do
-    clock: Clock = staticmethod(time.perf_counter)  # that says how long a call took here
+    meters: bool  # whether it needs the reports of codecs
+    clock: Clock = staticmethod(time.perf_counter)  # by which calls are timed here
     times_codecs = False  # whether codecs report seconds of that clock
 
     @abstractmethod
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
-        """Given what the call made, what codecs reported and how long it took here."""
+        """Given the result of the call, the reports of codecs and the time it took here."""
 
 
 @dataclass(frozen=True)
 class MeasuredCoding(CodingTime):
-    """As long as it took here, times a factor.
+    """The time that it took here, times a factor.
 
-    With one thread its own running time counts, so that other processes hardly do.
+    With one thread it is the running time of that thread, so other processes count little.
     """
 
     slowdown: float = 1.0
@@ -101,7 +101,7 @@ class MeasuredCoding(CodingTime):
 
 @dataclass(frozen=True, eq=False)
 class ModelledCoding(CodingTime):
-    """As long as a table of costs says, times a factor."""
+    """The time by a table of costs, times a factor."""
 
     table: CostTable
     slowdown: float = 1.0
@@ -154,7 +154,7 @@ def _names(codec: Any) -> tuple[str, str]:
 
 
 def call_name(call: Call[Any]) -> str:
-    """By which a call is in the table: an optimizer's update depends on the optimizer."""
+    """The name of a call in the table: an optimizer's update depends on the optimizer."""
     name, first = function_name(call.function), next(iter(call.args), None)
     if isinstance(first, Expression) and not isinstance(first, Codec):
         return f"{name}({notation_name(type(first))})"
@@ -170,7 +170,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def touched_nbytes(args: Any, result: Any) -> int | None:
-    """Of the tensors that a call reads and makes; None if it only hands on what it got."""
+    """Bytes of the tensors that a call reads and makes; None if it only returns arguments."""
     if result is None:
         return None
     read = {id(tensor): tensor for tensor in _tensors(args)}

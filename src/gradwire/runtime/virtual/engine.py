@@ -63,7 +63,7 @@ _MAX_FUTILE = 100_000
 
 
 class VirtualEngine(Interpreter):
-    """Runs programs on virtual nodes. Clocks, NICs and ledger go on from one run to the next.
+    """Runs programs on virtual nodes. Clocks, NICs and ledger are kept from one run to the next.
 
     Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it
     takes until a crash is noticed. `coding` says how long calls take; None: no time. `on_crash`
@@ -144,7 +144,7 @@ class VirtualEngine(Interpreter):
         The run is over when the workers that are there are done and nothing is under way. Daemons,
         one per other node, start with the first worker; those that then wait are closed, and so
         are spawned programs. (A program whose wait would end by a timeout gets that answer once
-        more. One that sleeps goes on: a daemon must not sleep for ever.)
+        more. One that sleeps continues: a daemon must not sleep for ever.)
 
         What should happen to a worker after it is done, or after all are, happens in the next run.
         `rejoin` makes the program of a worker that comes (back); the result of one that is gone
@@ -188,7 +188,7 @@ class VirtualEngine(Interpreter):
             self._transport.clear()
 
     def snapshot(self) -> dict[str, Any]:
-        """What a new engine can go on from, besides the ledger."""
+        """The state from which a new engine can continue, without the ledger."""
         return {
             "clocks": list(self.clocks),
             "transport": self._transport.snapshot(),

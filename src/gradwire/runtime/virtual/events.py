@@ -1,12 +1,12 @@
-"""What will happen when: a heap ordered by time, then by the order in which it was decided."""
+"""Future events: a heap ordered by time, then by the order in which they were added."""
 
 from collections.abc import Container
 from heapq import heapify, heappush
 from itertools import count
 from typing import Any
 
-# A message's first and last bit arrive; a program goes on; a gradient is due; a wait is over;
-# something happens to a worker; a parcel is sent again; its first and last bit arrive.
+# A message's first and last bit arrive; a program continues; a gradient is due; a wait times out; a
+# worker crashes or comes back; a parcel is sent again; its first and last bit arrive.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
@@ -16,7 +16,7 @@ _LAST = 1 << 62
 class Events:
     """The events to come. Of those at the same time `push_first` puts some before all others.
 
-    Idle events, faults and timeouts, are counted: a run does not go on because of them.
+    Idle events, faults and timeouts, are counted: a run does not continue because of them.
     """
 
     __slots__ = ("heap", "now", "num_idle", "numbers")
@@ -24,7 +24,7 @@ class Events:
     def __init__(self) -> None:
         self.heap: list[Event] = []  # always the same list
         self.now = 0.0  # virtual time: that of the event which happens
-        self.numbers = count(1)  # in the order in which things are decided
+        self.numbers = count(1)  # in the order in which events are added
         self.num_idle = 0  # the user counts down when it takes one
 
     def push(self, at: float, kind: int, what: Any) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gradwire.core.layout import NodeLayout
 from gradwire.runtime.zeromq.messages import (
     NOBODY,
     ROLES,
@@ -14,11 +15,10 @@ from gradwire.runtime.zeromq.messages import (
 
 @dataclass
 class LocalNode:
-    """Ranks of workers come first, then those of servers, then the scheduler's."""
+    """This node in the layout of its job."""
 
     role: int
-    num_workers: int
-    num_servers: int
+    layout: NodeLayout
     identity: bytes  # of this process: the routing id of its connections
     job: bytes  # the hash that all messages carry
     rank: int = NOBODY
@@ -27,11 +27,11 @@ class LocalNode:
 
     @property
     def size(self) -> int:
-        return self.num_workers + self.num_servers + 1
+        return self.layout.size
 
     @property
     def scheduler(self) -> int:
-        return self.size - 1
+        return self.layout.scheduler
 
     @property
     def role_name(self) -> str:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 
+from gradwire.core.layout import NodeLayout, RoleName
 from gradwire.core.node import Framed
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.frames import Headers
@@ -56,8 +57,6 @@ _NO_HEADERS = Headers()
 # Connections of strangers: of nodes that will join, in their old and new processes, and others.
 _MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS = 8, 64
 
-NodeRole = Literal["scheduler", "server", "worker"]
-
 
 class ZmqTransport:
     """Returns from its constructor when the job is complete. Only one thread may use it.
@@ -80,7 +79,7 @@ class ZmqTransport:
 
     def __init__(
         self,
-        role: NodeRole,
+        role: RoleName,
         *,
         scheduler: str,
         num_workers: int,
@@ -112,8 +111,7 @@ class ZmqTransport:
                 check_target(advertise)
         self._local = local = LocalNode(
             msg.ROLES.index(role),
-            num_workers,
-            num_servers,
+            NodeLayout(num_workers, num_servers, 1),
             identity=make_identity(),
             job=blake2b(fingerprint, digest_size=8, person=b"gradwire").digest(),
         )
@@ -141,8 +139,7 @@ class ZmqTransport:
             if local.is_scheduler:
                 local.rank = local.scheduler
                 membership = MembershipList(
-                    num_workers,
-                    num_servers,
+                    local.layout,
                     local.identity,
                     heartbeat_s=heartbeat_s,
                     server_s=server_s,
@@ -254,11 +251,11 @@ class ZmqTransport:
                 self._loop.once(left)
                 has_served = True
 
-    def keep(self, arrival: Arrival) -> None:
-        self._inbox.keep(arrival)
+    def defer(self, arrival: Arrival) -> None:
+        self._inbox.defer(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
-        return self._inbox.kept(job)
+    def deferred(self, job: int) -> list[Arrival]:
+        return self._inbox.deferred(job)
 
     # For durable servers.
 
@@ -281,7 +278,7 @@ class ZmqTransport:
     def outstanding(self) -> dict[int, int]:
         """By peer: how many of the messages to it may not have arrived."""
         with self._turns:
-            return {peer: len(link.kept) for peer, link in self._traffic.links.items()}
+            return {peer: len(link.resend_queue) for peer, link in self._traffic.links.items()}
 
     def close(self, lost: int | None = None) -> None:
         """Says goodbye, and waits up to `close_s` until what was sent has arrived. The scheduler

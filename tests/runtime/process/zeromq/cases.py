@@ -176,7 +176,7 @@ def begun_again(rank: int, folder: Path) -> Any:
         return {"codes": codes, "incarnations": incarnations}
     node = connect(rank, folder, "begun_again")
     if rank == SCHEDULER:
-        while len(node.kept(0)) < 3:  # until all have said goodbye
+        while len(node.deferred(0)) < 3:  # until all have said goodbye
             node.next(0.1)
         node.close()
         return None

@@ -85,7 +85,7 @@ def test_everything_arrives_once_and_in_order_whatever_breaks(seed: int) -> None
     assert ends[1].got == posted[0]
     assert ends[0].got == posted[1]
     for end in ends:
-        assert end.link.bytes_posted == sum(one.nbytes for one in end.link.kept)
+        assert end.link.bytes_posted == sum(one.nbytes for one in end.link.resend_queue)
 
 
 def test_a_receiver_takes_only_the_next_number() -> None:
@@ -103,9 +103,9 @@ def test_what_was_not_sent_cannot_be_acknowledged() -> None:
     assert not link.take_counts(0, 1, 0)
     assert link.take_counts(0, 1, 1)
     assert link.bytes_posted == 0  # there is room
-    assert len(link.kept) == 1
+    assert len(link.resend_queue) == 1
     assert link.take_counts(1, 1, 1)
-    assert not link.kept
+    assert not link.resend_queue
 
 
 def test_acknowledged_when_the_caller_says_so() -> None:
@@ -182,7 +182,7 @@ def test_what_an_earlier_process_was_told_does_not_count_for_one_that_knows_noth
     for value in range(3):
         again.link.post(out(value))
     assert resume(worker, again) == (None, None)
-    assert len(again.link.kept) == 3
+    assert len(again.link.resend_queue) == 3
     assert again.link.bytes_posted == 3 * out(0).nbytes
     again.send()
     while again.wire:
@@ -195,9 +195,9 @@ def test_counts_that_cannot_be_count_as_little_as_they_can() -> None:
     for value in range(4):
         link.post(out(value))
     assert link.resumed(2, 1, 0.0, True, acknowledged=4, room=9) is None
-    assert (len(link.kept), link.num_sent, link.bytes_posted) == (2, 2, 2 * out(0).nbytes)
+    assert (len(link.resend_queue), link.num_sent, link.bytes_posted) == (2, 2, 2 * out(0).nbytes)
     assert link.resumed(3, 1, 0.0, True, acknowledged=4, room=0) is None
-    assert (len(link.kept), link.num_sent, link.bytes_posted) == (2, 3, 2 * out(0).nbytes)
+    assert (len(link.resend_queue), link.num_sent, link.bytes_posted) == (2, 3, 2 * out(0).nbytes)
 
 
 def test_ends_that_do_not_fit_together() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradwire.core.layout import NodeLayout
 from gradwire.runtime.zeromq.membership.membership_list import MembershipList
 from gradwire.runtime.zeromq.messages import (
     NOBODY,
@@ -14,7 +15,8 @@ IS_LOST, HAS_JOINED = False, True
 
 
 def membership(num_workers: int = 2, num_servers: int = 1) -> MembershipList:
-    return MembershipList(num_workers, num_servers, b"scheduler", heartbeat_s=5, server_s=60)
+    layout = NodeLayout(num_workers, num_servers, 1)
+    return MembershipList(layout, b"scheduler", heartbeat_s=5, server_s=60)
 
 
 def request(

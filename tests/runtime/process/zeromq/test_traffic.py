@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import zmq
 
+from gradwire.core.layout import NodeLayout
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.zeromq import messages as msg
 from gradwire.runtime.zeromq.connections.wire import FULL, SENT
@@ -41,7 +42,7 @@ def make(rank: int) -> tuple[Traffic, Link, Wire]:
     wire: Any = Wire()
     role = msg.WORKER if rank == WORKER else msg.SERVER
     traffic = Traffic(
-        LocalNode(role, 1, 1, b"\x01" * 16, bytes(8), rank=rank),
+        LocalNode(role, NodeLayout(1, 1, 1), b"\x01" * 16, bytes(8), rank=rank),
         wire,
         Inbox(),
         ArrivalDecoder(3, Headers(), 1 << 20, None),
@@ -109,9 +110,9 @@ def test_what_was_acknowledged_when_the_connection_broke(rank: int) -> None:
     size = link.bytes_posted // 3
     traffic.down(link)
     resume(traffic, link, acknowledged=1, room=2, taken=3)
-    assert (len(link.kept), link.bytes_posted, link.num_sent) == (2, size, 3)
+    assert (len(link.resend_queue), link.bytes_posted, link.num_sent) == (2, size, 3)
     resume(traffic, link, acknowledged=3, room=3, taken=3)
-    assert (len(link.kept), link.bytes_posted) == (0, 0)
+    assert (len(link.resend_queue), link.bytes_posted) == (0, 0)
 
 
 def test_what_is_read_while_the_connection_is_broken_is_acknowledged() -> None:

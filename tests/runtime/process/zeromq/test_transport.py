@@ -167,7 +167,7 @@ def test_goodbye_comes_after_everything_else_and_the_port_is_free() -> None:
         for dst in (1, SERVER, SCHEDULER):
             assert received(made.nodes[dst], 50) == list(range(50))
             assert next_of(made.nodes[dst])[:4] == (GOODBYE, 0, 0, 2)
-            assert made.nodes[dst].kept(3)[0].kind == GOODBYE
+            assert made.nodes[dst].deferred(3)[0].kind == GOODBYE
         closer.join()
         other.send(0, 0, 0, number(1))  # nobody is there
         began = time.monotonic()
@@ -240,13 +240,13 @@ def test_a_lost_worker_and_who_takes_its_place() -> None:
             assert "nothing was received from it for 1.5 s" in lost.message
             assert 0 < lost.time_s < 5
             node.send(0, 0, 0, number(9))  # to nobody
-            assert node.kept(0)[0].kind == LOST
+            assert node.deferred(0)[0].kind == LOST
         again = made.start("worker")
         assert again.rank == 0
         assert again.incarnation > lost.time_s
         for node in others:
             assert next_of(node)[:2] == (JOINED, 0)
-            assert node.kept(0) == []
+            assert node.deferred(0) == []
             node.send(0, 0, 0, number(node.rank))
         assert sorted(received(again, 3)) == [1, 2, 3]
         again.send(SERVER, 0, 0, number(4))
@@ -456,7 +456,7 @@ def test_a_server_begins_again_with_what_was_on_its_way() -> None:
         worker, server = made.nodes[0], made.nodes[1]
         server.send(0, 0, 0, number(1))
         assert received(worker, 1) == [1]
-        wait_until(lambda: not server._traffic.links[0].kept)
+        wait_until(lambda: not server._traffic.links[0].resend_queue)
         with worker._turns:  # it takes in nothing
             for value in (2, 3):
                 server.send(0, 0, 0, number(value, 50_000))

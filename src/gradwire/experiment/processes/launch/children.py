@@ -1,7 +1,7 @@
-"""Processes of a run that were started here: how they are watched, and report why they failed.
+"""The processes of a run that a launcher started, and their reports of why they failed.
 
-They leave a report (a small JSON file), so that the first cause is shown, once. They are killed
-when the process that started them ends, however it ends.
+A process that fails writes a report (a small JSON file), so that the first cause is shown, once.
+The processes are killed when the launcher ends, however it ends.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from gradwire.experiment.processes.launch.signals import Interrupted, held
 from gradwire.runtime.storage.files import write_atomically
 
 _REPORT, _PARENT = "GRADWIRE_REPORT", "GRADWIRE_PARENT"
-_TAIL = 20  # lines shown of a rank that died without a report
-WRONG, LOST = 2, 3  # exit codes: what was asked for cannot be done; a rank was lost
+_NUM_TAIL_LINES = 20  # shown of the output of a rank that ended without a report
+WRONG, LOST = 2, 3  # exit codes: the settings are wrong; a rank was lost
 
 
 class Failure(NamedTuple):
-    """Why ranks failed: what to show, the exit code, and whether to try again may help."""
+    """Why ranks failed: a message, the exit code, and whether another attempt may help."""
 
     message: str
     code: int
@@ -34,8 +34,8 @@ class Failure(NamedTuple):
 
 
 class Children:
-    """The processes, by rank. What `shown` prints is the run's output; of others only what they say
-    when they die."""
+    """The processes, by rank. The rank `shown` writes to the launcher's output; the last lines of
+    another rank are shown if it ends without a report."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Children:
         environment: dict[str, str],
         files: Sequence[int] = (),
     ) -> None:
-        """In the place of one that has ended, if there was one. It inherits these descriptors."""
+        """Starts a process, perhaps instead of one that has ended. It inherits these files."""
         own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
         self._report(rank).unlink(missing_ok=True)
-        _joined(self._report(rank)).unlink(missing_ok=True)
+        _joined_path(self._report(rank)).unlink(missing_ok=True)
         is_shown = rank == self._shown
         with self._output(rank).open("wb") as output, held():
             self._processes[rank] = subprocess.Popen(
@@ -70,11 +70,11 @@ class Children:
                 stdout=None if is_shown else output,
                 stderr=None if is_shown else output,
                 pass_fds=files,
-                start_new_session=True,  # what a terminal sends comes from here, once
+                start_new_session=True,  # the launcher forwards signals of a terminal
             )
 
     def poll(self) -> list[int | None]:
-        """Exit codes; None of those that run; negative: a signal."""
+        """Exit codes. None: it runs; negative: it was killed by a signal."""
         return [self._processes[rank].poll() for rank in range(self.size)]
 
     def signal(self, number: int) -> None:
@@ -94,15 +94,15 @@ class Children:
         return None
 
     def has_joined(self, rank: int) -> bool:
-        """Whether it has called `tell_joined`."""
-        return _joined(self._report(rank)).exists()
+        """Whether it has called `report_joined`."""
+        return _joined_path(self._report(rank)).exists()
 
     def is_shown(self, rank: int) -> bool:
         return rank == self._shown
 
     def tail(self, rank: int) -> str:
         lines = self._output(rank).read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_TAIL:])
+        return "\n".join(lines[-_NUM_TAIL_LINES:])
 
     def _report(self, rank: int) -> Path:
         return self._place / f"report-{rank}.json"
@@ -112,39 +112,42 @@ class Children:
 
 
 def failure_of(
-    children: Children, codes: Sequence[int | None], first: int | None, passed_on: int
+    children: Children, codes: Sequence[int | None], first: int | None, forwarded: int
 ) -> Failure:
+    """The first cause. `first` is the rank that ended first, `forwarded` the signal, if any."""
     reports = {rank: children.report(rank) for rank in range(len(codes))}
     reported = {rank: report for rank, report in reports.items() if report is not None}
-    # Who keeps the record knows most.
+    # The report of the coordinator has most details.
     order = sorted(reported, key=lambda rank: (not children.is_shown(rank), rank))
     stopped = [reported[rank] for rank in order if reported[rank]["kind"] == "signal"]
-    if passed_on or (stopped and not any(r["kind"] == "error" for r in reported.values())):
-        number = passed_on or stopped[0]["code"] - 128
+    if forwarded or (stopped and not any(r["kind"] == "error" for r in reported.values())):
+        number = forwarded or stopped[0]["code"] - 128
         text = stopped[0]["message"] if stopped else str(Interrupted(number))
         return Failure(text, 128 + number, False)
-    for kind in ("error", "lost"):  # who was lost to others is a consequence
+    for kind in ("error", "lost"):  # the loss of another rank is a consequence
         for report in (reported[rank] for rank in order):
             if report["kind"] == kind:
-                dead = deaths(dict(enumerate(codes)), children.name) if kind == "lost" else ""
+                dead = (
+                    describe_deaths(dict(enumerate(codes)), children.name) if kind == "lost" else ""
+                )
                 return Failure(
                     "\n".join(filter(None, [report["message"], dead])),
                     report["code"],
                     report["code"] != WRONG,
                 )
-    message = deaths(dict(enumerate(codes)), children.name) or "the ranks did not end"
+    message = describe_deaths(dict(enumerate(codes)), children.name) or "the ranks did not end"
     if first is not None and not children.is_shown(first) and (tail := children.tail(first)):
         message += f"\nthe last lines of {children.name(first)}:\n{tail}"
     return Failure(message, LOST, True)
 
 
-def without_the_living(codes: Sequence[int | None]) -> list[int | None]:
-    """Exit codes that blame nobody who only waited for another one."""
+def ignore_running(codes: Sequence[int | None]) -> list[int | None]:
+    """Exit codes in which processes that still run do not count as failed."""
     return [0 if code is None else code for code in codes]
 
 
-def deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
-    """Which processes died of which signal without a report."""
+def describe_deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
+    """Describes the processes that ended without a report."""
     texts = []
     for rank, code in codes.items():
         if code is None:
@@ -160,25 +163,27 @@ def deaths(codes: Mapping[int, int | None], name: Callable[[int], str]) -> str:
 
 
 def is_launched() -> bool:
-    """Whether this process was started by a launcher of ours."""
+    """Whether a launcher of this package started this process."""
     return _REPORT in os.environ
 
 
 def report(kind: str, message: str, code: int) -> None:
     """In a rank: reports why it failed."""
     content = json.dumps({"kind": kind, "message": message, "code": code})
-    with contextlib.suppress(OSError):  # who started this is gone
+    with contextlib.suppress(OSError):  # the launcher has ended
         write_atomically(Path(os.environ[_REPORT]), content.encode())
 
 
-def tell_joined() -> None:
-    """In a rank: reports to the launcher that it has met the others (the scheduler: all of them).
-    From now on the ranks themselves notice if one is lost."""
+def report_joined() -> None:
+    """In a rank: reports to the launcher that it has joined (the scheduler: that all have).
+
+    From now on the ranks themselves notice if one is lost.
+    """
     with contextlib.suppress(OSError):
-        _joined(Path(os.environ[_REPORT])).touch()
+        _joined_path(Path(os.environ[_REPORT])).touch()
 
 
-def _joined(report: Path) -> Path:
+def _joined_path(report: Path) -> Path:
     return report.with_suffix(".joined")
 
 

@@ -1,7 +1,7 @@
-"""Starts the ranks of a run on this machine, watches them, and starts them again if asked to.
+"""Starts the ranks of a run on this machine, watches them, and restarts them if asked to.
 
-The ranks find each other through a store that lives here, on a port of the loopback interface that
-the system chose: there is no race for it, and nobody else can reach it.
+The ranks find each other through a store in this process, on a free port of the loopback interface.
+The port is bound before it is used, so there is no race for it.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from gradwire.experiment.processes.launch.children import (
     Children,
     Failure,
     failure_of,
-    without_the_living,
+    ignore_running,
 )
 from gradwire.experiment.processes.launch.scratch import scratch_folder
 from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 
-_LEAVE_S = 15.0  # how long ranks may take to end once one of them has
-_STOP_S = 60.0  # how long they may take to reach a point to stop at after a signal
+_LEAVE_LIMIT_S = 15.0  # how long ranks may take to end after one of them has failed
+_STOP_LIMIT_S = 60.0  # how long they may take to end after a signal
 _POLL_S = 0.02
 
 
@@ -69,7 +69,7 @@ def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) 
 
 
 def _store(listener: socket.socket) -> Any:
-    """Through which ranks meet, on this machine alone."""
+    """The store through which ranks find each other, on this machine only."""
     import torch.distributed as dist
 
     host, port = listener.getsockname()
@@ -89,21 +89,21 @@ def _loopback() -> str:
 
 
 def _watch(ranks: Children, signals: Signals) -> Failure | None:
-    """Until all have ended. Those that stay when others have failed are killed: at once if not all
-    have met, since nobody has anything to save then; else after a while."""
-    until, first, passed_on, have_met = float("inf"), None, 0, True
-    with contextlib.suppress(Interrupted):  # a second signal: they, too, end at once
+    """Waits until all ranks have ended. If one fails, the others are killed: at once if not all
+    have joined, since there is nothing to save yet; else after a while."""
+    until, first, forwarded, have_joined = float("inf"), None, 0, True
+    with contextlib.suppress(Interrupted):  # a second signal: the ranks end at once, too
         while None in (codes := ranks.poll()):
             now = time.monotonic()
-            if signals.wanted and not passed_on:
-                passed_on, until = signals.wanted, now + _STOP_S
-                ranks.signal(passed_on)
+            if signals.wanted and not forwarded:
+                forwarded, until = signals.wanted, now + _STOP_LIMIT_S
+                ranks.signal(forwarded)
             if first is None:
                 first = next((rank for rank, code in enumerate(codes) if code), None)
                 if first is not None:
-                    have_met = all(map(ranks.has_joined, range(ranks.size)))
-                    until = min(until, now + _LEAVE_S)
-            if now > until or not have_met:
+                    have_joined = all(map(ranks.has_joined, range(ranks.size)))
+                    until = min(until, now + _LEAVE_LIMIT_S)
+            if now > until or not have_joined:
                 break
             time.sleep(_POLL_S)
     codes = ranks.poll()
@@ -112,6 +112,6 @@ def _watch(ranks: Children, signals: Signals) -> Failure | None:
         return None
     if first is None:
         first = next((rank for rank, code in enumerate(codes) if code), None)
-    if not have_met:
-        codes = without_the_living(codes)
-    return failure_of(ranks, codes, first, passed_on)
+    if not have_joined:
+        codes = ignore_running(codes)
+    return failure_of(ranks, codes, first, forwarded)

@@ -1,4 +1,4 @@
-"""A temporary folder that is removed however the process that made it ends, SIGKILL included.
+"""A temporary folder that is removed when its process ends, also by SIGKILL.
 
 Keys of a job, settings and reports of ranks live in such folders. A shell waits on a pipe from the
 process; the pipe closes when the process ends, and the shell removes the folder.
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# A rank that is just being killed may still write a file: then the folder is not empty, try again.
+# A rank that is being killed may still write a file. Then the folder is not empty: try again.
 _REMOVE_AT_END_OF_INPUT = """
 trap '' HUP INT TERM
 while read -r _; do :; done

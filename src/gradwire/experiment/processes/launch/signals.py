@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT: a rank ends where all can stop, and leaves a checkpoint.
+"""SIGTERM and SIGINT: a rank ends at a point where all ranks can stop, with a checkpoint.
 
-While a rank waits for such a point a signal is only noted. A second one, or one at any other time,
-ends it at once.
+Until the rank reaches such a point, a signal is only noted. A second signal, or a signal at any
+other time, ends the rank at once.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Who sends a signal to a whole group of processes often sends it to each of them as well.
-_SAME_S = 2.0
+# A sender of a signal to a group of processes often signals each process, too. Signals within
+# this time count as one.
+_SAME_SIGNAL_S = 2.0
 
 
 class Interrupted(Exception):
@@ -25,8 +26,8 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A SIGINT to a process that is started here waits until it is caught there: before, while that
-    process imports what it needs, Python would end it with a traceback."""
+    """Blocks SIGINT for a process that is started here, until `Signals.caught` in that process.
+    Otherwise a signal while it imports modules would end it with a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -38,15 +39,15 @@ class Signals:
     """The signals that this process received."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
-        self._on_end = on_end  # when the process has to end at once
-        self.wanted = 0  # the signal, once there was one
-        self.told_s = 0.0  # when that was, on time.monotonic
+        self._on_end = on_end  # called when the process has to end at once
+        self.wanted = 0  # the number of the signal that was received
+        self.received_s = 0.0  # when the first one was received, on time.monotonic
         self._may_wait = False
 
     @contextlib.contextmanager
     def caught(self) -> Iterator["Signals"]:
-        """In the main thread: signals go to this object for a while."""
-        before = {number: signal.signal(number, self._tell) for number in _SIGNALS}
+        """In the main thread: this object handles signals in this block."""
+        before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see `held`
             yield self
@@ -56,18 +57,18 @@ class Signals:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Somebody looks at `wanted` from time to time."""
+        """In this block the caller polls `wanted`, so a first signal is only noted."""
         self._may_wait = True
         try:
             yield
         finally:
             self._may_wait = False
 
-    def _tell(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        may_wait = self._may_wait and (not self.wanted or now - self.told_s < _SAME_S)
-        self.told_s = self.told_s if self.wanted else now
-        self.wanted = number  # in any case: what is raised in a `__del__` is lost
+        may_wait = self._may_wait and (not self.wanted or now - self.received_s < _SAME_SIGNAL_S)
+        self.received_s = self.received_s if self.wanted else now
+        self.wanted = number  # always: an exception raised in a `__del__` is lost
         if not may_wait:
             self._on_end()
             raise Interrupted(number)

@@ -1,14 +1,14 @@
-"""Whether a run on real processes may begin, and where its record is.
+"""Decides whether a run on real processes may begin, and opens its record.
 
 Every node reports its configuration and what its folder holds. The coordinator, the node that keeps
-the record, compares the reports and opens the record, or says why the run cannot begin.
+the record, compares the reports and opens the record, or reports why the run cannot begin.
 """
 
 from collections.abc import Callable
 
 from gradwire.experiment.processes.differences import differences, summarize_differences
-from gradwire.experiment.processes.node.conductor import Reports
-from gradwire.experiment.processes.node.types import Where
+from gradwire.experiment.processes.node.coordinator import Reports
+from gradwire.experiment.processes.node.types import RunFolder
 from gradwire.experiment.run.config import common_settings
 from gradwire.experiment.run.record import Record, Row
 from gradwire.experiment.run.setup import Experiment
@@ -16,7 +16,7 @@ from gradwire.experiment.run.setup import Experiment
 _THIS_RUN, _ANOTHER_RUN = "this run", "another run"
 
 
-def folder_content(where: Where, experiment: Experiment) -> str:
+def folder_content(where: RunFolder, experiment: Experiment) -> str:
     """What is in the folder on this machine; empty if there is nothing."""
     if where.folder is None:
         return ""
@@ -31,7 +31,7 @@ class Admission:
     """The coordinator's decision. After it, `record` and `continues` are set."""
 
     def __init__(
-        self, experiment: Experiment | None, where: Where, rank: int, name: Callable[[int], str]
+        self, experiment: Experiment | None, where: RunFolder, rank: int, name: Callable[[int], str]
     ) -> None:
         self.record: Record | None = None
         self.continues = False  # whether the run had begun before

@@ -1,8 +1,8 @@
-"""What one node of a run on real processes is and keeps, whatever its role.
+"""The state of one node of a run on real processes, whatever its role.
 
-A node begins together with all others, or continues from a checkpoint; a durable server continues
-from its own state. It saves checkpoints, and after an unexpected end it says how to continue. What
-it does between beginning and end is in `run.py`.
+A node starts together with all others, or continues from a checkpoint; a durable server continues
+from its own state. It saves checkpoints, and after an unexpected end it reports how to resume the
+run. What it does between start and end is in `run.py`.
 """
 
 import time
@@ -12,58 +12,63 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.core.errors import DifferentSettingsError, LostError, RefusedError
+from gradwire.core.layout import NodeLayout
 from gradwire.experiment.processes.agreement import Agreement
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.processes.node.admission import Admission, folder_content
-from gradwire.experiment.processes.node.conductor import Conductor, Reports
-from gradwire.experiment.processes.node.parts import ServerPart, part_of
-from gradwire.experiment.processes.node.types import Counting, Glimpse, Where
-from gradwire.experiment.processes.resumption import checkpointed, choose
+from gradwire.experiment.processes.node.coordinator import Coordinator, Reports
+from gradwire.experiment.processes.node.types import CountingTransport, RunFolder, StepFigures
+from gradwire.experiment.processes.resumption import choose_checkpoint, ranks_with_checkpoints
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from gradwire.experiment.processes.state.model_snapshots import ModelSnapshots
 from gradwire.experiment.processes.state.recovery import (
-    SERVERS_STATE,
-    Recovered,
-    began_with,
-    heard,
-    is_evidence,
+    SERVER_STATE_STEP,
+    Damage,
+    has_updates,
+    initial_checkpoint,
     recover,
-    remove_others,
+    remove_other_stores,
+    store_entry,
 )
-from gradwire.experiment.processes.state.shelf import Shelf
 from gradwire.experiment.run.config import common_settings
-from gradwire.experiment.run.machine import name_of
 from gradwire.experiment.run.outcome import Progress
 from gradwire.experiment.run.record import Record, Row
+from gradwire.experiment.run.roles import ServerRole, make_role
 from gradwire.experiment.run.setup import Experiment
 from gradwire.runtime.interpreter.calls import no_evaluator
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.replay.order import Recorder
 
-_RUNS_BEFORE = 3  # of the engine, before the one segment of a run that does not pause
+_NUM_AGREEMENTS_BEFORE_TRAINING = 3  # in a run that does not pause; each is a run of the engine
 
 
 class NodeState:
-    """One node of a run. `prepared` is the experiment, or why there is none."""
+    """One node of a run. `prepared` is the experiment, or the reason why there is none.
+
+    `incarnation` of a late joiner is when it joined. `wrap` is applied to the programs of segments.
+    `store_folder` is where a durable server has its state and its journal.
+    """
 
     def __init__(
         self,
         prepared: Experiment | str,
-        transport: Counting,
-        num_workers: int,
-        where: Where,
+        transport: CountingTransport,
+        layout: NodeLayout,
+        where: RunFolder,
         *,
         checkpoint_every_s: float,
         timeout_s: float,
         signals: Signals,
         progress: Progress | None = None,
         say: Callable[[str], None] = lambda text: None,
-        life: float = 0.0,  # of who comes later: when that was
-        wrap: Callable[[Any], Any] = lambda program: program,  # what is to be done around programs
+        incarnation: float = 0.0,
+        wrap: Callable[[Any], Any] = lambda program: program,
         native: bool = False,
-        keep: Path | None = None,  # where a server that survives has its files
-        is_by_hand: bool = False,  # somebody starts each node
+        store_folder: Path | None = None,
+        is_started_by_hand: bool = False,
     ) -> None:
         self.rank = transport.rank
+        self.layout = layout
         self.transport = transport
         self.signals = signals
         self.where = where
@@ -72,63 +77,62 @@ class NodeState:
             self.experiment = prepared
         self.engine = ProcessEngine(
             transport,
-            num_workers,
+            layout.num_workers,
             evaluate=no_evaluator if self.failure else self.experiment.plan.task.gradients,
             timeout_s=timeout_s,
             native=native,
         )
-        has_others = transport.size > num_workers
-        self.hub = transport.size - 1 if has_others else 0  # who keeps the record
         pauses = bool(self.failure) or self.experiment.plan.pauses
-        self.agreement = Agreement(self.engine, self.hub, may_miss=has_others and not pauses)
+        may_miss = bool(layout.others) and not pauses
+        self.agreement = Agreement(self.engine, layout.coordinator, may_miss)
         self.folder: Path | None = None
         self.checkpoints: Checkpoints | None = None
-        self.step = 0
-        self.last = 0  # of the segment that is under way
-        self.at = 0  # the step that is under way
-        self.is_inside = False  # a segment
+        self.step = 0  # at which the next segment begins, or the current one began
+        self.last = 0  # at which the current segment ends
+        self.current_step = 0
+        self.is_in_segment = False
         self.saved_step = 0
-        self.began_s = 0.0  # the last segment, on the engine's clock
-        self.handed_nbytes = 0  # to the transport, before it
+        self.segment_began_s = 0.0  # on the engine's clock
+        self.sent_nbytes_before = 0  # by the transport, before the segment
         self.segment_steps = 0
-        self.step_s = 0.0  # of one step in the last segment
-        self.spent: defaultdict[str, float] = defaultdict(float)  # seconds, and bytes
+        self.step_s = 0.0  # mean duration of a step in the last segment
+        self.spent: defaultdict[str, float] = defaultdict(float)  # seconds, bytes and counts
         self.metrics: list[Row] = []  # as of the checkpoint
-        self.glimpses: dict[int, Glimpse] = {}
-        # On a server: bytes that it was sent and sent when rank 0 pushed such a step.
-        self.marks: dict[int, int] = {}
-        self.shelf: Shelf | None = None  # for the models of those steps, on rank 0
+        self.step_figures: dict[int, StepFigures] = {}
+        # On a server: bytes that it had received and sent when rank 0 pushed such a step.
+        self.bytes_at_push: dict[int, int] = {}
+        self.model_snapshots: ModelSnapshots | None = None  # on rank 0, after those steps
         self.lost: list[Row] = []
-        self.resumed: list[int] = []  # steps from which the run went on
+        self.resumed: list[int] = []  # steps from which the run was resumed
         self.started_s = time.perf_counter()
-        self.log: Recorder | None = None  # of the order in which things happen
-        self.notices: list[str] = []  # that the hub is to show to the user
-        self._every_s = checkpoint_every_s
-        self._progress, self._say = progress, say
-        self._life = life
+        self.recorder: Recorder | None = None  # of the event order
+        self.notices: list[str] = []  # that the coordinator shows to the user
+        self._checkpoint_every_s = checkpoint_every_s
+        self._progress, self._notify = progress, say
+        self._incarnation = incarnation
         self._wrap = wrap
-        self._keep = keep
-        self._is_by_hand = is_by_hand
-        self._is_over = False  # the one segment of a run that does not pause
-        self._comes_back = False  # whether workers begin with what the servers have
-        self._conductor: Conductor | None = None  # on the hub
+        self._store_folder = store_folder
+        self._is_started_by_hand = is_started_by_hand
+        self._is_trained = False  # the segment of a run that does not pause has ended
+        self._rejoins = False  # whether workers begin with the model that the servers have
+        self._coordinator: Coordinator | None = None  # on the coordinator
         self._record: Record | None = None
-        self._goes_on = False  # on the hub: whether this is a run that had begun before
+        self._continues = False  # on the coordinator: whether the run had begun before
 
     @property
-    def handed_in_all(self) -> float:
+    def sent_nbytes(self) -> float:
         """Bytes given to the transport in segments."""
-        here = self.transport.num_bytes_sent - self.handed_nbytes if self.is_inside else 0
-        return self.spent["handed_nbytes"] + here
+        here = self.transport.num_bytes_sent - self.sent_nbytes_before if self.is_in_segment else 0
+        return self.spent["sent_nbytes"] + here
 
     @property
-    def is_hub(self) -> bool:
-        return self.rank == self.hub
+    def is_coordinator(self) -> bool:
+        return self.rank == self.layout.coordinator
 
-    # The beginning.
+    # The start.
 
-    def _begin(self) -> None:
-        """All have the same configuration, and know the folder."""
+    def _agree_to_start(self) -> None:
+        """Checks that all nodes have the same configuration, and learns the folder."""
         holds = ""
         try:
             if not self.failure:
@@ -143,7 +147,7 @@ class NodeState:
         experiment = None if self.failure else self.experiment
         admission = Admission(experiment, self.where, self.rank, self._name)
         decision = self.agreement.agree(report, admission.decide)
-        self._record, self._goes_on = admission.record, admission.continues
+        self._record, self._continues = admission.record, admission.continues
         if "lost" in decision:
             raise LostError(decision["failure"], decision["lost"])
         if "differs" in decision:
@@ -159,88 +163,87 @@ class NodeState:
             self.folder = Path(folder)
             Record.describe(self.folder, self.config)
             self.checkpoints = Checkpoints(self.folder, self.rank)
-        if self.is_hub:
+        if self.is_coordinator:
             saves = self.plan.pauses and folder is not None
-            self._conductor = Conductor(
-                self.experiment, self._record, self._every_s if saves else None, self._progress
-            )
+            every_s = self._checkpoint_every_s if saves else None
+            self._coordinator = Coordinator(self.experiment, self._record, every_s, self._progress)
 
     def _restore(self) -> None:
-        """Goes on from the newest checkpoint of which every rank has its part.
+        """Continues from the newest checkpoint of which every rank has its file.
 
-        Where workers do not pause, from what all servers have.
+        If workers do not pause, only servers have checkpoints: their states.
         """
-        recovered = self._recover()
+        damage = self._recover()
         found, skipped = ({}, []) if self.checkpoints is None else self.checkpoints.load()
         if not self.plan.pauses:
-            found = found if isinstance(self.part, ServerPart) else {}
+            found = found if isinstance(self.role, ServerRole) else {}
         report = {
             "steps": sorted(found),
-            "skipped": list(dict.fromkeys(recovered.skipped + skipped)),
-            "lost": recovered.lost,
-            "is_evidence": is_evidence(found.get(SERVERS_STATE)),
+            "skipped": list(dict.fromkeys(damage.skipped + skipped)),
+            "lost": damage.lost,
+            "has_updates": has_updates(found.get(SERVER_STATE_STEP)),
         }
-        decision = self.agreement.agree(report, self._choose)
-        for text in decision["notices"] if self.is_hub else ():
-            self._say(text)
+        decision = self.agreement.agree(report, self._choose_checkpoint)
+        for text in decision["notices"] if self.is_coordinator else ():
+            self._notify(text)
         if decision["failure"]:
             raise RefusedError(decision["failure"])
-        if self._keep is not None:
-            remove_others(self._keep)
+        if self._store_folder is not None:
+            remove_other_stores(self._store_folder)
         step = decision["step"]
         saved = None if step is None else found.get(step)
-        if self._keep is not None and step is not None:
-            # Its journal may be replayed from here when the checkpoint is not there any more.
-            saved = began_with(self._keep, saved)
+        if self._store_folder is not None and step is not None:
+            # Its journal may be replayed from here after the checkpoint was removed.
+            saved = initial_checkpoint(self._store_folder, saved)
         if saved is not None:
             if common_settings(saved["config"]) != common_settings(self.config.to_toml()):
                 raise ValueError(
                     f"{self.folder}: config.toml is not the configuration this run was started "
                     "with; put it back, or start a new run"
                 )
-            self.part.restore(saved["part"])
-            if self.plan.pauses:  # else nobody has what workers counted: all begin to count anew
+            self.role.restore(saved["role"])
+            if self.plan.pauses:  # else the counters of the workers are lost: all begin at 0
                 self.engine.ledger.restore(saved["ledger"])
                 self.engine.call_s.update(saved["call_s"])
                 self.spent.update(saved["spent"])
                 self.metrics = saved["metrics"]
                 self.resumed = [*saved["resumed"], saved["step"]]
-        self._comes_back = step is not None and not self.plan.pauses
-        if self.checkpoints is not None and not self._comes_back and not self._is_recovering:
-            self.checkpoints.forget_after(step)
-        if self._comes_back:
-            if isinstance(self.part, ServerPart):
-                self.part.server.forget_workers()
-                self.part.server.forget_figures()
+        self._rejoins = step is not None and not self.plan.pauses
+        if self.checkpoints is not None and not self._rejoins and not self._is_recovering:
+            self.checkpoints.remove_after(step)
+        if self._rejoins:
+            if isinstance(self.role, ServerRole):
+                self.role.server.forget_workers()
+                self.role.server.forget_figures()
             step = 0
-        if self._conductor is not None:
+        if self._coordinator is not None:
             if self._record is not None and (changed := self._record.changed_metrics(self.metrics)):
-                self._say(changed)
-            self._conductor.begin(step or 0, self.metrics)
-        self.step = self.at = self.saved_step = step or 0
+                self._notify(changed)
+            self._coordinator.begin(step or 0, self.metrics)
+        self.step = self.current_step = self.saved_step = step or 0
 
-    def _choose(self, reports: Reports) -> Row:
-        """On the hub: from where the run goes on."""
-        return choose(
+    def _choose_checkpoint(self, reports: Reports) -> Row:
+        """On the coordinator: from which checkpoint the run continues."""
+        return choose_checkpoint(
             reports,
-            checkpointed(self.plan, self.engine.size),
+            ranks_with_checkpoints(self.plan),
             self._name,
             folder=self.folder,
-            is_resumed=self._goes_on,
+            is_resumed=self._continues,
             had_complete=self.checkpoints is not None and self.checkpoints.had_complete,
             may_restart=self.where.may_restart,
         )
 
-    def _recover(self) -> Recovered:
-        """A server finds what it had in a job that ended without a checkpoint.
+    def _recover(self) -> Damage:
+        """A server recovers its state from a job that ended without a checkpoint.
 
-        Its stores stay until all know from where they go on.
+        Its stores are kept until all nodes know from which checkpoint they continue.
         """
-        if self._keep is None or self.checkpoints is None or self._is_recovering:
-            return Recovered([], [])
-        if self.plan.pauses or not isinstance(self.part, ServerPart):
-            return Recovered([], [])
-        return recover(self.experiment, self._keep, self.checkpoints)
+        if self._store_folder is None or self.checkpoints is None or self._is_recovering:
+            return Damage([], [])
+        if self.plan.pauses or not isinstance(self.role, ServerRole):
+            return Damage([], [])
+        return recover(self.experiment, self._store_folder, self.checkpoints)
 
     @property
     def _is_recovering(self) -> bool:
@@ -248,10 +251,10 @@ class NodeState:
         return bool(getattr(self.transport, "is_recovering", False))
 
     def _name(self, rank: int) -> str:
-        return name_of(rank, self.engine.num_workers, self.engine.size)
+        return self.layout.name_of(rank)
 
-    def _come_late(self) -> None:
-        """A worker that came when the others had begun."""
+    def _join_late(self) -> None:
+        """Prepares a worker that joins after the others have begun."""
         if self.failure:
             raise RefusedError(self.failure)
         self._prepare(None)
@@ -260,60 +263,61 @@ class NodeState:
                 f"worker {self.rank} came too late: {self.config.synchronization} on "
                 f"{self.config.architecture} needs all workers from beginning to end"
             )
-        self.part = part_of(self.plan, self.rank)
-        self._comes_back = True
-        self.engine.num_runs = _RUNS_BEFORE
-        self.is_inside = True
+        self.role = make_role(self.plan, self.rank)
+        self._rejoins = True
+        self.engine.num_runs = _NUM_AGREEMENTS_BEFORE_TRAINING
+        self.is_in_segment = True
 
-    # A server that survives the end of its process.
+    # A durable server, whose process may be restarted.
 
     def state(self) -> dict[str, Any] | None:
-        """All there is of this node in a segment while its program waits; else None."""
-        if not self.is_inside or not self.engine.is_at_rest:
+        """The whole state of this node in a segment, if its program waits; else None."""
+        if not self.is_in_segment or not self.engine.is_at_rest:
             return None
         return {
-            "part": self.part.snapshot(),
+            "role": self.role.snapshot(),
             "step": self.step,
             "last": self.last,
             "num_runs": self.engine.num_runs,
             "ledger": self.engine.ledger.snapshot(),
-            "heard": self.engine.received.snapshot(),
-            "marks": self.marks,
+            "received": self.engine.received.snapshot(),
+            "bytes_at_push": self.bytes_at_push,
             "call_s": dict(self.engine.call_s),
-            "spent": {**self.spent, "handed_nbytes": self.handed_in_all},
+            "spent": {**self.spent, "sent_nbytes": self.sent_nbytes},
             "metrics": self.metrics,
             "folder": None if self.folder is None else str(self.folder),
             "saved_step": self.saved_step,
         }
 
-    def _reenter(self, state: dict[str, Any]) -> None:
+    def _restore_in_segment(self, state: dict[str, Any]) -> None:
+        """Continues from a state in a segment."""
         self._prepare(state["folder"])
-        self.part = part_of(self.plan, self.rank)
-        self.part.restore(state["part"], is_replayed=True)
-        self.step, self.last, self.at = state["step"], state["last"], state["step"]
+        self.role = make_role(self.plan, self.rank)
+        self.role.restore(state["role"], is_replayed=True)
+        self.step, self.last, self.current_step = state["step"], state["last"], state["step"]
         self.saved_step = state["saved_step"]
         self.engine.num_runs = state["num_runs"] - 1  # it enters that run again
         self.engine.ledger.restore(state["ledger"])
-        self.engine.received.restore(state["heard"])
-        self.marks = state["marks"]
+        self.engine.received.restore(state["received"])
+        self.bytes_at_push = state["bytes_at_push"]
         self.engine.call_s.update(state["call_s"])
         self.spent.update(state["spent"])
         self.metrics = state["metrics"]
-        self.is_inside = True
+        self.is_in_segment = True
 
-    # Records.
+    # Checkpoints.
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         assert self.checkpoints is not None
-        self.checkpoints.write(self.step, self._saved())
+        self.checkpoints.write(self.step, self._checkpoint_state())
         self.saved_step = self.step
 
-    def _saved(self) -> dict[str, Any]:
-        self._count_wall()
-        metrics = self.metrics if self._conductor is None else self._conductor.metrics
+    def _checkpoint_state(self) -> dict[str, Any]:
+        self._add_wall_time()
+        metrics = self.metrics if self._coordinator is None else self._coordinator.metrics
         return {
             "config": self.config.to_toml(),
-            "part": self.part.snapshot(),
+            "role": self.role.snapshot(),
             "ledger": self.engine.ledger.snapshot(),
             "call_s": dict(self.engine.call_s),
             "spent": dict(self.spent),
@@ -322,46 +326,48 @@ class NodeState:
             "resumed": self.resumed,
         }
 
-    def _save_servers(self) -> None:
-        """A signal ends a run that does not pause: what servers have is what is left of it."""
-        if self.checkpoints is not None and isinstance(self.part, ServerPart):
-            self.part.server.forget_workers()
+    def _save_server_state(self) -> None:
+        """Saves the state of a server when a run that does not pause ends early."""
+        if self.checkpoints is not None and isinstance(self.role, ServerRole):
+            self.role.server.forget_workers()
             num_handed = getattr(self.transport, "num_handed", 0)
-            own = heard(self._keep, num_handed, is_rest=self._comes_back)
-            self.checkpoints.write(SERVERS_STATE, {**self._saved(), **own})
+            own = store_entry(self._store_folder, num_handed, resumed_from_servers=self._rejoins)
+            self.checkpoints.write(SERVER_STATE_STEP, {**self._checkpoint_state(), **own})
 
-    def _count_wall(self) -> None:
+    def _add_wall_time(self) -> None:
         now = time.perf_counter()
         self.spent["wall_s"] += now - self.started_s
         self.started_s = now
 
-    # The end that nobody wanted.
+    # An unexpected end.
 
-    def _stopped(self, why: str, lost: int | None) -> LostError:
-        if not hasattr(self, "part"):
+    def _stop_error(self, why: str, lost: int | None) -> LostError:
+        """The error of a run that cannot continue; it is in the record, too."""
+        if not hasattr(self, "role"):
             return LostError(f"the run did not begin: {why}", lost)
         config, where = self.config, ""
-        if self.plan.pauses or self.rank < self.engine.num_workers:  # else it knows no step
-            where = f" in step {self.at} of {self.plan.num_steps}"
+        if self.plan.pauses or self.layout.is_worker(self.rank):  # else it knows no step
+            where = f" in step {self.current_step} of {self.plan.num_steps}"
         message = (
             f"{config.synchronization} on {config.architecture} stopped{where}: {why}. "
-            f"{self._how_to_go_on()}"
+            f"{self._resume_advice()}"
         )
         error = LostError(message, lost)
         if self._record is not None:
             self._record.finish_stopped(error, config, self.lost)
         return error
 
-    def _how_to_go_on(self) -> str:
+    def _resume_advice(self) -> str:
+        """How the user can resume the run."""
         if self.folder is None:
             return "It has no folder, so it starts again from the beginning."
         command = f"gradwire run --resume {self.folder}"
-        if self._is_by_hand:
+        if self._is_started_by_hand:
             command = f"start all nodes again, scheduler and servers with --resume {self.folder}"
         if not self.plan.pauses:
             if self.plan.ability == "push_pull":
-                return f"Go on with what the servers have: {command}"
+                return f"Resume from the state of the servers: {command}"
             return f"It does not pause, so there is no checkpoint; begin again: {command}"
         if self.checkpoints is None or not self.saved_step:
             return f"There is no checkpoint; begin again: {command}"
-        return f"Go on from step {self.saved_step}: {command}"
+        return f"Resume from step {self.saved_step}: {command}"

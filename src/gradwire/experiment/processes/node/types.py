@@ -6,15 +6,15 @@ from typing import NamedTuple, Protocol
 from gradwire.runtime.process.transport import Transport
 
 
-class Counting(Transport, Protocol):
+class CountingTransport(Transport, Protocol):
     """A transport that counts what it sends."""
 
     @property
     def num_bytes_sent(self) -> int: ...
 
 
-class Where(NamedTuple):
-    """The folder of a run."""
+class RunFolder(NamedTuple):
+    """The folder of a run, and whether the run in it continues."""
 
     folder: Path | None
     resumes: bool = False
@@ -22,10 +22,10 @@ class Where(NamedTuple):
     may_restart: bool = False  # whether it may begin again if its checkpoints cannot be used
 
 
-class Glimpse(NamedTuple):
-    """What a rank keeps of a step that it passes."""
+class StepFigures(NamedTuple):
+    """What a worker keeps of a step after which the model is evaluated later."""
 
     time_s: float
-    num_bytes: int  # that it sent
+    num_bytes: int  # that it had sent
     loss: float | None
     num_dropped: int

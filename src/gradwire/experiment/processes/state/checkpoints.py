@@ -1,12 +1,11 @@
 """The checkpoints of a run on real processes: `checkpoints/step-000120/rank-3.pt` in its folder.
 
-Every rank writes its own file, atomically and with a checksum, so a file is what was written or is
-not used. A checkpoint counts if every rank has its file of it; ranks agree on the newest such one
-when they start. So the folder need not be shared between machines, as long as each rank finds the
-files it wrote itself.
+Every rank writes its own file, atomically and with a checksum, so a damaged file is never used. A
+checkpoint is complete if every rank has its file. Ranks agree on the newest complete one when they
+start. So the folder need not be shared between machines, as long as each rank finds its own files.
 
-`checkpoints/complete` says, where the record is, that there was a checkpoint of which all ranks had
-their file. If none can be used later, files are damaged or missing (resumption.py).
+The coordinator writes `checkpoints/complete` when the first checkpoint is complete. If none can be
+used later, files are damaged or missing (resumption.py).
 """
 
 import contextlib
@@ -18,12 +17,12 @@ from gradwire.runtime.storage import sealed
 from gradwire.runtime.storage.files import make_folder, remove_leftovers, write_atomically
 from gradwire.runtime.storage.sealed import Seal
 
-_KEPT = 2  # the newest ones
+_NUM_KEPT = 2  # checkpoints; the newest ones
 _COMPLETE = "complete"
 
 
 class Loaded(NamedTuple):
-    """What one rank finds."""
+    """The checkpoints that one rank has."""
 
     states: dict[int, dict[str, Any]]  # by step
     skipped: list[str]  # files that cannot be used, and why
@@ -63,16 +62,16 @@ class Checkpoints:
             text = b"All ranks have written a checkpoint here.\n"
             write_atomically(self._folder / _COMPLETE, text)
 
-    def forget_after(self, step: int | None) -> None:
-        """Those of a run that came further but cannot be gone on from; None: it begins again."""
+    def remove_after(self, step: int | None) -> None:
+        """Removes the checkpoints after this step, which are incomplete; None: all of them."""
         if step is None:
             (self._folder / _COMPLETE).unlink(missing_ok=True)
         self._remove([other for other in self._steps() if step is None or other > step])
 
-    def forget_old(self) -> None:
-        """All but the newest, once that is known to be complete."""
+    def remove_old(self) -> None:
+        """Removes all but the newest checkpoints, once the newest is known to be complete."""
         self._remove_leftovers()
-        self._remove(self._steps()[:-_KEPT])
+        self._remove(self._steps()[:-_NUM_KEPT])
 
     def _steps(self) -> list[int]:
         matches = [
@@ -94,7 +93,7 @@ class Checkpoints:
             _remove_empty(path.parent)
 
     def _remove_leftovers(self) -> None:
-        """Of this rank, from processes that ended while they wrote. No rank writes now."""
+        """Removes temporary files of processes of this rank that ended while they wrote."""
         for path in list(self._folder.glob(f"step-*/{self._name}.*.tmp")):
             remove_leftovers(path.with_name(self._name))
             _remove_empty(path.parent)

@@ -1,15 +1,14 @@
-"""What a server had in a job of its run that ended without a word: for the job that goes on.
+"""Recovers the state of a server from a job that ended without a checkpoint.
 
-When the scheduler, the launcher or all machines are gone at once, no server has left a checkpoint.
-But each has a store (`runtime/durable/checkpoint.py`): its last state, and the journal of what had
-arrived since. In a run that does not pause the next job goes on from there. A server of the job
-that ended is made from the state and told again what the journal has; what it sends goes nowhere;
-when all is told, what it has is written as a checkpoint (step 0, as after a signal). Only then the
-store is removed. So every update that was acknowledged with `--durable` counts. Without, what only
-workers had is gone with them.
+When the scheduler, the launcher or all machines are gone at once, no server has saved a checkpoint.
+But each has a store (`runtime/durable/checkpoint.py`): its last state, and the journal of what has
+arrived since. The next job of a run that does not pause continues from there. A server is made from
+the state, and the journal is replayed to it; what it sends is dropped. Its state is then written as
+a checkpoint (step 0, as after a signal), and only then the store is removed. So every update that
+was acknowledged with `--durable` counts. Without it, messages that only workers had are lost.
 
-Each server does so for itself: one may have heard of a push of which another has not, as when a
-worker is lost. Asynchronous methods live with that, and servers need not agree on a moment.
+Each server recovers by itself: one may have received a push that another has not, as when a worker
+is lost. Asynchronous methods tolerate that, so servers need not agree on a moment.
 """
 
 import contextlib
@@ -36,22 +35,22 @@ from gradwire.runtime.storage.files import DamagedError
 from gradwire.runtime.storage.sealed import Seal
 from gradwire.training.server import TrainingServer
 
-SERVERS_STATE = 0  # the step under which servers of a run that does not pause leave their state
-BEGAN = "began.pt"  # in a store: the checkpoint that its job began with
-CONFIG = "config.toml"  # in a store: what it is of
-_WAIT_S = 15.0  # for a process of the job before that has not ended yet
+SERVER_STATE_STEP = 0  # the step of checkpoints of servers, in runs that do not pause
+INITIAL_CHECKPOINT = "initial.pt"  # in a store: the checkpoint that its job began with
+CONFIG = "config.toml"  # in a store: the configuration of its run
+_WAIT_S = 15.0  # for a process of an earlier job that has not ended yet
 _POLL_S = 0.05
-_BEGAN_SEAL = Seal("began")
+_INITIAL_SEAL = Seal("initial")
 Saved = dict[str, Any]
 
 
 def store_folder(folder: Path, rank: int, job: str) -> Path:
-    """Of a server, in the folder of its run."""
+    """The store of a server, in the folder of its run."""
     return folder / "servers" / f"{rank}-{job}"
 
 
 def open_store(folder: Path, wait_s: float = 0.0) -> Store:
-    """A process that was killed may have it for a moment longer: it waits for the disk."""
+    """Opens a store. A process that was killed may still use it for a moment: it waits."""
     limit = time.monotonic() + wait_s
     while Store.is_in_use(folder) and time.monotonic() < limit:
         time.sleep(_POLL_S)
@@ -59,80 +58,84 @@ def open_store(folder: Path, wait_s: float = 0.0) -> Store:
 
 
 def remove_store(folder: Path) -> None:
-    """At once: of one that is half removed nobody could tell that something is missing."""
+    """Removes a store. It is renamed first: a half-removed store would look complete."""
     gone = folder.with_name(f"removed-{folder.name}")
     shutil.rmtree(gone, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
-    with contextlib.suppress(OSError):  # others are there
+    with contextlib.suppress(OSError):  # there are other stores
         folder.parent.rmdir()
 
 
-def remove_others(own: Path) -> None:
-    """The stores that this server had in jobs that have ended."""
-    for folder in _others(own):
+def remove_other_stores(own: Path) -> None:
+    """Removes the stores that this server had in earlier jobs."""
+    for folder in _other_stores(own):
         if not Store.is_in_use(folder):
             remove_store(folder)
     for folder in own.parent.glob(f"removed-{_rank(own)}-*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Recovered(NamedTuple):
-    """What was damaged, in words."""
+class Damage(NamedTuple):
+    """Messages about damaged files."""
 
-    skipped: list[str]  # and could be made again
-    lost: list[str]  # and cannot
+    skipped: list[str]  # without a loss: the content was recovered from other files
+    lost: list[str]  # acknowledged updates are lost
 
 
-def recover(experiment: Experiment, own: Path, checkpoints: Checkpoints) -> Recovered:
-    """Makes a checkpoint of what this server had in jobs before that of its store `own`, if that is
-    more than the checkpoint has that is there."""
-    damaged = Recovered([], [])
-    if not _others(own):
-        return damaged
+def recover(experiment: Experiment, own: Path, checkpoints: Checkpoints) -> Damage:
+    """Writes a checkpoint with the state of this server in earlier jobs, if the existing one is
+    older. `own` is its store in this job."""
+    damage = Damage([], [])
+    if not _other_stores(own):
+        return damage
     loaded = checkpoints.load()
-    damaged.skipped.extend(loaded.skipped)
-    before = saved = loaded.states.get(SERVERS_STATE)
-    for folder in _others(own):
+    damage.skipped.extend(loaded.skipped)
+    before = saved = loaded.states.get(SERVER_STATE_STEP)
+    for folder in _other_stores(own):
         try:
             _check_config(folder, experiment)
             store = open_store(folder, _WAIT_S)
             try:
-                damaged.skipped.extend([store.skipped] if store.skipped else [])
-                if not _has_all(saved, store):
-                    # At most one job came to train since the checkpoint was written.
-                    saved = _told_again(experiment, store, saved) or saved
+                damage.skipped.extend([store.skipped] if store.skipped else [])
+                if not _covers(saved, store):
+                    # At most one job has trained since the checkpoint was written.
+                    saved = _replay_store(experiment, store, saved) or saved
             finally:
                 store.close()
         except DamagedError as error:
-            damaged.lost.append(str(error))
+            damage.lost.append(str(error))
     if saved is not None and saved is not before:
-        checkpoints.write(SERVERS_STATE, saved)
-    return damaged
+        checkpoints.write(SERVER_STATE_STEP, saved)
+    return damage
 
 
-def heard(store: Path | None, num: int, *, is_rest: bool) -> Saved:
-    """To be in a checkpoint: of which store it is, how many arrivals it has of it, and whether its
-    job went on from another one."""
-    return {"store": "" if store is None else store.name, "num_heard": num, "is_rest": is_rest}
+def store_entry(store: Path | None, num_received: int, *, resumed_from_servers: bool) -> Saved:
+    """For a checkpoint: the name of its store, the number of arrivals in the store that the state
+    includes, and whether its job continued from another one."""
+    return {
+        "store": "" if store is None else store.name,
+        "num_received": num_received,
+        "resumed_from_servers": resumed_from_servers,
+    }
 
 
-def is_evidence(saved: Saved | None) -> bool:
-    """Whether the state of a server shows that all servers have one: workers had pushed to them."""
+def has_updates(saved: Saved | None) -> bool:
+    """Whether workers had pushed to this server. Then all servers have a state."""
     if saved is None or "store" not in saved:
         return False
-    return bool(saved["is_rest"] or saved["part"]["pushes"])
+    return bool(saved["resumed_from_servers"] or saved["role"]["pushes"])
 
 
-def began_with(store: Path, saved: Saved | None) -> Saved | None:
-    """The checkpoint that the job of a store began with; it is `saved` if the job begins now."""
-    path = store / BEGAN
+def initial_checkpoint(store: Path, saved: Saved | None) -> Saved | None:
+    """The checkpoint that the job of a store began with: `saved`, if the job begins now."""
+    path = store / INITIAL_CHECKPOINT
     if path.exists():
-        found: Saved = sealed.load(path, _BEGAN_SEAL)
+        found: Saved = sealed.load(path, _INITIAL_SEAL)
         return found
     if saved is not None:
-        sealed.save(path, _BEGAN_SEAL, saved)
+        sealed.save(path, _INITIAL_SEAL, saved)
     return saved
 
 
@@ -140,7 +143,7 @@ def _rank(folder: Path) -> int:
     return int(folder.name.partition("-")[0])
 
 
-def _others(own: Path) -> list[Path]:
+def _other_stores(own: Path) -> list[Path]:
     return sorted(folder for folder in own.parent.glob(f"{_rank(own)}-*") if folder != own)
 
 
@@ -155,15 +158,15 @@ def _check_config(folder: Path, experiment: Experiment) -> None:
         )
 
 
-def _has_all(saved: Saved | None, store: Store) -> bool:
-    """Whether a checkpoint has what could be had from a store."""
+def _covers(saved: Saved | None, store: Store) -> bool:
+    """Whether a checkpoint includes everything that a store has."""
     if saved is None or saved.get("store") != store.folder.name:
         return False
-    is_whole = all(journal.glance(body).message is not journal.NOT_KEPT for body in store.bodies)
-    return not is_whole or count_arrivals(store) <= saved["num_heard"]
+    is_complete = all(journal.peek(body).message is not journal.NOT_STORED for body in store.bodies)
+    return not is_complete or count_arrivals(store) <= saved["num_received"]
 
 
-# A server of the job that has ended.
+# A server of the job that has ended, to which its journal is replayed.
 
 
 class _JournalEnded(Exception):
@@ -189,10 +192,10 @@ class _ClosedTransport:
             return None
         raise _JournalEnded
 
-    def keep(self, arrival: Arrival) -> None:
+    def defer(self, arrival: Arrival) -> None:
         pass
 
-    def kept(self, job: int) -> list[Arrival]:
+    def deferred(self, job: int) -> list[Arrival]:
         return []
 
     def acknowledge(self, src: int, number: int) -> None:
@@ -205,44 +208,46 @@ class _ClosedTransport:
         return {}
 
 
-def _told_again(experiment: Experiment, store: Store, checkpoint: Saved | None) -> Saved | None:
-    """What the server had, as a checkpoint; None if its job had not come to train."""
+def _replay_store(experiment: Experiment, store: Store, checkpoint: Saved | None) -> Saved | None:
+    """The state of the server, as a checkpoint; None if its job had not begun to train."""
     plan, config = experiment.plan, experiment.config
-    rank = _rank(store.folder)
+    rank, layout = _rank(store.folder), plan.layout
     num_all, state = count_arrivals(store), store.state
     transport = DurableTransport(
-        _ClosedTransport(rank, plan.num_workers + plan.architecture.num_others),
+        _ClosedTransport(rank, layout.size),
         store,
         lambda: None,  # nothing is written
         headers=HEADERS,
         is_alone=True,
         device=own_device(config),
     )
-    engine = ProcessEngine(transport, plan.num_workers)
-    server = TrainingServer(plan, rank - plan.num_workers)
+    engine = ProcessEngine(transport, layout.num_workers)
+    server = TrainingServer(plan, layout.number_of(rank))
     if state is not None:
-        server.restore(state["state"]["part"], is_replayed=True)
+        server.restore(state["state"]["role"], is_replayed=True)
         engine.num_runs = state["state"]["num_runs"] - 1  # it enters that run again
     else:
-        has_began = (store.folder / BEGAN).exists()
-        began = began_with(store.folder, None) if has_began else checkpoint
-        if not _begins(server, engine, began):
+        has_initial = (store.folder / INITIAL_CHECKPOINT).exists()
+        initial = initial_checkpoint(store.folder, None) if has_initial else checkpoint
+        if not _replay_start(server, engine, layout.coordinator, initial):
             return None
     with engine.unread.only((REQUEST,)), contextlib.suppress(_JournalEnded, PeerLost):
         engine.run(lambda node: transport.recorded(server.run(node)))
     server.forget_workers()
-    is_rest = checkpoint is not None or (store.folder / BEGAN).exists()
-    own = heard(store.folder, num_all, is_rest=is_rest)
-    return {"config": config.to_toml(), "part": server.snapshot(), **own}
+    has_before = checkpoint is not None or (store.folder / INITIAL_CHECKPOINT).exists()
+    own = store_entry(store.folder, num_all, resumed_from_servers=has_before)
+    return {"config": config.to_toml(), "role": server.snapshot(), **own}
 
 
-def _begins(server: TrainingServer, engine: ProcessEngine, began: Saved | None) -> bool:
-    """Hears again what was decided before the training; whether that had begun.
+def _replay_start(
+    server: TrainingServer, engine: ProcessEngine, coordinator: int, initial: Saved | None
+) -> bool:
+    """Replays the agreements before the training, and returns whether the training had begun.
 
-    The job may begin, from which checkpoint (see `NodeState`), and all begin together. Workers may
-    have heard the last before this server did.
+    They are: whether the job may begin, from which checkpoint (see `NodeState`), and that all begin
+    together. Workers may have received the last decision before this server did.
     """
-    agreement = Agreement(engine, engine.size - 1)
+    agreement = Agreement(engine, coordinator)
     try:
         decisions = [agreement.agree({}, lambda reports: {}) for _ in range(2)]
     except (_JournalEnded, PeerLost):
@@ -250,8 +255,8 @@ def _begins(server: TrainingServer, engine: ProcessEngine, began: Saved | None) 
     if decisions[1]["failure"]:
         return False
     if decisions[1]["step"] is not None:
-        assert began is not None, "a server begins with the checkpoint that it said it has"
-        server.restore(began["part"])
+        assert initial is not None, "a server begins with the checkpoint that it reported"
+        server.restore(initial["role"])
         server.forget_workers()
     with contextlib.suppress(_JournalEnded, PeerLost):
         agreement.agree({}, lambda reports: {})

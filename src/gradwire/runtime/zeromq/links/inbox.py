@@ -25,7 +25,7 @@ class Inbox:
     def __init__(self) -> None:
         self._deliveries: deque[Delivery] = deque()
         self._successors: Counter[int] = Counter()  # by rank: how many are unread
-        self._kept: defaultdict[int, list[Arrival]] = defaultdict(list)
+        self._deferred: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: dict[int, Arrival] = {}  # by peer that left or was lost
 
     def put(self, delivery: Delivery) -> None:
@@ -51,10 +51,10 @@ class Inbox:
         """Whether another process has taken this rank, and the caller has not read that yet."""
         return self._successors[rank] > 0
 
-    def keep(self, arrival: Arrival) -> None:
-        self._kept[arrival.job].append(arrival)
+    def defer(self, arrival: Arrival) -> None:
+        self._deferred[arrival.job].append(arrival)
 
-    def kept(self, job: int) -> list[Arrival]:
-        for other in [other for other in self._kept if other < job]:
-            del self._kept[other]
-        return self._kept.pop(job, []) + list(self._ended.values())
+    def deferred(self, job: int) -> list[Arrival]:
+        for other in [other for other in self._deferred if other < job]:
+            del self._deferred[other]
+        return self._deferred.pop(job, []) + list(self._ended.values())

@@ -56,12 +56,12 @@ class Link:
         self.is_up = False  # both sides know what the other has
         self.resume_s = 0.0  # when to ask again
         self.has_left = False  # it said goodbye
-        self.era = 0  # changes when numbers begin anew
+        self.era = 0  # changes when numbers begin again
         self.peer_incarnation: float | None = None  # of the process that last resumed
         received, sent = (0, 0) if before is None else before
-        # Sending. Numbers 1 .. num_released are acknowledged, then come those kept.
+        # Sending. Numbers 1 .. num_released are acknowledged, then come those of the queue.
         self.num_released = sent
-        self.kept: deque[OutgoingMessage] = deque()
+        self.resend_queue: deque[OutgoingMessage] = deque()
         self.num_sent = sent  # up to this number on the connection as it is now
         self.num_taken_there = sent
         self._num_acknowledged = sent  # by the peer, perhaps before it was sent again
@@ -86,10 +86,10 @@ class Link:
     @property
     def num_posted(self) -> int:
         """The number of the last message."""
-        return self.num_released + len(self.kept)
+        return self.num_released + len(self.resend_queue)
 
     def post(self, out: OutgoingMessage) -> int:
-        self.kept.append(out)
+        self.resend_queue.append(out)
         number = self.num_posted
         if number > self._num_room:
             self.bytes_posted += out.nbytes
@@ -103,7 +103,7 @@ class Link:
         if self.num_sent >= self.num_posted:
             return None
         number = self.num_sent + 1
-        return number, self.kept[number - self.num_released - 1]
+        return number, self.resend_queue[number - self.num_released - 1]
 
     def take_counts(self, acknowledged: int, room: int, taken: int) -> bool:
         """The peer reports how far it is; False if that cannot be true."""
@@ -113,7 +113,7 @@ class Link:
         if room > self._num_room:
             first = self.num_released
             for number in range(self._num_room + 1, min(room, self.num_posted) + 1):
-                self.bytes_posted -= self.kept[number - first - 1].nbytes
+                self.bytes_posted -= self.resend_queue[number - first - 1].nbytes
             self._num_room = room
         if acknowledged > self._num_acknowledged:
             self._num_acknowledged = acknowledged
@@ -122,8 +122,8 @@ class Link:
 
     def _release(self) -> None:
         """Drops acknowledged messages. Their bytes have been subtracted already (`room`)."""
-        while self.kept and self.num_released < self._num_acknowledged:
-            self.kept.popleft()
+        while self.resend_queue and self.num_released < self._num_acknowledged:
+            self.resend_queue.popleft()
             self.num_released += 1
         self.num_sent = max(self.num_sent, self.num_released)
 
@@ -166,13 +166,13 @@ class Link:
         self.peer_incarnation = incarnation
         self.misses = self.was_full = False
         self.announced = self.granted = 0
-        room = min(room, taken)  # of what it will be sent anew nothing counts
+        room = min(room, taken)  # messages that are sent again do not count
         self._num_acknowledged = max(min(self._num_acknowledged, taken), min(acknowledged, room))
         self._num_room = max(self._num_acknowledged, room)
         self._release()
         self.bytes_posted = sum(
             out.nbytes
-            for number, out in enumerate(self.kept, self.num_released + 1)
+            for number, out in enumerate(self.resend_queue, self.num_released + 1)
             if number > self._num_room
         )
         self.num_taken_there = taken
@@ -193,7 +193,7 @@ class Link:
         """Nothing more is sent to this peer."""
         self.num_released = self.num_sent = self.num_posted
         self.num_taken_there = max(self.num_taken_there, self.num_posted)
-        self.kept.clear()
+        self.resend_queue.clear()
         self.bytes_posted = 0
         self.down()
 

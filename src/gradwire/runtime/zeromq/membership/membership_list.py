@@ -19,6 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
+from gradwire.core.layout import NodeLayout
 from gradwire.runtime.zeromq.messages import (
     MAX_TEXT_NBYTES,
     NOBODY,
@@ -67,15 +68,13 @@ class MembershipList:
 
     def __init__(
         self,
-        num_workers: int,
-        num_servers: int,
+        layout: NodeLayout,
         identity: bytes,
         *,
         heartbeat_s: float,
         server_s: float,
     ) -> None:
-        self.num_workers, self.num_servers = num_workers, num_servers
-        self.size = num_workers + num_servers + 1
+        self._layout = layout
         self.events: list[MembershipEvent] = []
         self.accepted: list[int] = []  # ranks
         self._heartbeat_s, self._server_s = heartbeat_s, server_s
@@ -115,7 +114,7 @@ class MembershipList:
         self._members[rank].last_message_s = now_s
 
     def acceptance(self, rank: int) -> JoinAccepted:
-        members = [*sorted(self._members.items()), (self.size - 1, self._scheduler)]
+        members = [*sorted(self._members.items()), (self._layout.scheduler, self._scheduler)]
         records = tuple(
             MemberRecord(
                 rank=other,
@@ -134,7 +133,8 @@ class MembershipList:
     def missing(self) -> str:
         """The nodes for which the job waits."""
         texts = []
-        for role, wanted in ((SERVER, self.num_servers), (WORKER, self.num_workers)):
+        for role in (SERVER, WORKER):
+            wanted = len(self._ranks(role))
             there = sum(one.request.role == role for one in self._candidates.values())
             if there < wanted:
                 texts.append(f"{there} of {wanted} {ROLES[role]}s are there")
@@ -174,7 +174,7 @@ class MembershipList:
         problem = self._problem(request)
         if problem is not None:
             return problem
-        if identity not in self._candidates and len(self._candidates) > 4 * self.size:
+        if identity not in self._candidates and len(self._candidates) > 4 * self._layout.size:
             return "too many others wait to join"
         candidate = self._candidates.setdefault(identity, _Candidate(request, now_s, now_s, origin))
         candidate.last_message_s = now_s
@@ -193,10 +193,11 @@ class MembershipList:
             return f"there is no role {request.role}"
         if len(request.address) > MAX_TEXT_NBYTES:
             return f"its address has {len(request.address)} characters"
-        if (request.num_workers, request.num_servers) != (self.num_workers, self.num_servers):
+        expected = (self._layout.num_workers, self._layout.num_servers)
+        if (request.num_workers, request.num_servers) != expected:
             return (
                 f"it is of a job with {request.num_workers} workers and {request.num_servers} "
-                f"servers; this one has {self.num_workers} and {self.num_servers}"
+                f"servers; this one has {expected[0]} and {expected[1]}"
             )
         ranks = self._ranks(request.role)
         if request.wanted != NOBODY and request.wanted not in ranks:
@@ -230,7 +231,7 @@ class MembershipList:
             if now_s - one.last_message_s > self._heartbeat_s:
                 del self._candidates[identity]
         for rank, member in self._members.items():
-            limit = self._heartbeat_s if rank < self.num_workers else self._server_s
+            limit = self._heartbeat_s if self._layout.is_worker(rank) else self._server_s
             if member.is_there and now_s - member.last_message_s > limit:
                 self._lose(rank, now_s, f"nothing was received from it for {limit:g} s")
             # Its goodbye may not have reached a node that would wait for it.
@@ -242,7 +243,7 @@ class MembershipList:
         self._admit(now_s)
 
     def _ranks(self, role: int) -> range:
-        return range(self.num_workers) if role == WORKER else range(self.num_workers, self.size - 1)
+        return self._layout.workers if role == WORKER else self._layout.servers
 
     def _holder(self, candidate: _Candidate) -> "_Member | _Candidate | None":
         """The node that has the rank which this one names, or that named it before."""
@@ -322,7 +323,7 @@ class MembershipList:
                 return
             rank = free[0]
         if self._members[rank].is_there:
-            if rank < self.num_workers:
+            if self._layout.is_worker(rank):
                 self._lose(rank, now_s, "it is gone, and another process has taken its place")
             else:
                 # The others keep their messages for it: it is the same server, started again.
@@ -337,7 +338,7 @@ class MembershipList:
     def _is_silent(self, rank: int, now_s: float) -> bool:
         """Whether this is a server that is silent, and that others still wait for."""
         silent = now_s - self._members[rank].last_message_s > self._heartbeat_s
-        return rank >= self.num_workers and silent
+        return self._layout.is_server(rank) and silent
 
     def _enter(self, rank: int, candidate: _Candidate, incarnation: float, now_s: float) -> None:
         request = candidate.request

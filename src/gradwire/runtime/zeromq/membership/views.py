@@ -43,7 +43,7 @@ class MembershipView(ABC):
         if not event.has_joined:
             self.lose(rank, event.text, event.time_s)
             return
-        is_worker = rank < self._local.num_workers
+        is_worker = self._local.layout.is_worker(rank)
         if is_worker:
             self.traffic.remove(rank)  # the link to its earlier incarnation
         was_gone = rank in self.gone
@@ -282,7 +282,7 @@ class MemberView(MembershipView):
             if one.is_there:
                 self._add_member(one.rank, one.identity, one.incarnation, one.address)
                 is_late = local.incarnation > 0 and one.incarnation > 0
-                if is_late and one.rank < local.num_workers:
+                if is_late and local.layout.is_worker(one.rank):
                     self._inbox.put(Delivery(Arrival(JOINED, one.rank, time_s=one.incarnation)))
                 continue
             self.gone.add(one.rank)
@@ -296,9 +296,9 @@ class MemberView(MembershipView):
         local, traffic = self._local, self.traffic
         if rank == local.scheduler:
             traffic.resume(traffic.add(rank, None, 0.0))
-        elif local.is_worker and rank >= local.num_workers:
+        elif local.is_worker and local.layout.is_server(rank):
             if rank not in traffic.links:
                 traffic.add(rank, None, local.incarnation)
             self._connect(rank, address)
-        elif local.is_server and rank < local.num_workers:
+        elif local.is_server and local.layout.is_worker(rank):
             traffic.add(rank, identity, incarnation)
