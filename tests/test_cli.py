@@ -238,6 +238,7 @@ def test_run_on_real_processes_prints_what_was_measured(capfd, tmp_path):
     assert "already holds a run" in capfd.readouterr().err
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

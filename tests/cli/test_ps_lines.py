@@ -148,6 +148,7 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
             assert play.code is None, play.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("synchronization", "later", "codes"),
     [("asp", 2, [130, 3, 3, 3]), ("bsp", 1, [130, 130, 130, 130])],

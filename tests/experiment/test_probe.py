@@ -160,6 +160,7 @@ def test_too_few_steps_are_refused_before_anything_starts(steps):
     assert done.stderr.startswith(f"error: steps must be at least 4, got {steps}")
 
 
+@pytest.mark.slow
 def test_one_rank_has_no_network():
     done = subprocess.run(
         [sys.executable, "-m", "gradwire", "probe", "--workers", "1"],

@@ -233,7 +233,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
         replica = await worker.client.push(_PendingVector(worker, zeros, 0), replica, 0, True)
         said = []
         for _ in range(REPEATS):
-            await worker.client.ask(1)  # it waits for an answer already
+            await worker.client.request_model(1)  # it waits for an answer already
             answers = [await node.recv(server, ANSWER) for server in (SERVER, SERVER + 1)]
             said += [answer.header.text for answer in answers]
         for number in range(REPEATS):

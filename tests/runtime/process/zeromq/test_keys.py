@@ -84,6 +84,7 @@ def read_in_a_child(descriptor: int) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_throwaway_keys_are_read_by_children_and_are_in_no_folder() -> None:
     with throwaway_keys() as descriptor:
         status = os.fstat(descriptor)
