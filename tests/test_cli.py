@@ -186,6 +186,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch, tmp_path):
     assert "gradwire run --resume x" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "gradwire", "list", "--json"], capture_output=True, text=True

@@ -93,6 +93,7 @@ def test_a_run_that_goes_well(stage: Stage, tmp_path: Path) -> None:
         assert said[-1] == f"worker {number}: done; the scheduler has the record"
 
 
+@pytest.mark.slow
 def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) -> None:
     hands = Hands(stage, tmp_path, steps=10_000_000)
     out = ("--out", "run")

@@ -247,6 +247,7 @@ def test_a_lone_spike_among_tiny_numbers() -> None:
     assert error < 1e-6
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_backend(monkeypatch) -> None:
     x, codec = outer_product().reshape(-1)[:1100], DQ(step=0.4)
     spec = Spec((1100,), x.dtype, tensors=(("w", 0, 1056, (11, 96)), ("b", 1056, 1100, (44,))))

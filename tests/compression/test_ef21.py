@@ -117,6 +117,7 @@ def test_bidirectional_servers_hold_what_is_missing(reduce, codec) -> None:
         assert held.abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_bidirectional_follows_gradients_that_settle(reduce) -> None:
     inputs = [[Key(3).private(rank).normal(100).double()] * 150 for rank in range(3)]
     exact = torch.stack([own[0] for own in inputs]).mean(0)

@@ -82,6 +82,7 @@ def test_what_makes_no_sense_is_a_row_with_its_reason(tmp_path):
     assert any("asp refused: asp needs an architecture" in note for note in notes(table))
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_is_a_row_with_its_reason():
     methods = combinations(
         replace(BASE, steps=8, compute="fixed(0.1)", faults=("crash(1, at=0.15)",)),

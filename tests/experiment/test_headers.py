@@ -165,6 +165,7 @@ def test_errors_travel() -> None:
     assert str(HEADERS.decode(HEADERS.encode(lost)).error()) == "rank 3 is not there yet"
 
 
+@pytest.mark.slow
 def test_the_list_is_the_same_in_every_process() -> None:
     """In whatever order modules are imported."""
     code = (

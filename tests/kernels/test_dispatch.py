@@ -35,6 +35,7 @@ def run(code: str, wish: str | None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(
     ("wish", "answer"), [slow(None, "native"), slow("native", "native"), ("reference", "reference")]

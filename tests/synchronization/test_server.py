@@ -121,6 +121,7 @@ COMPRESSIONS = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")
 @pytest.mark.parametrize(
     "compression", cover(case for case in COMPRESSIONS if can_be_pushed(case[0]))
@@ -562,6 +563,7 @@ def test_pushes_of_a_previous_life_do_not_count(train) -> None:
     assert trained.replicas[1].num_gradients == 1
 
 
+@pytest.mark.slow
 def test_what_a_life_said_that_is_known_to_be_over_does_not_count(train) -> None:
     # Messages of worker 1 take 30 ms, news of it nothing: of its second life, which lasts 5 ms,
     # all is known before it is heard. The third never ends, or there is none.

@@ -242,7 +242,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
             await node.send_framed(SERVER, f"tag {number}", Framed(PullHeader(0)), HEADER_NBYTES)
             await node.send(SERVER, ("another tag", number), zeros)
         await node.send(HONEST, "go", zeros)
-        pulled = await worker.client.pulled(replica, replica.exchange)
+        pulled = await worker.client.receive_model(replica, replica.exchange)
         await program.train(plan, node, pulled.replica, 1, STEPS)
         return said
 

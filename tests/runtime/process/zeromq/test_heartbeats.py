@@ -30,6 +30,7 @@ def head(made: Job, kind: int, src: int) -> bytes:
     return Header(kind, made.nodes[0]._local.job, src, SCHEDULER).pack()
 
 
+@pytest.mark.slow
 def test_they_do_not_wait_behind_a_large_message() -> None:
     """Over a link to the scheduler that needs three times as long for it as silence may last."""
     rate = 2e6

@@ -105,6 +105,7 @@ def test_throwaway_keys_cannot_be_read_by_another_user() -> None:
         assert "PermissionError" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_job_with_keys(tmp_path: Path) -> None:
     keys, others = make_keys(tmp_path / "keys"), make_keys(tmp_path / "others")
     with job(1, keys=keys) as made:

@@ -118,6 +118,7 @@ def test_a_rank_can_be_asked_for_and_only_once() -> None:
         made.close()
 
 
+@pytest.mark.slow
 def test_who_is_missing_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -302,6 +303,7 @@ def test_a_worker_in_the_place_of_one_that_hangs() -> None:
             old.send(SERVER, 0, 0, number(1))
 
 
+@pytest.mark.slow
 def test_who_comes_late_is_told_who_is_not_there() -> None:
     with job(3, heartbeat_s=1.5) as made:
         made.nodes[1].close()
@@ -495,6 +497,7 @@ def test_without_the_scheduler_nobody_goes_on() -> None:
             assert "nothing was received from the scheduler for 0.9 s" in lost.message
 
 
+@pytest.mark.slow
 def test_members_are_told_before_the_scheduler_says_so() -> None:
     with job(1, heartbeat_s=1.5) as made:
         crash(made.nodes[0])
