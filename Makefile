@@ -14,7 +14,8 @@ demo: $(VENV)/.installed
 
 # Tests start hundreds of processes, and each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# One more than there are cores: some tests wait.
+PYTEST := $(BIN)/python -m pytest --numprocesses $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --dist worksteal
 
 # Both at the same time: mypy has one thread.
 test: $(VENV)/.installed-dev

@@ -2,8 +2,8 @@
 
 A test with one parameter runs with all of its values, unless its list comes from `cover` or
 `sizes`. Of a product of parameters the quick run takes cases in which every value of every
-parameter occurs, and of a small product cases in which every pair of values occurs. The choice
-depends on the names of the cases alone.
+parameter occurs, and of a small product cases in which every pair of values occurs; of a test that
+is marked `few`, the first cases. The choice depends on the names and the order of the cases alone.
 """
 
 from collections import defaultdict
@@ -45,13 +45,21 @@ def cover(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 def mark_further_cases(items: Sequence[pytest.Item]) -> None:
-    """Mark as slow what the quick run leaves out of the products of parameters."""
+    """Mark as slow what the quick run leaves out of the products of parameters.
+
+    Of a test with the mark `few` it takes the first case, or as many as the mark says.
+    """
     products = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
             products[item.nodeid.partition("[")[0]].append(item)
     for cases in products.values():
-        if len(cases) > NUM_CASES:
+        few = cases[0].get_closest_marker("few")
+        if few is not None:
+            (count,) = few.args or (1,)
+            for case in cases[count:]:
+                case.add_marker(pytest.mark.slow)
+        elif len(cases) > NUM_CASES:
             chosen = _sample({case.nodeid: _values(case) for case in cases})
             for case in cases:
                 if case.nodeid not in chosen:

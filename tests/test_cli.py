@@ -186,6 +186,7 @@ def test_an_interrupt_says_how_to_go_on(capsys, monkeypatch, tmp_path):
     assert "gradwire run --resume x" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "gradwire", "list", "--json"], capture_output=True, text=True
@@ -238,6 +239,7 @@ def test_run_on_real_processes_prints_what_was_measured(capfd, tmp_path):
     assert "already holds a run" in capfd.readouterr().err
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -70,6 +70,7 @@ WHAT_IS_PRINTED = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("line", commands())
 def test_what_the_page_says_works(package, line) -> None:
     (pattern,) = (p for start, p in WHAT_IS_PRINTED.items() if line.startswith(start))

@@ -199,6 +199,7 @@ def alone(text: str) -> bool:
     )
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("text", cover(case for case in COMPRESSIONS if alone(case[0])))
 def test_every_compression_goes_through_servers(text) -> None:
     first, other = (averaged("allreduce", text, 3, 120, seed=seed)[0] for seed in (8, 9))

@@ -7,7 +7,7 @@ STUCK = """
 import signal, threading
 from gradwire.cli import ending
 
-ending._END_S = 0.5
+ending._END_LIMIT_S = 0.5
 lock = threading.Lock()
 
 def work(signals):

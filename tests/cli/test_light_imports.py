@@ -33,6 +33,7 @@ def test_importing_what_runs_does():  # or the other tests would show nothing
     assert "torch" in loaded_after("import gradwire; gradwire.simulate")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -5,6 +5,7 @@ import pytest
 from experiment.processes_at_work import FLAGS, gradwire_run
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("is_native", [True, False])
 def test_bytes_of_native_means_are_not_said_to_be_counted(tmp_path, is_native):
     given = ("--engine", "process", "--workers", "2", *FLAGS, "--compression", "identity")

@@ -93,6 +93,7 @@ def test_a_run_that_goes_well(stage: Stage, tmp_path: Path) -> None:
         assert said[-1] == f"worker {number}: done; the scheduler has the record"
 
 
+@pytest.mark.slow
 def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) -> None:
     hands = Hands(stage, tmp_path, steps=10_000_000)
     out = ("--out", "run")
@@ -148,6 +149,7 @@ def test_who_is_refused_who_is_lost_and_who_stops(stage: Stage, tmp_path: Path) 
             assert play.code is None, play.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("synchronization", "later", "codes"),
     [("asp", 2, [130, 3, 3, 3]), ("bsp", 1, [130, 130, 130, 130])],

@@ -97,6 +97,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(capsys):
         assert "Errno" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGINT])
 def test_a_signal_to_the_simulator_says_how_to_go_on(tmp_path, number):
     flags = [*SIMULATED, "--steps", "1000000", "--eval-every", "5", "--out", "run"]
@@ -151,6 +152,7 @@ def test_ranks_whose_checkpoints_are_damaged_do_not_begin_again_in_silence(capfd
     assert torch.equal(torch.load("run/model.pt", weights_only=True)["params"], whole)
 
 
+@pytest.mark.slow
 def test_ranks_skip_a_damaged_checkpoint_and_say_so(capfd):
     real = ["--engine", "process", "--workers", "2"]
     main(["run", *QUICK, *real, "--out", "run"])

@@ -146,6 +146,7 @@ def test_random_bytes_are_refused_or_symbols(name, data, count, alphabet, mode):
     survives(CODERS[name][1], packed, count, alphabet)
 
 
+@pytest.mark.few(2)
 @given(data=st.data())
 @pytest.mark.parametrize("name", CODERS)
 def test_damaged_bytes_are_refused_or_symbols(name, data):

@@ -47,6 +47,7 @@ def test_the_default_device_does_not_matter(method, numel, backend, monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(buffers[:3], buffers[3:]))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [

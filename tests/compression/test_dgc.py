@@ -91,6 +91,7 @@ def test_the_same_without_masking(reduce) -> None:
     assert [s.state["residual"].tolist() for s in steps] == [[0, 2], [2, 0], [0, 2.5]]
 
 
+@pytest.mark.few(2)
 @ROUTE
 @pytest.mark.parametrize(
     "codec", ["sign", "topk(0.1)", "topk(0.2) >> qsgd(bits=4)", "sampledk(0.1)"]

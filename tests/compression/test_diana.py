@@ -38,6 +38,7 @@ def distances(text: str, rate: float, num_steps: int) -> list[float]:
     return VirtualEngine(Network.uniform(SIZE)).run([program] * SIZE)[0]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("codec", ["qsgd(2)", "randomk(0.25, unbiased=True, shared=False)"])
 def test_it_reaches_the_optimum_where_its_codec_alone_stalls(codec) -> None:
     alone = distances(codec, 0.15, 300)

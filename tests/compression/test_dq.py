@@ -57,6 +57,7 @@ def test_a_gaussian_costs_less_than_with_a_scalar_quantiser(rate, scalar) -> Non
     assert error * 4.0 ** (bits - rate) <= (1.003 if rate < 0.5 else 0.925) * scalar
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rate", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("name", ["mlp late", "mnist_cnn early", "nanogpt early"])
 def test_gradients_cost_less_than_with_the_best_of_the_others(name, rate) -> None:
@@ -186,6 +187,7 @@ def test_what_is_lost_is_what_was_not_decoded(numel) -> None:
     assert float(residual.norm()) < 4 * float(x.norm())
 
 
+@pytest.mark.slow
 def test_short_codes_do_not_depend_on_the_backend(monkeypatch) -> None:
     for numel, rate in ((3, 1.0), (65, 0.5), (90, 2.0), (200, 0.5)):
         x, buffers = KEY.child("short").normal(numel), []
@@ -245,6 +247,7 @@ def test_a_lone_spike_among_tiny_numbers() -> None:
     assert error < 1e-6
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_backend(monkeypatch) -> None:
     x, codec = outer_product().reshape(-1)[:1100], DQ(step=0.4)
     spec = Spec((1100,), x.dtype, tensors=(("w", 0, 1056, (11, 96)), ("b", 1056, 1100, (44,))))
@@ -280,6 +283,7 @@ def test_error_feedback_sends_it_all_in_the_end() -> None:
     assert float((total / 20 - x).square().sum() / x.square().sum()) < 0.01
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rate", [0.5, 1.0, 1.5, 2.0])
 @pytest.mark.parametrize("tails", [(1.0, 2.5), (2.5, 1.0)], ids=str)
 def test_what_was_chosen_once_follows_the_vectors(tails, rate) -> None:

@@ -29,6 +29,7 @@ def measured(rate: float, x: torch.Tensor, spec: Spec) -> tuple[bool, float]:
     return bool(payload.parts["code"][0] & PLANE), share * 4 ** (bits - rate)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rate", [1.5, 2.0, 3.0])
 @pytest.mark.parametrize("name", ["gaussian", "laplacian", "mlp late", "nanogpt late"])
 def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
@@ -47,6 +48,7 @@ def test_it_errs_less_than_the_trellis(name, rate, monkeypatch) -> None:
         assert error < 1.075 * 4.0**-rate  # 0.31 dB; the trellis is at 0.5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(saved_gradients()))
 def test_the_sample_tells_which_is_better(name, monkeypatch) -> None:
     x = saved_gradients()[name]

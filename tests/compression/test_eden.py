@@ -89,6 +89,7 @@ def test_the_contraction_follows_from_two_moments(bits) -> None:
     assert Eden(bits).guarantee(Spec((9,), torch.float32)).delta is None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("numel", [64, 65, 96, 127])
 def test_it_contracts_on_sparse_inputs(bits, numel) -> None:

@@ -81,6 +81,7 @@ def test_ef21_with_top_1_converges_as_fast_as_the_theorem_says() -> None:
     assert loss(path[-1]) < 1e-4 * loss(path[0])
 
 
+@pytest.mark.slow
 def test_momentum_converges_too() -> None:
     path, _ = descend("ef21(topk(0.33), momentum=0.5)", 0.01, 1500)
     assert float(path[-1].norm()) < 1e-6
@@ -116,6 +117,7 @@ def test_bidirectional_servers_hold_what_is_missing(reduce, codec) -> None:
         assert held.abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_bidirectional_follows_gradients_that_settle(reduce) -> None:
     inputs = [[Key(3).private(rank).normal(100).double()] * 150 for rank in range(3)]
     exact = torch.stack([own[0] for own in inputs]).mean(0)
@@ -132,6 +134,7 @@ def test_bidirectional_bytes_per_worker_do_not_grow_with_their_number(reduce) ->
     assert both.ledger.total_bytes < 0.35 * one.ledger.total_bytes  # 2/8, and headers
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_bidirectional_does_not_drift_when_workers_come_or_go(reduce, size) -> None:
     """g + what the servers hold is the mean of all g_i again, so g reaches the new mean."""
@@ -205,6 +208,7 @@ def test_the_absent_keep_their_estimate_and_count_as_zero(reduce) -> None:
     assert 0.25 < absences / (size * num_steps) < 0.75
 
 
+@pytest.mark.slow
 def test_partial_participation_converges_linearly() -> None:
     """Fatkhullin et al. 2021, EF21-PP: the rate is worse by the share of those that take part."""
     path, _ = descend("ef21(topk(0.33), participation=0.5)", 0.01, 1000)

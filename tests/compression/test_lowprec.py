@@ -64,6 +64,7 @@ def test_nearest_moves_by_half_a_step_and_contracts(numbers, bits, block) -> Non
     assert float((found - x).square().sum()) <= (1 - delta) * energy * (1 + 1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_at_random_the_mean_is_the_tensor(bits) -> None:
     x, num_steps = Key(3).normal(64).double(), 1000

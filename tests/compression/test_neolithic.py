@@ -15,6 +15,7 @@ from gradwire.core.spec import Spec
 X = Key(12).normal(400).double()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("codec", ["topk(0.1)", "sign", "randomk(0.2)", "topk(0.4) >> topk(0.25)"])
 def test_the_error_falls_geometrically_with_rounds(reduce, codec) -> None:
     """E|x - v_R|^2 <= (1 - delta)^R |x|^2, over 20 draws."""

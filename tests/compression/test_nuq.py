@@ -49,6 +49,7 @@ def test_an_element_between_two_levels_goes_to_one_of_them_with_the_right_probab
         assert abs(up - probability) < 6 * math.sqrt(probability * (1 - probability) / 2000)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("codec", [NUQ(3), NUQ(7), NUQ(7, ratio=0.7), NUQ(2, ratio=0.1)], ids=repr)
 def test_it_is_unbiased_and_its_variance_that_of_rounding_between_neighbours(codec) -> None:
     x, num_keys = Key(3).normal(128).double(), 600

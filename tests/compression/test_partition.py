@@ -110,6 +110,7 @@ def test_rules_inside_see_the_shapes_of_their_tensors(reduce) -> None:
     assert torch.linalg.matrix_rank(result.mean[66:306].view(20, 12)) == 1
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
 def test_it_trains_with_the_names_of_the_model(scheduling) -> None:
     common = {"steps": 3, "batch_size": 8, "workers": 2, "model": "mlp((16,))"}

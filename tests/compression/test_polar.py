@@ -34,6 +34,7 @@ def nmse(x: Tensor, y: Tensor) -> float:
     return float((x - y).double().square().sum() / x.double().square().sum())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("rate", "goal"), [(0.1, 0.885), (0.25, 0.727), (0.5, 0.528), (1.5, 0.138), (2.0, 0.069)]
 )
@@ -44,6 +45,7 @@ def test_a_gaussian_comes_close_to_shannons_bound(rate, goal) -> None:
     assert 4**-rate < nmse(x, y) < goal + 0.0005  # of a sample of a million
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("rate", "reached"), [(0.75, 0.3788), (1.0, 0.2709)])
 def test_three_planes_come_close_too(rate, reached) -> None:
     x = Key(3).normal(1 << 20)
@@ -119,6 +121,7 @@ def test_rotation_makes_a_spike_a_gaussian_and_no_better() -> None:
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["mlp early", "nanogpt late"])
 def test_rotated_gradients_code_as_gaussians_do(name) -> None:
     x = saved_gradients()[name]

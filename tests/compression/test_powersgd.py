@@ -249,6 +249,7 @@ def _torch_hook(rank: int, size: int, folder: str, low_rank: int) -> None:
     os._exit(0)
 
 
+@pytest.mark.few
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and spawn")
 @pytest.mark.parametrize(("size", "low_rank"), [(1, 2), (2, 1), (2, 3)])
 def test_torchs_hook_gives_the_same_gradients(reduce, tmp_path, size, low_rank) -> None:

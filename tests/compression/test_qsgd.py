@@ -66,6 +66,7 @@ def test_every_output_is_a_multiple_of_the_step_and_next_to_its_input(levels, no
     assert (found.abs() <= levels + 1e-9).all()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("levels", [1, 4])
 def test_it_is_unbiased_and_its_variance_is_that_of_random_rounding(levels, norm) -> None:

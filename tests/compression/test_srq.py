@@ -39,6 +39,7 @@ def test_rotated_outputs_are_levels_next_to_the_rotated_inputs(bits, numel) -> N
         assert ((after - before).abs() <= step * (1 + 1e-9)).all()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("bits", [1, 3])
 def test_it_is_unbiased_with_the_variance_of_random_rounding(bits) -> None:
     x, num_keys = Key(3).normal(256).double(), 500

@@ -48,6 +48,7 @@ def test_the_bytes_of_a_case_by_hand() -> None:
     assert payload.parts["values"].tolist() == [2 + 0 * 3 + 1 * 9 + 2 * 27 + 1 * 81, 0]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("bucket", [16, 100])
 def test_the_variance_is_exactly_that_of_the_paper(bucket) -> None:
     x = Key(3).normal(100).double()

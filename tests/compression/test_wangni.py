@@ -149,6 +149,7 @@ def test_rounds_and_sorting_find_the_same_scale(density, base) -> None:
     assert float(Wangni(density).scale(x)) == pytest.approx(_sorted_scale(x, k), rel=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e30, 1e38])
 def test_the_ends_of_the_range(scale) -> None:
     x = (Key(1).normal(300).clamp(-2, 2) * scale).float()

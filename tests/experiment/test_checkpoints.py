@@ -96,3 +96,21 @@ def test_what_killed_processes_left_is_removed(tmp_path, how):
     assert [path.exists() for path in left + kept] == [False, False, True, True]
     assert sorted(path.name for path in folder.iterdir()) == ["step-000004", "step-000008"]
     assert sorted(mine.load().states) == sorted(other.load().states) == [4, 8]
+
+
+def test_folders_may_vanish_while_a_rank_looks_for_its_files(tmp_path, monkeypatch):
+    """Another rank removes an old checkpoint at that very moment."""
+    own, other = Checkpoints(tmp_path, 0), Checkpoints(tmp_path, 1)
+    other.write(10, {"step": 10})
+    own.write(20, {"step": 20})
+    scan = os.scandir
+
+    def remove_then_scan(path):
+        if "step-000010" in str(path):
+            other.remove_after(None)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", remove_then_scan)
+    assert list(own.load().states) == [20]
+    own.remove_old()
+    assert list(own.load().states) == [20]

@@ -105,6 +105,7 @@ def test_the_record_says_how_coding_was_charged(tmp_path) -> None:
     assert free.summary["coding"] == {"charged": "free"}
 
 
+@pytest.mark.slow
 def test_what_coding_costs_is_linear_in_the_slowdown() -> None:
     free, once, thrice = (
         gradwire.simulate(**QUICK, **own).virtual_time_s

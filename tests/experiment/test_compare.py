@@ -30,6 +30,7 @@ def test_baselines_come_first_and_only_once():
     assert list(labels.values()) == ["identity", "fp16", "ef(sign)"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("synchronization", "architecture"),
     [
@@ -81,6 +82,7 @@ def test_what_makes_no_sense_is_a_row_with_its_reason(tmp_path):
     assert any("asp refused: asp needs an architecture" in note for note in notes(table))
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_is_a_row_with_its_reason():
     methods = combinations(
         replace(BASE, steps=8, compute="fixed(0.1)", faults=("crash(1, at=0.15)",)),
@@ -169,6 +171,7 @@ def test_what_ifs_are_columns(tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("synchronization", "architecture"),
     [("asp", "parameter_server"), slow("bsp", 'parameter_server(optimizer="server")')],
@@ -185,6 +188,7 @@ def test_what_depends_on_the_network_runs_once_for_each(synchronization, archite
     assert (tmp_path / folder_name(label(method)) / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_network_on_which_a_method_stops_has_no_time():
     method = replace(
         BASE,

@@ -71,6 +71,7 @@ def test_who_needs_all_workers_stops_with_a_report(synchronization, architecture
     assert "Worker 2 crashed at 0.1 s and owed nothing" in text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("synchronization", "architecture"), SURVIVE)
 def test_others_go_on_without_it(synchronization, architecture) -> None:
     result = run(synchronization, architecture, CRASH)
@@ -82,6 +83,7 @@ def test_others_go_on_without_it(synchronization, architecture) -> None:
     assert result.summary["gradients"] == sum(taken)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("synchronization", "architecture"), SURVIVE)
 def test_a_worker_that_comes_back_has_the_model_and_trains(synchronization, architecture) -> None:
     without = run(synchronization, architecture, CRASH)
@@ -144,6 +146,7 @@ def test_an_asynchronous_run_that_was_interrupted_ends_in_the_same_bits(tmp_path
     assert 0 < staleness["mean"] <= staleness["max"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("synchronization", ["bsp", "localsgd(3)", "fedavg(0.5)"])
 def test_a_run_on_servers_resumes_to_the_same_bits(tmp_path, synchronization) -> None:
     settings = {
@@ -166,6 +169,7 @@ def test_a_run_on_servers_resumes_to_the_same_bits(tmp_path, synchronization) ->
     assert whole.virtual_time_s == resumed.virtual_time_s
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("compression", ["identity", "ef(topk(0.05))", "signvote"])
 def test_a_run_on_servers_tells_its_time_on_other_networks(compression) -> None:
     run = simulate(

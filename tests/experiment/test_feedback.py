@@ -47,6 +47,7 @@ def test_dgc_is_within_three_tenths_of_a_point_on_mnist(results) -> None:
     assert rows["dgc(0.001, warmup=4)"] > rows["identity"] - 0.003
 
 
+@pytest.mark.slow
 def test_a_cell_can_be_measured_again(study, results) -> None:
     (row,) = (
         r for r in results["digits"] if (r["workers"], r["method"]) == (4, "dgc(topk(0.001))")

@@ -56,6 +56,7 @@ def test_torch_has_its_threads_back() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_small_networks_take_one_thread_unless_told() -> None:
     assert (default_threads(17_226), default_threads(10**7)) == (1, 0)
     quick = {"steps": 2, "batch_size": 4, "compute": "fixed(0.001)"}

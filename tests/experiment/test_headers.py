@@ -83,6 +83,7 @@ def test_every_pair(train, request, synchronization, architecture) -> None:
     assert bytewise.engine.ledger.link_bytes == direct.engine.ledger.link_bytes
 
 
+@pytest.mark.slow
 def test_jobs_of_servers(train, seen) -> None:
     """Every compression on servers that form means."""
     names = [f'parameter_server(2, optimizer="worker", answers="{a}")' for a in ANSWERS]
@@ -164,6 +165,7 @@ def test_errors_travel() -> None:
     assert str(HEADERS.decode(HEADERS.encode(lost)).error()) == "rank 3 is not there yet"
 
 
+@pytest.mark.slow
 def test_the_list_is_the_same_in_every_process() -> None:
     """In whatever order modules are imported."""
     code = (

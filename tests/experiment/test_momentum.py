@@ -81,6 +81,7 @@ def test_before_and_after_are_the_same_without_compression() -> None:
     torch.testing.assert_close(runs[0].params, runs[1].params, rtol=0, atol=2e-5)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("text", ["ef(topk(0.05))", "dgc(0.05, warmup=1)"])
 def test_an_interrupted_run_goes_on_where_it_was(text, tmp_path) -> None:
     settings = {**SHORT, "eval_every": 5, "optimizer": "sgd(0.05, momentum=0.9, weight_decay=0.01)"}
@@ -164,6 +165,7 @@ def test_any_hyper_parameter_may_change_with_time() -> None:
     torch.testing.assert_close(ramp.params, step.params, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_momentum_may_begin_at_zero() -> None:
     """Then the first velocity is the gradient, wherever it is kept."""
     optimizer = "sgd(0.1, momentum=ramp(0, 0.9, steps=5, shape='linear'))"

@@ -42,6 +42,7 @@ def text() -> Dataset:
     return Dataset("text", "text", inputs, targets, inputs, targets, 20, vocabulary="a" * 20)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("model", "dataset", "optimizer", "reference"),
     [

@@ -152,6 +152,7 @@ def test_gradients_and_coding_are_of_the_steps_that_count(tmp_path):
         assert result == [pytest.approx((150.0, 300.0), rel=0.05)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [slow("1"), "3"])
 def test_too_few_steps_are_refused_before_anything_starts(steps):
     command = [sys.executable, "-m", "gradwire", "probe", "--workers", "2", "--steps", steps]
@@ -160,6 +161,7 @@ def test_too_few_steps_are_refused_before_anything_starts(steps):
     assert done.stderr.startswith(f"error: steps must be at least 4, got {steps}")
 
 
+@pytest.mark.slow
 def test_one_rank_has_no_network():
     done = subprocess.run(
         [sys.executable, "-m", "gradwire", "probe", "--workers", "1"],

@@ -128,6 +128,7 @@ def test_under_torchrun_every_rank_names_the_setting_that_differs(tmp_path):
         assert said.count("error: rank 1 has seed = 5 where rank 0 has seed = 0") == 1, said
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_its_launcher(tmp_path):
     folder = tmp_path / "run"
     new = ("--engine", "process", "--workers", "2", *FLAGS, "--steps", "100000")

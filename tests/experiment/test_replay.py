@@ -41,6 +41,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return folder, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 def test_a_replay_ends_in_the_same_bits(number: int, ran: tuple[Path, list[Any]]) -> None:
     folder, results = ran[0] / NAMES[number], ran[1]

@@ -66,6 +66,7 @@ def test_one_worker_is_plain_pytorch():
     torch.testing.assert_close(run.params, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("architecture", ["allreduce", "ring"])
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_n_workers_are_one_worker_with_the_whole_batch(workers, architecture):
@@ -81,6 +82,7 @@ def test_localsgd_with_period_one_and_plain_sgd_is_bsp():
     torch.testing.assert_close(local.params, bsp.params, rtol=0, atol=1e-6)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("steps", [7, 10, 16])
 def test_localsgd_ends_in_an_agreement_that_was_paid_for(steps):
     run = gradwire.simulate(**{**QUICK, "steps": steps}, synchronization="localsgd(8)")
@@ -103,6 +105,7 @@ UNBIASED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", UNBIASED)
 def test_unbiased_codecs_train_on_both_roads(compression):
     common = {
@@ -128,6 +131,7 @@ def test_localsgd_sends_an_eighth_of_what_bsp_sends():
     assert bsp.bytes_sent == 8 * local.bytes_sent
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("method", COVERED, ids=lambda m: " ".join(m.values()))
 def test_the_same_config_gives_the_same_bits(method):
     first, second = (gradwire.simulate(**QUICK, **method) for _ in range(2))
@@ -136,6 +140,7 @@ def test_the_same_config_gives_the_same_bits(method):
     assert first.bytes_sent == second.bytes_sent > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", COVERED, ids=lambda m: " ".join(m.values()))
 def test_an_interrupted_run_ends_in_the_same_bits(method, tmp_path):
     settings = {
@@ -186,6 +191,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path, synchronization):
         gradwire.resume(tmp_path)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("content", [b"", b"garbage", None])
 def test_a_damaged_checkpoint_is_named(tmp_path, content):
     gradwire.simulate(**QUICK, out=tmp_path)
@@ -243,6 +249,7 @@ def test_bytes_are_those_of_the_vectors_exchanged():
     assert run.bytes_sent == 6 * 2 * 3 * 4 * d
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("method", COVERED, ids=lambda m: " ".join(m.values()))
 def test_what_if_equals_a_run_on_that_network(method):
     there = gradwire.simulate(**QUICK, **method, bandwidth="100Mbit")
@@ -265,6 +272,7 @@ def run_layout(run: gradwire.Run):
     return gradwire.training.flat.FlatLayout.of(module).tensors
 
 
+@pytest.mark.slow
 def test_compression_costs_little_accuracy_and_saves_bytes():
     settings = {"steps": 200, "batch_size": 16, "optimizer": "sgd(0.2)", "compute": "fixed(0)"}
     dense = gradwire.simulate(**settings)
@@ -300,6 +308,7 @@ def test_slow_workers_hold_up_everyone():
     assert state_bits(slow) == state_bits(quick)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("compression", ["identity", "ef(sign)", "powersgd(2)"])
 def test_coding_is_charged_unless_it_is_free(compression):
     runs = {
@@ -352,6 +361,7 @@ def test_bad_settings_say_what_to_do(settings, message):
         gradwire.simulate(**settings)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("synchronization", "architecture"),
     [

@@ -64,6 +64,7 @@ def test_it_goes_with_a_process_that_is_killed():
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
     ["parameter_server(2)", pytest.param("ring", marks=pytest.mark.slow)],

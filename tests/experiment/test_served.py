@@ -112,6 +112,7 @@ def metrics(folder: Path) -> list[str]:
 # Workers.
 
 
+@pytest.mark.slow
 def test_ssp_goes_on_without_a_worker_that_is_killed_and_with_one_that_comes(stage, tmp_path):
     """All nodes are started by hand, with what ps-lite says in the environment."""
     config = tmp_path / "config.toml"
@@ -389,6 +390,7 @@ def test_without_its_scheduler_a_job_ends(stage, tmp_path):
 # Signals.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("synchronization", "who", "number"),
     [

@@ -112,6 +112,7 @@ def goes_on_to_its_end(play: Play, folder: Path) -> None:
     assert not (folder / "servers").exists()
 
 
+@pytest.mark.slow
 def test_no_acknowledged_update_is_lost_with_the_launcher(stage, tmp_path):
     folder = tmp_path / "run"
     every = ("--checkpoint-every", "60s")  # all is in the journal

@@ -34,6 +34,7 @@ def journal(folder: Path) -> Path | None:
     return found[-1] if found and nbytes_of(found[-1]) > 15_000 else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits files of other processes")
 def test_why_a_server_stopped_is_said_though_the_record_cannot_be_written(stage, tmp_path):
     import resource

@@ -35,6 +35,7 @@ def run(code: str, wish: str | None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(
     ("wish", "answer"), [slow(None, "native"), slow("native", "native"), ("reference", "reference")]
@@ -52,11 +53,13 @@ def test_without_the_library_the_reference_runs_and_says_so_once():
     assert "where there is a C compiler" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_library_the_wish_for_the_reference_is_silent():
     done = run(WITHOUT_LIBRARY + DRAW, "reference")
     assert (done.stdout.strip(), done.stderr) == ("reference", "")
 
 
+@pytest.mark.slow
 def test_without_the_library_the_wish_for_native_is_an_error():
     done = run(WITHOUT_LIBRARY + DRAW, "native")
     assert done.returncode != 0

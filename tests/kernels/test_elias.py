@@ -41,6 +41,7 @@ def by_definition(values: list[int], delta: bool) -> bytes:
     return b"".join(map(to_bytes, [*parts, "".join(low(v) for v in values)]))
 
 
+@pytest.mark.few(2)
 @BACKENDS
 @CODES
 @OVER_BACKENDS

@@ -27,6 +27,7 @@ def numbers(count: int, step: float) -> torch.Tensor:
     return (x * x.abs().square() * (64 / step)).round().clamp(-(2**22), 2**22).to(torch.int32)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("step", [3.0, 0.3, 0.0005])
 @pytest.mark.parametrize(

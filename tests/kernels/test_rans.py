@@ -69,6 +69,7 @@ def test_one_push_by_hand(rans):
     assert int.from_bytes(bytes(packed.tolist()), "little") == 4 * 21845 + 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("lanes", [1, 32, 1024])
 @pytest.mark.parametrize("precision", [8, 12, 14, 15])

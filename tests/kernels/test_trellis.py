@@ -29,6 +29,7 @@ def numbers(count: int, step: float, name: str) -> torch.Tensor:
     return (x * x.abs().square() * (64 / step)).round().clamp(-(2**22), 2**22).to(torch.int32)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(
     ("step", "signed"), [(3.0, False), (1.0, True), (0.1, True), (0.0005, False)]
@@ -90,6 +91,7 @@ def both(name, *arguments):
     return own
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(("step", "signed"), [(3.0, False), (0.5, True), (0.0005, False)])
 @pytest.mark.parametrize("segments", [5, 19])
@@ -117,6 +119,7 @@ def test_tables_of_all_kinds_of_counts(count) -> None:
         both("trellis_tables", counts)
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(("step", "signed"), [(3.0, False), (0.7, True), (0.01, False)])
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def samples(text: str) -> list[float]:
     return [distribution.sample(Key(4).at(step)) for step in range(N)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("text", "mean", "deviation", "least"),
     [

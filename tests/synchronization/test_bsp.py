@@ -25,6 +25,7 @@ def test_reaches_the_optimum_of_the_mean(train):
     torch.testing.assert_close(trained.agreed, trained.optimum, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.1)], ids=repr)
 @pytest.mark.parametrize("servers", [1, 3])
 def test_it_does_not_matter_who_has_the_optimizer(train, servers, optimizer):
@@ -120,6 +121,7 @@ def test_what_came_too_late_stays_in_the_feedback(train):
     assert any(state["residual"].any() for state in trained.replicas[0].exchange)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", ["bsp(backup=1)", "bsp(backup=3)", "bsp(timeout=0.01)"])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_servers_may_take_different_workers(train, policy, servers):
@@ -150,6 +152,7 @@ def test_a_lost_worker_ends_the_run(train, architecture):
         )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("servers", [1, 2])
 def test_policies_go_on_without_lost_workers(train, servers):
     architecture = f"parameter_server({servers})"

@@ -169,6 +169,7 @@ def test_who_is_not_drawn_sends_and_receives_nothing(train, architecture) -> Non
         assert sum(map(sum, links)) == 2 * ((32 + 32 + 32 + 16) * num_servers + 64 + 64)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("architecture", ALL)
 def test_walks_can_be_compressed(train, architecture) -> None:
     minima = torch.arange(8.0).repeat(5, 1)
@@ -303,6 +304,7 @@ def test_a_round_does_without_lost_clients(train, servers) -> None:
     assert all(server.memory["round"] >= num_rounds for server in trained.servers)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("partition", ["iid", "dirichlet(0.5)"])
 @pytest.mark.parametrize("epochs", [0.5, 1.0, 2.5])
 def test_a_round_takes_as_many_steps_as_a_run_of_its_epochs(partition, epochs) -> None:

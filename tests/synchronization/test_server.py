@@ -35,6 +35,7 @@ def whole(trained) -> torch.Tensor:
     return torch.cat([server.params for server in trained.servers])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
 @pytest.mark.parametrize("answers", ["dense", "compressed"])
 def test_without_compression_workers_have_the_servers_model(train, answers, scheduling) -> None:
@@ -120,6 +121,7 @@ COMPRESSIONS = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.filterwarnings("ignore::gradwire.core.errors.GradwireWarning")
 @pytest.mark.parametrize(
     "compression", cover(case for case in COMPRESSIONS if can_be_pushed(case[0]))
@@ -478,6 +480,7 @@ def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> N
         VirtualEngine(Network.uniform(5), 3).run([program] * 3, daemons)
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:rank 2")
 @pytest.mark.parametrize("how", ["does not wait", "comes back", "pulls"])
 @pytest.mark.parametrize(
@@ -521,6 +524,7 @@ def _num_tensors(value: object) -> int:
     return sum(map(_num_tensors, inside)) if isinstance(value, dict | tuple | list) else 0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "synchronization",
     ["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "bsp(timeout=0.1)", "fedavg(1.0)"],
@@ -559,6 +563,7 @@ def test_pushes_of_a_previous_life_do_not_count(train) -> None:
     assert trained.replicas[1].num_gradients == 1
 
 
+@pytest.mark.slow
 def test_what_a_life_said_that_is_known_to_be_over_does_not_count(train) -> None:
     # Messages of worker 1 take 30 ms, news of it nothing: of its second life, which lasts 5 ms,
     # all is known before it is heard. The third never ends, or there is none.
@@ -581,6 +586,7 @@ def test_what_a_life_said_that_is_known_to_be_over_does_not_count(train) -> None
                 assert server.members == left
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rejoin", [0.11, 0.3])
 @pytest.mark.parametrize(
     "synchronization", ["asp", "ssp(0)", "ssp(2)", "r2sp", "bsp(backup=1)", "fedavg(1.0)"]

@@ -43,6 +43,7 @@ class Recorded(SSP):
         await super().serve(Recorder(server, self.logs.setdefault(server.number, [])))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("workers", [2, 5])
@@ -159,6 +160,7 @@ def test_a_large_staleness_never_waits(train) -> None:
     assert strict.time_s > 1.2 * ssp.time_s
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_goes_on_without_a_lost_worker_and_with_one_that_comes_back(

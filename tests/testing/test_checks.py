@@ -119,6 +119,7 @@ def test_laws_have_names_that_say_what_holds() -> None:
     assert all(re.fullmatch(r"[a-z ]+", name) for name in names)
 
 
+@pytest.mark.slow
 def test_pytest_and_hypothesis_are_not_needed() -> None:
     code = (
         "import sys, gradwire.testing; "

@@ -30,6 +30,7 @@ def assert_same(results: list[GradientResult], expected: list[GradientResult]) -
             torch.testing.assert_close(a.buffers[name], b.buffers[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", BATCHABLE, indirect=True)
 def test_vmap_equals_sequential_over_several_steps(case) -> None:
     module = case.module()
@@ -52,6 +53,7 @@ def test_vmap_equals_sequential_over_several_steps(case) -> None:
     assert not torch.equal(params[0], params[1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["vmap", "sequential"])
 @pytest.mark.parametrize("case", ["mlp", "mnist_cnn", "nanogpt"], indirect=True)
 def test_same_requests_give_the_same_bits_and_nothing_is_changed(case, mode) -> None:

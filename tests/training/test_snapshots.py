@@ -107,6 +107,7 @@ def same(one: Trained, other: Trained) -> None:
         assert server.notes == twin.notes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("faults", [(), FAULTS], ids=["", "faults"])
 @pytest.mark.parametrize(
@@ -152,6 +153,7 @@ def test_a_server_goes_on_from_its_snapshot(
     assert all(server.num_restarts > 12 // every for server in trained.servers)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("every", [1])
 @pytest.mark.parametrize("architecture", ["parameter_server(2)", SQUEEZED_MEANS])
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_the_others_go_on_without_a_lost_worker(algorithm, train, vectors):
     assert spread.abs().max() < 0.1 * x.abs().max()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("algorithm", [*IN_ROUNDS, "adpsgd"])
 @pytest.mark.parametrize("away_s", [0.0015, 0.004, 0.03])
 def test_a_worker_comes_back_at_any_time(algorithm, away_s, train, vectors):
@@ -63,6 +64,7 @@ def test_a_worker_comes_back_at_any_time(algorithm, away_s, train, vectors):
             estimates_agree(result, 5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("algorithm", [*IN_ROUNDS, "adpsgd"])
 def test_several_come_late_together(algorithm, train, vectors):
     b = vectors(5)
@@ -83,6 +85,7 @@ def test_several_come_late_together(algorithm, train, vectors):
             estimates_agree(result, 5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_many_faults_and_no_deadlock(seed, train, vectors):
     graphs = ("ring", "complete", "one_peer_exponential", "matching", "torus", "exponential")

@@ -19,6 +19,7 @@ def test_diffusion_on_a_complete_graph_is_bsp():
     assert diffusion.accuracy == pytest.approx(bsp.accuracy, abs=0.01)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("architecture", "synchronization", "compression"),
     [
@@ -37,6 +38,7 @@ def test_combinations_run(architecture, synchronization, compression):
     assert 0 < spread < result.params.abs().mean()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("algorithm", ["dpsgd", "choco(0.4)", "adpsgd"])
 def test_a_worker_crashes_and_comes_back(algorithm):
     result = run(

@@ -22,6 +22,7 @@ def distortion(compressor: PolarCompressor, num_bits: int, seed: int = 1) -> flo
     return float((heard != bits).to(torch.float64).mean())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("n", "goals"),
     [

@@ -24,6 +24,7 @@ def test_every_code_of_the_grid_is_there() -> None:
     assert free_sets.shipped(64, 33) is None
 
 
+@pytest.mark.slow
 def test_the_file_is_what_the_script_makes() -> None:
     spec = importlib.util.spec_from_file_location("make_free_sets", SCRIPT)
     assert spec is not None

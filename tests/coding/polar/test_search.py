@@ -87,6 +87,7 @@ def test_a_list_of_eight_is_as_near_as_was_promised(rate, goal, construction) ->
     assert distortion(compressor, 512) <= goal + 0.0003
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("f", ["corrected", "minsum"])
 @pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
 def test_lists_in_c_find_what_lists_in_torch_find(size, f) -> None:

@@ -233,7 +233,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
         replica = await worker.client.push(_PendingVector(worker, zeros, 0), replica, 0, True)
         said = []
         for _ in range(REPEATS):
-            await worker.client.ask(1)  # it waits for an answer already
+            await worker.client.request_model(1)  # it waits for an answer already
             answers = [await node.recv(server, ANSWER) for server in (SERVER, SERVER + 1)]
             said += [answer.header.text for answer in answers]
         for number in range(REPEATS):
@@ -242,7 +242,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
             await node.send_framed(SERVER, f"tag {number}", Framed(PullHeader(0)), HEADER_NBYTES)
             await node.send(SERVER, ("another tag", number), zeros)
         await node.send(HONEST, "go", zeros)
-        pulled = await worker.client.pulled(replica, replica.exchange)
+        pulled = await worker.client.receive_model(replica, replica.exchange)
         await program.train(plan, node, pulled.replica, 1, STEPS)
         return said
 

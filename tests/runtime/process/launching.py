@@ -97,9 +97,11 @@ def _die_with_parent() -> None:
 
 
 def _rank(call: Any, rank: int, size: int, folder: Path) -> None:
+    import torch
     import torch.distributed as dist
 
     _die_with_parent()
+    torch.set_num_threads(1)  # makes a thread pool: the parent's is not that of a child
 
     code = 1
     try:

@@ -54,6 +54,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "order"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
@@ -74,6 +75,7 @@ def test_a_crash_at_any_moment_changes_nothing(
             agree(outcome, expected)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "order"])
 @pytest.mark.parametrize("case", CASES[1:2] + CASES[8:9] + CASES[-1:], ids=str)
 def test_crashes_again_and_again(tmp_path: Path, monkeypatch, case: Any, is_durable: bool) -> None:

@@ -42,6 +42,7 @@ def launch(case: list[str], folder: Path, is_durable: bool, steps: list[int]) ->
 BSP, ASP = ["bsp", HOLDING, "identity"], ["asp", SQUEEZING, "ef(topk(0.1))"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "is_durable"),
     [

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from runtime.process.launching import launch
 from runtime.process.native_cases import NUM_EARLY, SIZES
 
@@ -33,6 +35,7 @@ def test_native_means_and_limits(tmp_path: Path) -> None:
     assert unread["in inbox, at last"] == 0
 
 
+@pytest.mark.slow
 def test_kill_in_the_middle_of_native_means(tmp_path: Path) -> None:
     codes, results = launch(tmp_path, 3, "runtime.process.native_cases:killed", 30)
     assert codes == [0, -signal.SIGKILL, 0]

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from runtime.process.launching import launch
 
 
@@ -38,6 +40,7 @@ def test_messages_and_peers_that_fail(tmp_path: Path) -> None:
     assert "rank 0 waits for a message from rank 1, tag 'never'" in text
 
 
+@pytest.mark.slow
 def test_no_process_outlives_its_time(tmp_path: Path) -> None:
     codes, results = launch(tmp_path, 2, "runtime.process.launching:hang", 3)
     assert codes == [-signal.SIGKILL] * 2

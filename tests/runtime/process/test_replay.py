@@ -46,6 +46,7 @@ def test_another_order_is_another_run(ran: Ran) -> None:
     assert again[server]["digests"]["params"] != results[server][0]["digests"]["params"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed(tmp_path: Path) -> None:
     codes, results = launch(tmp_path, SIZE, "runtime.process.replay_cases:killed", 30)
     assert codes == [0, -signal.SIGKILL, 0, 0, 0]

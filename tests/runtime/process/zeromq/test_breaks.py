@@ -6,6 +6,7 @@ import sys
 from threading import Event, Thread
 from time import monotonic, sleep
 
+import pytest
 import torch
 import zmq
 
@@ -21,6 +22,7 @@ def identity_of(node: int) -> bytes:
     return bytes([node + 1]) * 16
 
 
+@pytest.mark.slow
 def test_a_break_in_the_middle_of_a_message_does_not_end_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "runtime.process.zeromq.test_breaks"],

@@ -4,6 +4,7 @@ from collections import Counter
 from time import sleep
 from typing import Any
 
+import pytest
 import torch
 import zmq
 
@@ -29,6 +30,7 @@ def head(made: Job, kind: int, src: int) -> bytes:
     return Header(kind, made.nodes[0]._local.job, src, SCHEDULER).pack()
 
 
+@pytest.mark.slow
 def test_they_do_not_wait_behind_a_large_message() -> None:
     """Over a link to the scheduler that needs three times as long for it as silence may last."""
     rate = 2e6
@@ -48,6 +50,7 @@ def test_they_do_not_wait_behind_a_large_message() -> None:
         slow.close()
 
 
+@pytest.mark.slow
 def test_they_go_with_the_rest_while_their_connection_is_not_there() -> None:
     with job(1, **SETTINGS) as made:
         for rank in (0, SERVER):
@@ -57,6 +60,7 @@ def test_they_go_with_the_rest_while_their_connection_is_not_there() -> None:
         assert made.nodes[SCHEDULER].next(3 * HEARTBEAT_S) is None
 
 
+@pytest.mark.slow
 def test_they_go_with_the_rest_too_while_their_connection_carries_nothing() -> None:
     with job(1, **SETTINGS) as made:
         for rank in (0, SERVER):
@@ -85,6 +89,7 @@ def test_those_that_are_answered_go_over_their_own_connection_alone() -> None:
         wait_until(lambda: numbers[True] >= 5)
 
 
+@pytest.mark.slow
 def test_a_server_sends_them_while_it_reads_what_it_was() -> None:
     def read(rank: int, incarnation: float, job: str) -> dict[int, tuple[float, int, int]]:
         if incarnation > 0:

@@ -84,6 +84,7 @@ def read_in_a_child(descriptor: int) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_throwaway_keys_are_read_by_children_and_are_in_no_folder() -> None:
     with throwaway_keys() as descriptor:
         status = os.fstat(descriptor)
@@ -104,6 +105,7 @@ def test_throwaway_keys_cannot_be_read_by_another_user() -> None:
         assert "PermissionError" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_job_with_keys(tmp_path: Path) -> None:
     keys, others = make_keys(tmp_path / "keys"), make_keys(tmp_path / "others")
     with job(1, keys=keys) as made:

@@ -66,6 +66,7 @@ def test_a_goodbye_whose_acknowledgement_is_lost(
         far.close()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("has_sent", [False, True])
 def test_who_is_gone_without_a_word_misses_what_was_sent_and_no_goodbye(
     has_sent: bool, caplog: pytest.LogCaptureFixture

@@ -117,6 +117,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield one
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     ("opening", "body"),
@@ -138,6 +139,7 @@ def test_memory(made: Job, opening: bytes, body: bytes) -> None:
     assert is_alive(made)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rank", [SERVER, SCHEDULER])
 def test_connections_that_say_nothing_give_way(made: Job, rank: int) -> None:
     limit = _MAX_OTHERS + _MAX_CONNECTIONS_PER_NODE * made.nodes[0].size

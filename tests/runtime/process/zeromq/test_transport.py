@@ -118,6 +118,7 @@ def test_a_rank_can_be_asked_for_and_only_once() -> None:
         made.close()
 
 
+@pytest.mark.slow
 def test_who_is_missing_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -285,6 +286,7 @@ def test_a_worker_that_was_killed_and_is_started_again_at_once() -> None:
             assert 0 < lost.time_s < joined.time_s == new.incarnation
 
 
+@pytest.mark.slow
 def test_a_worker_in_the_place_of_one_that_hangs() -> None:
     """Its connections stay open, so the new one waits for as long as silence lasts."""
     with job(2, heartbeat_s=1.5) as made:
@@ -301,6 +303,7 @@ def test_a_worker_in_the_place_of_one_that_hangs() -> None:
             old.send(SERVER, 0, 0, number(1))
 
 
+@pytest.mark.slow
 def test_who_comes_late_is_told_who_is_not_there() -> None:
     with job(3, heartbeat_s=1.5) as made:
         made.nodes[1].close()
@@ -313,6 +316,7 @@ def test_who_comes_late_is_told_who_is_not_there() -> None:
         assert next_of(newer, JOINED)[:2] == (JOINED, 1)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_when_connections_break() -> None:
     near, far = Proxy(), Proxy()
     made = Job(1, 1)
@@ -440,6 +444,7 @@ def test_a_server_that_had_not_read_anything_says_again_what_it_has_said() -> No
         assert scheduler.next(0.05) is None
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_send_again_what_it_had_sent_is_lost() -> None:
     with job(1) as made:
         worker, server = made.nodes[0], made.nodes[1]
@@ -492,6 +497,7 @@ def test_without_the_scheduler_nobody_goes_on() -> None:
             assert "nothing was received from the scheduler for 0.9 s" in lost.message
 
 
+@pytest.mark.slow
 def test_members_are_told_before_the_scheduler_says_so() -> None:
     with job(1, heartbeat_s=1.5) as made:
         crash(made.nodes[0])

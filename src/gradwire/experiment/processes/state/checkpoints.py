@@ -75,8 +75,9 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         matches = [
-            re.fullmatch(r"step-(\d+)", path.parent.name)
-            for path in self._folder.glob(f"step-*/{self._name}")
+            re.fullmatch(r"step-(\d+)", folder.name)
+            for folder in self._folder.glob("step-*")
+            if (folder / self._name).exists()
         ]
         return sorted(int(match[1]) for match in matches if match)
 
@@ -94,9 +95,12 @@ class Checkpoints:
 
     def _remove_leftovers(self) -> None:
         """Removes temporary files of processes of this rank that ended while they wrote."""
-        for path in list(self._folder.glob(f"step-*/{self._name}.*.tmp")):
-            remove_leftovers(path.with_name(self._name))
-            _remove_empty(path.parent)
+        for folder in list(self._folder.glob("step-*")):
+            # Another rank may remove the folder meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if any(folder.glob(f"{self._name}.*.tmp")):
+                    remove_leftovers(folder / self._name)
+                    _remove_empty(folder)
 
 
 def _remove_empty(folder: Path) -> None:
