@@ -69,11 +69,10 @@ class VmapEvaluator:
         for layer, gradients, others in staged.run(*arguments):
             for number, piece in zip(layers[layer], gradients):
                 pieces[number].copy_(piece.reshape(-1))
-            losses, *statistics = others or [None]
+            # Loss and statistics come with the first layer, which is reached last.
+            losses, *statistics = others or [gradient.new_empty(1)]
             buffers = {name: rows[0] for name, rows in zip(self.skeleton.buffers, statistics)}
-            # The loss comes with the first layer, which is the last to be reached.
-            loss = gradient.new_empty(()) if losses is None else losses[0]
-            on_layer(layer, GradientResult(loss, gradient, buffers))
+            on_layer(layer, GradientResult(losses[0], gradient, buffers))
 
     @torch.no_grad()
     def _evaluate(self, requests: list[GradientRequest]) -> list[GradientResult]:
