@@ -230,6 +230,11 @@ class Scheduling(Expression, ABC):
         """Whether the next forward pass starts while buckets are still under way."""
         return False
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether some buckets leave before others that wait for the network."""
+        return False
+
     def resolve(self, tensors: Sequence[Bucket], profile: Profile) -> "Scheduling":
         """With everything decided that depends on the profile, to be written into the record."""
         return self

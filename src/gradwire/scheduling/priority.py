@@ -52,6 +52,10 @@ class Priority(Scheduling):
     def overlaps_forward(self) -> bool:
         return True
 
+    @property
+    def has_priorities(self) -> bool:
+        return True
+
     def buckets(self, tensors: Sequence[Bucket], profile: Profile) -> list[Bucket]:
         partitions: list[Bucket] = []
         group: list[Bucket] = []  # small tensors

@@ -111,6 +111,7 @@ class _Simulation:
             self.config.workers,
             evaluate=self.plan.task.gradients,
             profile=self.plan.layer_profile,
+            has_priorities=self.plan.scheduling.has_priorities,
             seconds=self._seconds,
             coding=experiment.charge.time,
             record=bool(experiment.what_if),

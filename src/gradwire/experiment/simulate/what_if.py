@@ -18,6 +18,7 @@ class WhatIf:
                 network,
                 self._config.workers,
                 profile=experiment.plan.layer_profile,
+                has_priorities=experiment.plan.scheduling.has_priorities,
                 faults=[fault for fault in experiment.faults if isinstance(fault, Loss)],
                 key=experiment.plan.key.child("faults"),
             )

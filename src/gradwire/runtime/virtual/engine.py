@@ -49,6 +49,7 @@ from gradwire.runtime.virtual.events import (
     COMPUTED,
     FAULT,
     FLOW,
+    FREE,
     HEAD,
     PARCEL_HEAD,
     REACHED,
@@ -60,6 +61,7 @@ from gradwire.runtime.virtual.events import (
 )
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
+from gradwire.runtime.virtual.priority_transport import PriorityTransport
 from gradwire.runtime.virtual.trace import Occupy, Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
 
@@ -88,6 +90,7 @@ class VirtualEngine(Interpreter):
         evaluate: Evaluator = no_evaluator,
         seconds: Seconds = lambda rank, request: 0.0,
         profile: Profile | None = None,
+        has_priorities: bool = False,
         coding: CodingTime | None = None,
         record: bool = False,
         faults: Sequence[str | Fault] = (),
@@ -109,7 +112,9 @@ class VirtualEngine(Interpreter):
         loss = next((fault for fault in parsed if isinstance(fault, Loss)), None)
         links = Links(size, loss, key) if parsed else None
         self._events = Events()
-        kind = SimulatedTransport if network.fabric is None else FabricTransport
+        kind = PriorityTransport if has_priorities else SimulatedTransport
+        if network.fabric is not None:
+            kind = FabricTransport
         self._transport = kind(network, self._events, links, self._outages.gone)
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
         self._seconds = seconds
@@ -262,6 +267,8 @@ class VirtualEngine(Interpreter):
                 self._transport.receive_head(what)
             elif kind == FLOW:
                 self._transport.progress(what)
+            elif kind == FREE:
+                self._transport.free(what)
             else:
                 for src, dst, tag, message, _ in self._transport.receive_tail(what):
                     self._deliver(src, dst, tag, message)

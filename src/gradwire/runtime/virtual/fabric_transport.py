@@ -40,7 +40,7 @@ class FabricTransport(SimulatedTransport):
             self.attempt(self._links.send(message, effect.label))
         else:
             self.ledger.record(src, dst, nbytes, effect.label)
-            self._start(src, dst, nbytes, message)
+            self._start(src, dst, nbytes, message, task.priority)
 
     def attempt(self, parcel: Parcel) -> None:
         assert self._links is not None
@@ -81,8 +81,8 @@ class FabricTransport(SimulatedTransport):
         self._look_again()
         return self._links.cut(rank, now)
 
-    def _start(self, src: int, dst: int, nbytes: int, what: Any) -> None:
-        self._flows.start(self._events.now, Flow(src, dst, nbytes, 0, what))
+    def _start(self, src: int, dst: int, nbytes: int, what: Any, priority: int = 0) -> None:
+        self._flows.start(self._events.now, Flow(src, dst, nbytes, priority, what))
         self._look_again()
 
     def _look_again(self) -> None:

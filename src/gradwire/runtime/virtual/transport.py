@@ -66,6 +66,10 @@ class SimulatedTransport:
         """The last bit of a message has left, in a network with a topology."""
         raise AssertionError("a switch has no flows")
 
+    def free(self, node: int) -> None:
+        """A NIC that serves by priority can send the next message."""
+        raise AssertionError("messages leave in order")
+
     def receive_head(self, parcel: Parcel) -> None:
         """A parcel's first bit is there."""
         src, dst, _, _, nbytes = parcel.message
