@@ -7,7 +7,7 @@ full-duplex NICs a direct exchange takes one latency and the bytes of one node.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,9 @@ class Merging(Protocol):
         return merged
 
 
+Gate = Callable[[], Awaitable[None]]
+
+
 class Group:
     """Some of the workers (all, if none are named) as seen from one of them.
 
@@ -52,7 +55,13 @@ class Group:
         self.rank = node.rank if members is None else self.members.index(node.rank)
         self.is_everyone = self.size == node.size
         self.exact = False  # whether means must be those of what was sent, better than 16 bits
+        # Waits between the two phases of an exchange: results are there, but not yet sent to all.
+        self.gate: Gate | None = None
         self._round = 0
+
+    async def _pass_gate(self) -> None:
+        if self.gate is not None:
+            await self.gate()
 
     def _tag(self) -> tuple[str, int]:
         # Every rank goes through the same rounds, so the count agrees; messages between two
@@ -104,6 +113,7 @@ class Group:
         """
         received = await self.all_to_all(messages)
         answer, state = await self.node.call(jobs[self.rank].run, tuple(received), state)
+        await self._pass_gate()
         return await self.all_gather(answer), state
 
     async def at_owner(self, message: Tensor, job: Aggregation) -> Tensor:
@@ -117,6 +127,7 @@ class Group:
         node = self.node
         received = await self.all_to_all(x.tensor_split(self.size))
         mine = await node.call(mean_in_order, tuple(received), self.size)
+        await self._pass_gate()
         return await node.share(concatenate, tuple(await self.all_gather(mine)))
 
     async def max(self, x: Tensor) -> Tensor:

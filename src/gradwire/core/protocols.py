@@ -13,12 +13,12 @@ What an architecture can do has a name, its ability:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from gradwire.core.group import Group
+from gradwire.core.group import Gate, Group
 from gradwire.core.key import Key
 from gradwire.core.layout import NodeLayout
 from gradwire.core.limits import Limits
@@ -214,7 +214,15 @@ class Backward(Protocol):
         ...
 
 
-Reduce = Callable[[Bucket, Tensor], Coroutine[Any, Any, None]]
+class Reduce(Protocol):
+    """Exchanges a bucket."""
+
+    def __call__(
+        self, bucket: Bucket, x: Tensor, gate: Gate | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """`gate` is awaited between the two phases of an exchange that has two: when the mean of
+        a shard is there, and before it goes to all."""
+        ...
 
 
 class Scheduling(Expression, ABC):

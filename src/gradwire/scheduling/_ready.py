@@ -31,6 +31,19 @@ def merge(tensors: Iterable[Bucket]) -> Bucket:
     return Bucket(f"{first.name}..{others[-1].name}", first.start, others[-1].stop)
 
 
+def fuse(tensors: Sequence[Bucket], nbytes: int, first: int) -> list[Bucket]:
+    """Neighbouring tensors merged up to a size, from the last one on; `first` is that bucket's."""
+    merged: list[list[Bucket]] = []
+    for tensor in reversed(tensors):
+        limit = first if len(merged) <= 1 else nbytes
+        own = sum(one.numel for one in merged[-1]) if merged else 0
+        if merged and VALUE_NBYTES * (own + tensor.numel) <= limit:
+            merged[-1].insert(0, tensor)
+        else:
+            merged.append([tensor])
+    return [merge(group) for group in reversed(merged)]
+
+
 def cut(tensor: Bucket, nbytes: int) -> list[Bucket]:
     """A tensor in pieces of at most so many bytes, of almost equal length."""
     most = max(1, nbytes // VALUE_NBYTES)

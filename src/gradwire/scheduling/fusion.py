@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gradwire.core.profile import Profile
 from gradwire.core.protocols import Backward, Bucket, Reduce, Scheduling
-from gradwire.scheduling._ready import VALUE_NBYTES, check_nbytes, exchange_when_ready, merge
+from gradwire.scheduling._ready import check_nbytes, exchange_when_ready, fuse
 
 _MIB = 1 << 20
 
@@ -37,15 +37,7 @@ class Fusion(Scheduling):
         return True
 
     def buckets(self, tensors: Sequence[Bucket], profile: Profile) -> list[Bucket]:
-        merged: list[list[Bucket]] = []
-        for tensor in reversed(tensors):
-            limit = min(self.first, self.nbytes) if len(merged) <= 1 else self.nbytes
-            own = sum(one.numel for one in merged[-1]) if merged else 0
-            if merged and VALUE_NBYTES * (own + tensor.numel) <= limit:
-                merged[-1].insert(0, tensor)
-            else:
-                merged.append([tensor])
-        return [merge(group) for group in reversed(merged)]
+        return fuse(tensors, self.nbytes, min(self.first, self.nbytes))
 
     async def exchange(self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce) -> None:
         await exchange_when_ready(backward, buckets, reduce)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.core.codec import State, is_finite
 from gradwire.core.errors import NonFiniteError, WireError
-from gradwire.core.group import concatenate
+from gradwire.core.group import Gate, concatenate
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Backward, Bucket, Pulled, Replica
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
@@ -64,7 +64,7 @@ class ServerClient:
             # crowded.
             return (self._units[number].server - self.node.rank) % len(self._shards)
 
-        async def reduce(bucket: Bucket, x: Tensor) -> None:
+        async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             pieces = [i for i, unit in enumerate(self._units) if unit.lies_in(bucket)]
             for i in sorted(pieces, key=turn):
                 unit, piece = self._units[i], self._units[i].bucket

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.core.codec import State, is_finite
 from gradwire.core.errors import NonFiniteError
-from gradwire.core.group import concatenate
+from gradwire.core.group import Gate, concatenate
 from gradwire.core.node import Computation, RunningProgram
 from gradwire.core.protocols import Bucket, Replica
 from gradwire.core.ramp import at
@@ -136,9 +136,10 @@ class ForwardOverlap:
         key = plan.key.at(step).private(worker.rank)
         rule, lr = at(plan.optimizer, step, plan.steps_per_epoch), plan.lr(step)
 
-        async def reduce(bucket: Bucket, x: Tensor) -> None:
+        async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             i = number[bucket]
             group = plan.architecture.group(node, bucket.name)
+            group.gate = gate
             reduced = await plan.reducer.mean(x, before.states[i], key.child(bucket.name), group)
             if not await node.share(is_finite, reduced.mean):
                 raise NonFiniteError(worker.foreign_nonfinite_message("the mean", step))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.core.codec import Codec, State, is_finite
 from gradwire.core.errors import NonFiniteError, WireError
-from gradwire.core.group import concatenate
+from gradwire.core.group import Gate, concatenate
 from gradwire.core.key import Key
 from gradwire.core.lifted import Lifted
 from gradwire.core.node import Node
@@ -268,9 +268,10 @@ class TrainingWorker:
         buckets = self._buckets if chosen is None else [self._buckets[i] for i in chosen]
         key = plan.key.at(step).private(self.rank)
 
-        async def reduce(bucket: Bucket, x: Tensor) -> None:
+        async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             i = number[bucket]
             group = plan.architecture.group(self.node, bucket.name, members)
+            group.gate = gate
             reduced = await plan.reducer.mean(x, states[i], key.child(bucket.name), group)
             means[i], states[i] = reduced.mean, reduced.state
 

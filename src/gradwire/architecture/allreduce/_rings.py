@@ -25,6 +25,7 @@ async def all_reduce(
     # Rank r now holds the sum of all chunks r + 1.
     bundles = [[chunk] for chunk in chunks]
     bundles[right] = [await finish(chunks[right])]
+    await group._pass_gate()
     await pass_around(group, bundles, right)
     return await node.share(concatenate, tuple(chunk for [chunk] in bundles))
 
