@@ -44,6 +44,21 @@ CASES: dict[str, dict[str, Any]] = {
     "clients": {"synchronization": "fedavg(0.7)", "batch_size": 96},
     "gossip": {"architecture": "gossip(ring, choco(0.3))", "compression": "topk(0.3)"},
     "dropping": {"optimizer": "sgd(1e30)", "nonfinite": "skip"},
+    "overlap": {
+        "scheduling": "wfbp",
+        "compression": "ef(topk(0.1))",
+        "optimizer": "sgd(0.1, momentum=0.9)",
+        "momentum_at": "before",
+    },
+    "merged": {"scheduling": "mgwfbp(groups=(1,))", "compression": "ef(sign)"},
+    "partitions": {
+        "scheduling": "priority(400, credit=800)",
+        "compression": "fp16",
+        "optimizer": "adam(0.01)",
+        "layer_times": "given((1.0, 1.0), backward=(2.0, 2.0))",
+    },
+    "two halves": {"scheduling": "dear(400)", "optimizer": "sgd(0.1, momentum=0.9)"},
+    "local overlap": {"scheduling": "fusion(800, first=400)", "synchronization": "localsgd(3)"},
 }
 
 
