@@ -45,7 +45,9 @@ COMPRESSIONS = ("identity", "fp16", "ef(topk(0.01))", "ef(sign)", "ef(qsgd(4))",
 NOT_CODING = ("clipped_update", "mean_in_order", "concatenate")
 
 
-def measure(rank: int, num_steps: int, native: bool) -> dict[str, list[list[float]]]:
+def measure(
+    rank: int, num_steps: int, native: bool, scheduling: str
+) -> dict[str, list[list[float]]]:
     """Seconds by name: of each step, and of the coding in it."""
     dataset = data.load("digits")
     module = MODELS.parse(MODEL).build(dataset.input_shape, dataset.num_classes)
@@ -53,7 +55,14 @@ def measure(rank: int, num_steps: int, native: bool) -> dict[str, list[list[floa
     rule = torch.optim.SGD(ddp.parameters(), lr=0.01)
     plans = {
         name: prepare(
-            Config(model=MODEL, workers=dist.get_world_size(), compression=name, threads=1)
+            Config(
+                model=MODEL,
+                workers=dist.get_world_size(),
+                compression=name,
+                scheduling=scheduling,
+                engine="process",
+                threads=1,
+            )
         ).plan
         for name in COMPRESSIONS
     }
@@ -73,7 +82,13 @@ def measure(rank: int, num_steps: int, native: bool) -> dict[str, list[list[floa
         steps["ddp"].append(time.perf_counter() - began)
         for name, plan in plans.items():
             job += 1
-            engine = ProcessEngine(transport, evaluate=plan.task.gradients, job=job, native=native)
+            engine = ProcessEngine(
+                transport,
+                evaluate=plan.task.gradients,
+                evaluate_layers=plan.task.gradient_by_layer,
+                job=job,
+                native=native,
+            )
             dist.barrier()
             began = time.perf_counter()
             result = engine.run(partial(_step, plan, replicas[name], step))
@@ -95,8 +110,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=23)
     parser.add_argument("--point-to-point", action="store_true", help="no native collectives")
+    parser.add_argument("--scheduling", default="wfbp")
     args = parser.parse_args()
-    results = on_ranks(args.ranks, measure, args.steps, not args.point_to_point)
+    results = on_ranks(args.ranks, measure, args.steps, not args.point_to_point, args.scheduling)
     # [name] -> [steps], of the slower rank; the first ones were to warm up.
     slowest = {
         name: torch.tensor([result[name] for result in results]).amax(0)[:, 3:] * 1e3

@@ -11,6 +11,6 @@ def steps_per_epoch(num_examples: float, batch_size: int) -> int:
     return max(1, int(num_examples // batch_size))
 
 
-def steps_of_epochs(epochs: float, steps_per_epoch: int) -> int:
+def steps_of_epochs(epochs: float, steps_per_epoch: float) -> int:
     """The steps of some epochs, or of a part of one, rounded to the nearest number from 1 on."""
     return max(1, round(epochs * steps_per_epoch))

@@ -1,7 +1,7 @@
 """Gradients under way, as schedules see them (`core.protocols.Backward`)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,26 @@ from gradwire.core.node import Computation, Node
 from gradwire.core.profile import Profile
 from gradwire.core.protocols import Bucket, Replica
 from gradwire.core.ramp import at
-from gradwire.training.gradient import GradientResult
+from gradwire.training.gradient import GradientRequest, GradientResult
 
 if TYPE_CHECKING:
     from gradwire.training.worker import TrainingWorker
+
+
+class Accumulated(NamedTuple):
+    """The mini-batches of a step before the last one, and the request for that."""
+
+    request: GradientRequest
+    total: Tensor | None  # the sum of their gradients; None: there are none
+    loss: Tensor | None
+    num_batches: int  # of the step
+
+    def complete(self, last: GradientResult, gradient: Tensor) -> GradientResult:
+        """The result of the step, given that of the last mini-batch and the mean gradient."""
+        if self.loss is None:
+            return last
+        loss = (self.loss + last.loss) / self.num_batches
+        return GradientResult(loss, gradient, last.buffers)
 
 
 class PendingGradient:
@@ -38,6 +54,7 @@ class PendingGradient:
         self.result: GradientResult | None = None
         self.was_dropped = False
         self._computation = computation
+        self._before: Accumulated | None = None
 
     @property
     def node(self) -> Node:
@@ -53,8 +70,10 @@ class PendingGradient:
 
     async def whole(self) -> Tensor:
         worker, plan = self.worker, self.worker.plan
-        self.result = await worker.node.compute(worker.request(self.replica, self.step))
-        gradient = self.result.gradient
+        before = await worker.accumulate(self.replica, self.step)
+        last = await worker.node.compute(before.request)
+        gradient = await worker.finish_mean(before.total, last.gradient)
+        self.result = before.complete(last, gradient)
         if plan.ability == "push_pull" and plan.nonfinite == "skip":
             # Servers wait for this push and no other worker knows of the problem: it pushes zeros.
             if not is_finite(gradient):
@@ -70,11 +89,17 @@ class PendingGradient:
     async def ready(self, bucket: Bucket) -> Tensor:
         worker, plan = self.worker, self.worker.plan
         if self._computation is None:
-            request = worker.request(self.replica, self.step)
-            self._computation = await worker.node.begin(request)
+            self._before = await worker.accumulate(self.replica, self.step)
+            self._computation = await worker.node.begin(self._before.request)
         layer = plan.profile.first_layer(bucket)
-        self.result = await worker.node.reach(self._computation, layer)
-        piece = self.result.gradient[bucket.start : bucket.stop]
+        last: GradientResult = await worker.node.reach(self._computation, layer)
+        piece, total = last.gradient[bucket.start : bucket.stop], None
+        self.result = last
+        if self._before is not None:
+            self.result = self._before.complete(last, last.gradient)
+            if self._before.total is not None:
+                total = self._before.total[bucket.start : bucket.stop]
+        piece = await worker.finish_mean(total, piece)
         worker.check_piece(piece, bucket, self.step)
         decay = at(plan.local_decay, self.step, plan.steps_per_epoch)
         if decay:

@@ -42,7 +42,7 @@ class Plan:
     """What is trained and how; equal on every rank."""
 
     task: Task
-    batch: Callable[[int, int], Batch]  # (rank, step) -> mini-batch
+    batch: Callable[[int, int], Batch]  # (rank, number) -> mini-batch; `accumulate` in a step
     optimizer: Optimizer
     schedule: Schedule
     reducer: Reducer
@@ -61,6 +61,7 @@ class Plan:
     steps_per_epoch: float | None = None  # for hyper-parameters that change with time
     num_examples: tuple[int, ...] = ()  # of each worker; empty: equally many
     batch_size: int = 1
+    accumulate: int = 1  # mini-batches whose mean gradient is exchanged
     # How the time of a gradient divides among layers; None: equally among their parameters.
     layer_profile: Profile | None = None
 
@@ -171,7 +172,7 @@ class Plan:
     def overlaps_forward(self) -> bool:
         """Whether a forward pass may start before the model of the last step is whole."""
         is_mean = self.ability == "mean" and self.synchronization.steps_on_mean
-        return self.scheduling.overlaps_forward and is_mean
+        return self.scheduling.overlaps_forward and is_mean and self.accumulate == 1
 
     @cached_property
     def profile(self) -> Profile:

@@ -27,7 +27,7 @@ from gradwire.core.protocols import (
 )
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
-from gradwire.training.backward import PendingGradient, PendingVector, add_weight_decay
+from gradwire.training.backward import Accumulated, PendingGradient, PendingVector, add_weight_decay
 from gradwire.training.client import ServerClient, with_dropped_step
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.optimizer import clip_by_norm, clipped_update
@@ -98,7 +98,10 @@ class TrainingWorker:
         return ForwardOverlap(self)
 
     async def gradient(self, replica: Replica, step: int) -> tuple[Tensor | None, Replica]:
-        result: GradientResult = await self.node.compute(self.request(replica, step))
+        before = await self.accumulate(replica, step)
+        result: GradientResult = await self.node.compute(before.request)
+        gradient = await self.finish_mean(before.total, result.gradient)
+        result = before.complete(result, gradient)
         if not is_finite(result.gradient):
             if self.plan.nonfinite == "error":
                 raise NonFiniteError(self._nonfinite_message(result.gradient, "gradient", step))
@@ -249,10 +252,34 @@ class TrainingWorker:
         )
         return replica.having(params=params, optimizer=optimizer)
 
-    def request(self, replica: Replica, step: int) -> GradientRequest:
-        inputs, targets = self.plan.batch(self.rank, step)
+    def request(self, replica: Replica, step: int, number: int = 0) -> GradientRequest:
+        """For the gradient on mini-batch `number` of a step."""
+        count = self.plan.accumulate
+        inputs, targets = self.plan.batch(self.rank, count * step + number)
         key = self.plan.key.at(step).private(self.rank)
+        if count > 1:
+            key = key.child(f"mini-batch {number}")
         return GradientRequest(replica.params, replica.buffers, inputs, targets, key)
+
+    async def accumulate(self, replica: Replica, step: int) -> Accumulated:
+        """All mini-batches of a step but the last."""
+        count = self.plan.accumulate
+        total = loss = None
+        for number in range(count - 1):
+            result = await self.node.compute(self.request(replica, step, number))
+            replica = replica.having(buffers=result.buffers)
+            loss = result.loss if loss is None else loss + result.loss
+            total = await self._add(total, result.gradient)
+        return Accumulated(self.request(replica, step, count - 1), total, loss, count)
+
+    async def _add(self, total: Tensor | None, gradient: Tensor) -> Tensor:
+        return gradient if total is None else await self.node.call(torch.add, total, gradient)
+
+    async def finish_mean(self, total: Tensor | None, gradient: Tensor) -> Tensor:
+        """The mean gradient of all mini-batches, given the sum of all but the last."""
+        if total is None:
+            return gradient
+        return await self.node.call(_mean_of, total, gradient, self.plan.accumulate)
 
     async def _exchange(
         self,
@@ -338,3 +365,7 @@ def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
 
 def _decode_own(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
     return Lifted(codec).decoded(x, state, key)
+
+
+def _mean_of(total: Tensor, gradient: Tensor, count: int) -> Tensor:
+    return total.add(gradient).div_(count)

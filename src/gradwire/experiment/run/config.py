@@ -54,6 +54,8 @@ class Config:
     """Learning rate over time: constant, step((100, 200)), cosine; all take warmup=STEPS."""
     batch_size: int = 32
     """Examples per worker and step."""
+    accumulate: int = 1
+    """Mini-batches per worker whose mean gradient is exchanged in a step."""
     epochs: float = 10.0
     """Passes over the data, all workers together."""
     steps: int = 0
@@ -133,6 +135,7 @@ class Config:
         for name, least in (
             ("workers", 1),
             ("batch_size", 1),
+            ("accumulate", 1),
             ("steps", 0),
             ("eval_every", 0),
             ("threads", 0),

@@ -58,7 +58,7 @@ class Experiment:
     network: Network
     what_if: dict[str, Network]
     computer: Computer
-    steps_per_epoch: int
+    steps_per_epoch: float
     faults: tuple[Fault, ...] = ()
     heartbeat_s: float = 0.0
     charge: Charge | None = None  # of coding; None on real processes
@@ -118,8 +118,8 @@ def prepare(config: Config) -> Experiment:
     if device.type != "cpu":
         dataset = dataset.to(device)
     sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
-    steps = config.steps or steps_of_epochs(config.epochs, sampler.steps_per_epoch)
-    steps_per_epoch = float(sampler.steps_per_epoch)
+    steps_per_epoch = sampler.steps_per_epoch / config.accumulate
+    steps = config.steps or steps_of_epochs(config.epochs, steps_per_epoch)
     ability = ability_of(synchronization, architecture)
     _check_joins(config.faults, ability, config)
     mixes = ability in ("mix", "mix_async")
@@ -153,6 +153,7 @@ def prepare(config: Config) -> Experiment:
         steps_per_epoch=steps_per_epoch,
         num_examples=sampler.num_examples_of_workers,
         batch_size=config.batch_size,
+        accumulate=config.accumulate,
     )
     simulated, measured = config.engine == "simulator", None
     if isinstance(compute, Measured) and simulated:
@@ -197,7 +198,7 @@ def prepare(config: Config) -> Experiment:
         network,
         what_if,
         computer,
-        sampler.steps_per_epoch,
+        steps_per_epoch,
         faults,
         parse_duration(config.heartbeat),
         charge_of(resolved) if simulated else None,
