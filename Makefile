@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-all test-long quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
+.PHONY: demo test test-all test-slow test-long quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -24,8 +24,11 @@ test: $(VENV)/.installed-dev
 quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow and not long"
 
-# `make test`, then what it left out, but for trainings of many minutes.
+# `make test`, then what it left out, but for what takes many minutes.
 test-all: test
+	$(MAKE) test-slow
+
+test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
 
 test-long: $(VENV)/.installed-dev

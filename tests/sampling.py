@@ -51,7 +51,8 @@ def mark_further_cases(items: Sequence[pytest.Item]) -> None:
     """
     products = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and item.get_closest_marker("slow") is None:
+        is_quick = not any(item.get_closest_marker(name) for name in ("slow", "long"))
+        if hasattr(item, "callspec") and is_quick:
             products[item.nodeid.partition("[")[0]].append(item)
     for cases in products.values():
         few = cases[0].get_closest_marker("few")

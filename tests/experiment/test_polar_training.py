@@ -43,7 +43,7 @@ def test_dq_trains() -> None:
     assert accuracy > digits("identity", 100)[0] - 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", HALF_A_BIT)
 def test_digits_with_all_of_them(method) -> None:
     assert digits(method, 400)[0] > digits("identity", 400)[0] - 0.005 - 1 / 360

@@ -45,7 +45,7 @@ def test_a_rank_that_is_killed_starts_again_and_all_end_in_the_same_bits(tmp_pat
     assert is_saved(folder, simulated(workers=2, steps=steps))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_stopped_and_started_again_it_ends_in_the_same_bits(tmp_path):
     folder = tmp_path / "run"
     steps = 2500  # so many that it does not come to its end before it is killed

@@ -17,6 +17,7 @@ from gradwire.runtime.process.frames import Headers, tag_hash
 from gradwire.runtime.process.transport import ARRIVED, GOODBYE, JOINED, LOST, Arrival
 from gradwire.testing.quadratics import train
 from runtime.process.durable_world import Outcome, run, same
+from sampling import slow
 
 HOLDING = 'parameter_server(optimizer="server")'
 SQUEEZING = 'parameter_server(optimizer="server", answers="compressed")'
@@ -55,7 +56,9 @@ CASES = [
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "every", [17, slow(5), pytest.param(1, marks=pytest.mark.long)], ids=lambda n: f"every {n}"
+)
 @pytest.mark.parametrize("is_durable", [True, False], ids=["durable", "order"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
 def test_a_crash_at_any_moment_changes_nothing(

@@ -37,10 +37,10 @@ def test_same_trajectory_as_the_simulator(num_workers: int, tmp_path: Path) -> N
 def test_all_combinations(
     num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every combination once: each number of workers has a third of them.
+    """Every combination once: each number of workers has a part of them.
 
     With GRADWIRE_PARITY_SHARE=all in the environment each has all of them.
     """
     if parity_cases.SHARE not in os.environ:
-        monkeypatch.setenv(parity_cases.SHARE, "third")
+        monkeypatch.setenv(parity_cases.SHARE, "part")
     check(num_workers, tmp_path, 1800)
