@@ -25,7 +25,6 @@ _ELSEWHERE: dict[str, tuple[str, str, Any]] = {  # settings of other libraries: 
     "warmup": ("this is part of the schedule", "schedule", "cosine(warmup=100)"),
     "servers": _SERVERS,
     "num_servers": _SERVERS,
-    "topology": _GRAPH,
     "graph": _GRAPH,
     "density": _DENSITY,
     "ratio": _DENSITY,
