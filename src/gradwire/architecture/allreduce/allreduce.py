@@ -80,7 +80,8 @@ class DirectGroup(Group):
             return x
         small = self.size == 2 or x.numel() < self.size
         gathers = self.algorithm == "gather" or (self.algorithm == "auto" and small)
-        if self.node.native and self.is_everyone and x.dtype in _ADDED_NATIVELY:
+        is_whole = self.is_everyone and self.gate is None
+        if self.node.native and is_whole and x.dtype in _ADDED_NATIVELY:
             mean = await self.node.native_mean(x, self._sends(x, gathers), self.label)
             if mean is not None:
                 return mean

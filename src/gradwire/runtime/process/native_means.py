@@ -1,11 +1,13 @@
 """Means that the transport forms by a collective of its own.
 
 Such collectives match by their order, which must be the same on all ranks. The order in which
-programs continue differs between ranks; the order of the actions of one program does not. So only
-the main program may start one, and only while it has joined all programs that it spawned: this
-holds on all ranks or on none.
+programs continue differs between ranks; the order of the actions of one program does not. So
+programs take turns in the order in which they were spawned: one may start a collective when all
+that were spawned before it, and what those spawned, have ended. A program that has not joined all
+that it spawned gets none; that, too, holds on all ranks or on none.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from gradwire.runtime.process.timers import Timers
 _GRACE_S = 2.0
 
 Task = RunningProgram[Any]
+Path = tuple[int, ...]  # the number of a program among those of its parent, after the parent's path
 
 
 class NativeMeans:
@@ -35,9 +38,11 @@ class NativeMeans:
         self._start_mean = start_mean
         self._peers, self._timers, self._resume = peers, timers, resume
         self.failure: Exception | None = None  # raised if no other reason is found in time
-        self._main: Task | None = None
-        self._unjoined: set[Task] = set()  # spawned by the main program
-        self._started: dict[int, Collective] = {}  # by number
+        self._paths: dict[Task, Path] = {}  # of the programs that have not ended
+        self._num_spawned: defaultdict[Task, int] = defaultdict(int)
+        self._unjoined: defaultdict[Task, set[Task]] = defaultdict(set)
+        self._waiting: dict[Path, tuple[Task, Collective]] = {}  # for their turn
+        self._started: dict[int, tuple[Task, Collective]] = {}  # by number
 
     @property
     def are_offered(self) -> bool:
@@ -45,53 +50,89 @@ class NativeMeans:
 
     def begin(self, main: Task) -> None:
         """A run of this program begins."""
-        self._main = main
+        self._paths[main] = ()
 
     def spawn(self, task: Task, spawned: Task) -> None:
-        if task is self._main:
-            self._unjoined.add(spawned)
+        if not self.are_offered:
+            return
+        self._paths[spawned] = (*self._paths[task], self._num_spawned[task])
+        self._num_spawned[task] += 1
+        self._unjoined[task].add(spawned)
 
     def join(self, task: Task, spawned: Task) -> None:
-        if task is self._main:
-            self._unjoined.discard(spawned)
+        if self.are_offered:
+            self._unjoined[task].discard(spawned)
+
+    def end(self, task: Task) -> None:
+        """A program has ended: it may be the turn of another."""
+        self._paths.pop(task, None)
+        self._unjoined.pop(task, None)
+        if self._waiting:
+            self._start_next()
 
     def start(self, task: Task, effect: Collective) -> bool:
-        """Whether a collective was started, for which the program waits now."""
-        if self._start_mean is None or task is not self._main or self._unjoined:
+        """Whether the program waits for a collective now, or for its turn to start one."""
+        if self._start_mean is None or self._unjoined[task]:
             return False
         if self._peers.gone:
             raise self._peers.error(min(self._peers.gone))
+        path = self._paths[task]
+        if self._has_turn(path):
+            return self._start(task, effect)
+        task.waiting_for = effect
+        self._waiting[path] = (task, effect)
+        return True
+
+    def _has_turn(self, path: Path) -> bool:
+        """Whether all programs before this one have ended, but for those that spawned it."""
+        return not any(
+            other < path and other != path[: len(other)] for other in self._paths.values()
+        )
+
+    def _start(self, task: Task, effect: Collective) -> bool:
+        assert self._start_mean is not None
         number = self._start_mean(effect.data)
         if number is None:  # the transport has none for such tensors
             return False
-        self._started[number] = effect
+        self._started[number] = (task, effect)
         task.waiting_for = effect
         return True
 
+    def _start_next(self) -> None:
+        """Starts the collectives whose turn it is."""
+        for path in sorted(self._waiting):
+            if not self._has_turn(path):
+                return
+            task, effect = self._waiting.pop(path)
+            if task.waiting_for is effect and not self._start(task, effect):
+                self._resume(task, None, None)
+
     def finish(self, number: int, outcome: Tensor | Exception) -> None:
         """The transport reports the mean, or an error."""
-        effect, main = self._started.pop(number, None), self._main
-        if main is None or effect is None or main.waiting_for is not effect:
+        task, effect = self._started.pop(number, (None, None))
+        if task is None or effect is None or task.waiting_for is not effect:
             return  # no program waits for it any more
         if not isinstance(outcome, Exception):
-            self._resume(main, outcome, None)
+            self._resume(task, outcome, None)
         elif self._peers.gone:
-            self._resume(main, None, self._peers.error(min(self._peers.gone)))
+            self._resume(task, None, self._peers.error(min(self._peers.gone)))
         else:
             # A rank that was lost shows in other connections, too, and by name.
             self.failure = outcome
             outcome.add_note("a native all-reduce failed, and no rank is known to be lost")
-            self._timers.set(main, _GRACE_S)
+            self._timers.set(task, _GRACE_S)
 
     def peer_lost(self, rank: int) -> None:
-        """A collective that waits for this rank gets some time to end."""
-        main = self._main
-        if main is not None and type(main.waiting_for) is Collective:
-            self.failure = self._peers.error(rank)
-            self._timers.set(main, _GRACE_S)
+        """Collectives that wait for this rank get some time to end."""
+        for task in self._paths:
+            if type(task.waiting_for) is Collective:
+                self.failure = self._peers.error(rank)
+                self._timers.set(task, _GRACE_S)
 
     def clear(self) -> None:
         """Forgets what was under way at the end of a run."""
         self._started.clear()
+        self._waiting.clear()
+        self._paths.clear()
         self._unjoined.clear()
-        self._main = None
+        self._num_spawned.clear()

@@ -172,6 +172,10 @@ class RankInterpreter(Interpreter):
         self._natives.spawn(task, spawned)
         return spawned
 
+    def _finish(self, task: Task) -> None:
+        super()._finish(task)
+        self._natives.end(task)
+
     def _join(self, task: Task, effect: Join[Any]) -> Any:
         self._natives.join(task, effect.task)
         return super()._join(task, effect)
