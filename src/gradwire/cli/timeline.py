@@ -64,8 +64,9 @@ class TimelineCommand:
             Panel(title, log, window_of(log, self.skip, self.steps_shown))
             for title, log in logs.items()
         ]
+        several = len(panels) > 1
         with naming(self.out):
-            draw(panels, self.out)
+            draw(panels, self.out, _rest(self.config) if several else "")
         if self.trace is not None:
             _write_trace(panels[0], self.trace)
         _show(panels, self.json)
@@ -108,15 +109,15 @@ class TimelineCommand:
         logs = {}
         for synchronization in self.config.synchronization:
             config = Config(**{**shared, "synchronization": synchronization})
-            logs[_title(config)] = _record(config, self.skip + self.steps_shown)
+            several = len(self.config.synchronization) > 1
+            title = synchronization if several else f"{synchronization} | {_rest(config)}"
+            logs[title] = _record(config, self.skip + self.steps_shown)
         return logs
 
 
-def _title(config: Config) -> str:
-    return (
-        f"{config.synchronization} | {config.compression} | {config.architecture} | "
-        f"{config.scheduling}"
-    )
+def _rest(config: Config) -> str:
+    """The other three dimensions."""
+    return f"{config.compression} | {config.architecture} | {config.scheduling}"
 
 
 def _record(config: Config, num_steps: int) -> SpanLog:
@@ -156,13 +157,13 @@ def _show(panels: Sequence[Panel], as_json: bool) -> None:
         path = ", ".join(
             f"{kind} {format_seconds(seconds)}" for kind, seconds in row["critical_path_s"].items()
         )
-        out.print(f"Window: {format_seconds(row['window_s'])}. Critical path: {path}.")
+        out.print(f"Shown: {format_seconds(row['window_s'])}. Critical path: {path}.\n")
 
 
 def _table(workers: Sequence[dict[str, float]]) -> Table:
     """Exposed communication of each worker, and the share of the time each lane was busy."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for column in ("worker", "exposed\ncomm.", "with an\nidle card"):
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
+    for column in ("rank", "exposed\ncomm.", "idle\ncard"):
         table.add_column(column, justify="right", no_wrap=True)
     lanes = [name for name in workers[0] if name.startswith("busy_")]
     for lane in lanes:
@@ -170,7 +171,7 @@ def _table(workers: Sequence[dict[str, float]]) -> Table:
     for row in workers:
         table.add_row(
             str(row["rank"]),
-            f"{format_seconds(row['exposed_s'])} ({100 * row['exposed_share']:.0f}%)",
+            f"{format_seconds(row['exposed_s'])} {100 * row['exposed_share']:.0f}%",
             format_seconds(row["waiting_for_others_s"]),
             *(f"{100 * row[lane]:.0f}%" for lane in lanes),
         )

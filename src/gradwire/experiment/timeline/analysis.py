@@ -60,9 +60,7 @@ def window_of(log: SpanLog, skip: int, num_steps: int) -> Window:
     for end in log.steps:
         ends[end.rank][end.step] = end.time_s
     if not ends:
-        raise ValueError(
-            "no worker has finished a step in this recording: there is nothing to show"
-        )
+        raise ValueError("no worker has finished a step in this recording: record more steps")
     num_done = min(max(of_rank) + 1 for of_rank in ends.values())
     if skip + num_steps > num_done:
         raise ValueError(
@@ -173,7 +171,7 @@ class _Walk:
         time_s = window.end_s
         while span is not None and time_s > window.start_s:
             self._visited.add(span)
-            if span.end_s < time_s:
+            if _is_after(time_s, span.end_s):
                 self._add(IDLE, span.rank, "", span.end_s, time_s)
                 time_s = span.end_s
             if span.lane == SEND:
@@ -185,7 +183,7 @@ class _Walk:
                 kind = COMPUTE if span.lane == COMPUTE else "coding"
                 self._add(kind, span.rank, span.name, span.start_s, time_s)
                 time_s, span = span.start_s, self._latest(span.rank, span.start_s, span)
-        if time_s > window.start_s and self._pieces:
+        if _is_after(time_s, window.start_s) and self._pieces:
             self._add(IDLE, self._pieces[-1].rank, "", window.start_s, time_s)
         return self._pieces[::-1]
 

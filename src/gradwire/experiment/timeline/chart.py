@@ -23,7 +23,7 @@ FORWARD, BACKWARD, WAIT = "forward", "backward", "wait"
 COLOURS = {  # Okabe and Ito, and greys
     FORWARD: "#56b4e9",
     BACKWARD: "#0072b2",
-    COMPUTE: "#0072b2",
+    COMPUTE: "#00507d",
     "encode": "#d55e00",
     "decode": "#e69f00",
     "update": "#009e73",
@@ -33,7 +33,7 @@ COLOURS = {  # Okabe and Ito, and greys
     WAIT: "#e3e3e3",
 }
 _LABELS = {
-    COMPUTE: "gradient",
+    COMPUTE: "gradient (both passes)",
     "other": "other calls",
     WAIT: "wait (neither computing nor coding)",
 }
@@ -52,7 +52,7 @@ class Panel:
     window: Window
 
 
-def draw(panels: Sequence[Panel], path: Path) -> None:
+def draw(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     """Draws one panel for each run, on the same scale of time."""
     from matplotlib.figure import Figure  # takes a second to import
     from matplotlib.patches import Patch
@@ -65,6 +65,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     all_axes = figure.subplots(
         len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
+    if title:
+        figure.suptitle(title, fontsize=10)
     used: set[str] = set()
     for axes, panel in zip(all_axes, panels):
         draw_panel = _draw_workers if is_compact else _draw_lanes
@@ -90,7 +92,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 def kind_of(span: Span) -> str:
     """What decides on the colour of a span."""
     if span.lane == COMPUTE:
-        first = span.name.partition(" ")[0]
+        first = span.name.partition(" ")[0]  # "forward," is both passes
         return first if first in (FORWARD, BACKWARD) else COMPUTE
     return span.lane
 
@@ -175,7 +177,7 @@ def _write_inside(axes: Axes, panel: Panel, factor: float, span: Span, row: floa
     """The name of a span, if it has room for it."""
     window = panel.window
     start, end = max(span.start_s, window.start_s), min(span.end_s, window.end_s)
-    name = span.name.removeprefix("forward ").removeprefix("backward ")
+    name = span.name.removeprefix("forward, ").removeprefix("forward ").removeprefix("backward ")
     if (end - start) / (window.seconds or 1.0) < _MAX_LABEL_SHARE * len(name):
         return
     light = kind_of(span) in (FORWARD, "decode", "other", SEND)
