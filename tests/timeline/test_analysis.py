@@ -159,8 +159,21 @@ def test_the_window_ends_when_a_fast_worker_has_nothing_to_do():
     assert window_of(log, 0, 2) == Window(0.5, 4.0)
 
 
+def test_steps_count_from_the_first_one_recorded():
+    """Of a run that was resumed at step 20."""
+    steps = [StepEnd(rank, 20 + k, 1.0 + k) for rank in (0, 1) for k in range(4)]
+    log = SpanLog(2, 2, [Span(0, "compute", "gradient", 0.5, 1.0)], steps)
+    assert window_of(log, 1, 2) == Window(1.0, 3.0)
+
+
+def test_a_worker_that_left_out_a_step():
+    steps = [StepEnd(0, k, 1.0 + k) for k in range(4)]
+    steps += [StepEnd(1, k, 1.5 + k) for k in (0, 1, 3)]
+    assert window_of(SpanLog(2, 2, [], steps), 1, 2) == Window(1.0, 4.0)
+
+
 def test_steps_that_were_not_recorded_are_refused():
-    with pytest.raises(ValueError, match="steps 3 to 4 are not in this recording, which has 4"):
+    with pytest.raises(ValueError, match="need 5 steps, but this recording has 4"):
         window_of(log_of({0: [1.0, 2.0, 3.0, 4.0]}), 3, 2)
     with pytest.raises(ValueError, match="no worker has finished a step"):
         window_of(SpanLog(1, 1), 0, 1)

@@ -53,25 +53,37 @@ class PathPiece:
 def window_of(log: SpanLog, skip: int, num_steps: int) -> Window:
     """The window of some steps: until the slowest worker has finished them.
 
-    It ends earlier if a worker had nothing more to do by then, as fast workers of methods that do
-    not wait for one another.
+    Steps count from the first one that was recorded. The window ends earlier if a worker had
+    nothing more to do by then, as fast workers of methods that do not wait for one another.
     """
     ends: dict[int, dict[int, float]] = defaultdict(dict)
     for end in log.steps:
         ends[end.rank][end.step] = end.time_s
     if not ends:
-        raise ValueError("no worker has finished a step in this recording: record more steps")
-    num_done = min(max(of_rank) + 1 for of_rank in ends.values())
-    if skip + num_steps > num_done:
         raise ValueError(
-            f"steps {skip} to {skip + num_steps - 1} are not in this recording, which has "
-            f"{num_done}: lower --skip or --steps-shown"
+            "no worker has finished a step in this recording: record more steps, and until the end"
         )
-    first = min((span.start_s for span in log.spans), default=0.0)
-    start = min(of_rank.get(skip - 1, first) for of_rank in ends.values())
-    last = max(of_rank[skip + num_steps - 1] for of_rank in ends.values())
-    last_of_all = min(max(of_rank.values()) for of_rank in ends.values())
-    return Window(start, min(last, max(last_of_all, start)))
+    first = max(min(of_rank) for of_rank in ends.values()) + skip
+    last = first + num_steps - 1
+    num_recorded = min(max(of_rank) for of_rank in ends.values()) + 1 - (first - skip)
+    if skip + num_steps > num_recorded:
+        raise ValueError(
+            f"--skip {skip} and --steps-shown {num_steps} need {skip + num_steps} steps, but this "
+            f"recording has {max(0, num_recorded)}: lower them, or record more"
+        )
+    begin = min((span.start_s for span in log.spans), default=0.0)
+    # A worker that was lost and came back may have left out steps.
+    starts = [
+        max((s for step, s in of_rank.items() if step < first), default=begin)
+        for of_rank in ends.values()
+    ]
+    done = [
+        min(s for step, s in of_rank.items() if step >= last)  # the next one if it left this out
+        for of_rank in ends.values()
+    ]
+    all_are_busy_until = min(max(of_rank.values()) for of_rank in ends.values())
+    start = min(starts)
+    return Window(start, min(max(done), max(all_are_busy_until, start)))
 
 
 def clip(spans: Iterable[Span], window: Window) -> list[Span]:
