@@ -1,10 +1,12 @@
 """Spans that the simulator records."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 
+from gradwire.core.coded import MeanOfCoded
 from gradwire.core.node import Call, Node
 from gradwire.core.profile import Profile
 from gradwire.core.replica import Bucket
@@ -12,10 +14,11 @@ from gradwire.experiment.run.config import Config
 from gradwire.experiment.timeline.analysis import critical_path, path_seconds, window_of
 from gradwire.experiment.timeline.recording import record_simulated
 from gradwire.runtime.network.network import Network
-from gradwire.runtime.spans import Span, SpanLog
+from gradwire.runtime.spans import Span, SpanLog, describe_call
 from gradwire.runtime.virtual.coding_time import CodingTime
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.runtime.virtual.spans import VirtualSpans
+from gradwire.training.optimizer import clipped_update
 
 LAYERS = (Bucket("a", 0, 1), Bucket("b", 1, 3))
 PROFILE = Profile(LAYERS, forward_s=(1.0, 2.0), backward_s=(3.0, 4.0))  # 10 in all
@@ -118,6 +121,13 @@ def test_messages_queue_at_their_receiver():
         (0.5, 1.5, 0.5),
         (1.5, 2.5, 0.5),
     ]
+
+
+def test_functions_have_lanes():
+    assert describe_call(encode) == ("encode", "encode")
+    assert describe_call(partial(clipped_update, 1)) == ("update", "clipped_update")
+    assert describe_call(MeanOfCoded.run) == ("decode", "MeanOfCoded")
+    assert describe_call(torch.add) == ("other", "add")
 
 
 def test_a_log_changes_nothing():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,8 +135,22 @@ def _record(config: Config, num_steps: int) -> SpanLog:
         folder = place / "run"
         few = replace(few_steps(config, num_steps), record_spans=True)
         job = ProcessRun(few, folder, False, "1000s", "300s", 0, True, False)
-        run_processes(job, lambda run, where: None)
+        with _results_to_stderr():
+            run_processes(job, lambda run, where: None)
         return read_log(folder)
+
+
+@contextlib.contextmanager
+def _results_to_stderr() -> Iterator[None]:
+    """Lets the ranks, which inherit it, print their result as if it were progress."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _write_trace(panel: Panel, path: Path) -> None:

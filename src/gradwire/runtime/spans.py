@@ -21,8 +21,8 @@ _WORDS = {  # in the name of a function -> its lane
     "mean_of": DECODE,
     "MeanOf": DECODE,
     "join_answers": DECODE,
-    "update": UPDATE,
 }
+_UPDATES = ("clipped_update", "_update", "update")  # of the optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,11 @@ def describe_call(function: Callable[..., Any]) -> tuple[str, str]:
     """The lane of a function that a program calls, and its name."""
     while isinstance(function, partial):
         function = function.func
-    name = getattr(function, "__qualname__", type(function).__name__)
-    lane = next((lane for word, lane in _WORDS.items() if word in name), OTHER)
-    return lane, name.rpartition(".")[2].lstrip("_") if lane != DECODE else name.lstrip("_")
+    whole = getattr(function, "__qualname__", type(function).__name__)
+    owner, _, name = whole.rpartition(".")
+    lane = next((lane for word, lane in _WORDS.items() if word in whole), OTHER)
+    if name in _UPDATES:
+        lane = UPDATE
+    if name == "run" and owner:  # the class says more
+        name = owner.rpartition(".")[2]
+    return lane, name.lstrip("_")
