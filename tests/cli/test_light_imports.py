@@ -41,6 +41,8 @@ def test_importing_what_runs_does():  # or the other tests would show nothing
         ["--version"],
         ["run", "--help"],
         slow(["compare", "--help"]),
+        slow(["timeline", "--help"]),
+        slow(["timeline", "--steps-shown", "0"]),
         slow(["ps", "--help"]),
         slow(["probe", "--help"]),
         slow(["matrix", "--help"]),

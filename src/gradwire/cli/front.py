@@ -19,6 +19,7 @@ from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
 from gradwire.cli.run import RunCommand
+from gradwire.cli.timeline import TimelineCommand, TimelineConfig
 from gradwire.cli.values import check_values, given_options
 from gradwire.core.errors import DataError, StoppedError
 from gradwire.core.notation import nearest, unknown_name
@@ -29,7 +30,7 @@ _DESCRIPTION = (
     "Communication-efficient data-parallel training: simulate, measure, compare.\n\n"
     "`gradwire COMMAND --help` explains a command, `gradwire --version` prints the version."
 )
-_WITH_CONFIG = ("run", "compare", "ps", "probe")
+_WITH_CONFIG = ("run", "compare", "timeline", "ps", "probe")
 
 
 def run(arguments: list[str]) -> None:
@@ -111,9 +112,11 @@ def _commands(path: Path | None) -> dict[str, Any]:
     """All commands with their defaults; the file at `path` sets some of them."""
     settings = {} if path is None else vars(Config.from_toml(path))
     several: dict[str, Any] = {n: (v,) if n in DIMENSION_NAMES else v for n, v in settings.items()}
+    timed: dict[str, Any] = {n: (v,) if n == "synchronization" else v for n, v in settings.items()}
     return {
         "run": RunCommand(default_config(path)),
         "compare": CompareCommand(Choices(**several)),
+        "timeline": TimelineCommand(TimelineConfig(**timed)),
         "ps": PsCommand(config=default_config(path)),
         "probe": ProbeCommand(default_config(path)),
         "matrix": MatrixCommand(),

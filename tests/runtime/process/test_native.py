@@ -20,7 +20,7 @@ def test_native_means_and_limits(tmp_path: Path) -> None:
         assert all(seen["close"])
         assert seen["halves"] == [True] * 4 * len(SIZES)
         assert seen["side by side"]
-        # 5 of each of 3 programs, in turn, and the last; not those of a program with others unjoined.
+        # 5 of each of 3 programs, in turn, and the last; none while programs are unjoined.
         assert seen["num_native of those"] == 16
         identity, halves, lowrank = seen["trained"]
         assert identity < 1e-6

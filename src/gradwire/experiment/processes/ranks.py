@@ -75,6 +75,8 @@ def run(
         raise ValueError("native means are not the simulator's: leave out native, or record_order")
     if chosen.record_order and where.folder is None:
         raise ValueError("record_order writes files into the record: give a folder, out=...")
+    if chosen.record_spans and where.folder is None:
+        raise ValueError("record_spans writes files into the record: give a folder, out=...")
     size = layout_of(chosen).size
     if dist.get_world_size() != size:
         raise ValueError(

@@ -87,6 +87,8 @@ class Config:
     equal to the simulator's within 1e-6 instead of bit for bit."""
     record_order: bool = False
     """Real processes: record the order of events, for `gradwire run --replay`."""
+    record_spans: bool = False
+    """Record what each node does when, for `gradwire timeline --run`."""
 
     bandwidth: str = "1Gbit"
     """Of each node's network card; one value, or one per worker or per node (workers, servers,
@@ -163,6 +165,8 @@ class Config:
                 "record_order is for real processes: a simulated run has the same order each time. "
                 'Write engine = "process".'
             )
+        if self.record_spans and self.what_if:
+            raise ValueError("record_spans records one network: leave out what_if")
         for name, choices in (
             ("nonfinite", NONFINITE),
             ("evaluation", EVALUATION),

@@ -11,6 +11,7 @@ interrupted run starts again, and ends in the same bits.
 
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.run.threads import use_threads
 from gradwire.experiment.simulate.losses import describe_loss, lost_with
 from gradwire.experiment.simulate.what_if import WhatIf
+from gradwire.experiment.timeline.store import nodes_of, write_spans
 from gradwire.runtime.network.faults import Arrive, Crash
+from gradwire.runtime.spans import SpanLog
 from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.training.gradient import GradientRequest
 from gradwire.training.program import rejoin
 from gradwire.training.worker import TrainingWorker
@@ -53,17 +57,25 @@ def simulate(
         raise ValueError(
             f"simulate runs on the simulator, not on engine={chosen.engine!r}: gradwire.run"
         )
+    if chosen.record_spans and out is None:
+        raise ValueError("record_spans writes files into the record: give a folder, out=...")
     experiment = prepare(chosen)
     record = Record.create(Path(out), experiment.config) if out is not None else None
     return simulate_prepared(experiment, record, progress)
 
 
 def simulate_prepared(
-    experiment: Experiment, record: Record | None = None, progress: Progress | None = None
+    experiment: Experiment,
+    record: Record | None = None,
+    progress: Progress | None = None,
+    spans: SpanLog | None = None,
 ) -> Run:
-    """`simulate` for a configuration in which everything has been looked up."""
+    """`simulate` for a configuration in which everything has been looked up.
+
+    `spans` is filled with what every node does when.
+    """
     with use_threads(experiment.config.threads):
-        return _Simulation(experiment, record).run(progress)
+        return _Simulation(experiment, record, spans).run(progress)
 
 
 def resume(
@@ -99,11 +111,20 @@ def resume(
 
 
 class _Simulation:
-    def __init__(self, experiment: Experiment, record: Record | None) -> None:
+    def __init__(
+        self, experiment: Experiment, record: Record | None, log: SpanLog | None = None
+    ) -> None:
         self.experiment = experiment
         self.plan = experiment.plan
         self.config = experiment.config
         self.record = record
+        network = experiment.network
+        if log is None and self.config.record_spans:
+            log = SpanLog(self.config.workers, network.size)
+        self.log = log
+        profile = self.plan.layer_profile
+        layers = [] if profile is None else [layer.name for layer in profile.layers]
+        self.spans = None if log is None else VirtualSpans(log, network, layers)
         assert experiment.charge is not None
         self.coding = experiment.charge.record
         self.engine = VirtualEngine(
@@ -161,6 +182,9 @@ class _Simulation:
         summary = self._summary()
         if self.record is not None:
             self.record.finish(summary)
+            if self.log is not None:
+                for recorded in nodes_of(self.log):
+                    write_spans(self.record.folder, recorded)
         nodes, ledger = self.nodes, self.engine.ledger
         model = nodes.model(self._present())
         return Run(self.config, self.metrics, summary, *model, nodes.replicas, ledger)
@@ -187,8 +211,8 @@ class _Simulation:
         """Evaluates after each segment."""
         while self.step < self.plan.num_steps:
             last = min(self.step + self.config.eval_every, self.plan.num_steps)
-            programs = self.nodes.programs(Segment(self.step, last))
-            self.nodes.set_results(self.engine.run(*programs))
+            programs = self.nodes.programs(Segment(self.step, last, self.log))
+            self.nodes.set_results(self.engine.run(*programs, spans=self.spans))
             self.step, self.progress = last, [last] * self.config.workers
             self.what_if.play(self.engine.trace)
             self._evaluate(self.engine.now)
@@ -199,7 +223,8 @@ class _Simulation:
         self.what_if.refuse()
         last = self.plan.num_steps
         programs = self.nodes.programs(Segment(0, last, self))
-        results = self.engine.run(*programs, lambda node: rejoin(self.plan, node, last, self))
+        come_back = partial(rejoin, self.plan, last=last, observer=self)
+        results = self.engine.run(*programs, come_back, self.spans)
         self.nodes.set_results(results)
         self.step = self._num_done()
         # Servers may have finished the last round after the last worker did its part.
@@ -209,6 +234,8 @@ class _Simulation:
         self.workers[worker.rank] = worker
 
     def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
+        if self.log is not None:
+            self.log.step_finished(rank, step, replica, now)
         self.nodes.workers[rank].replica = replica
         self.progress[rank] = max(self.progress[rank], step + 1)
         done, every = self._num_done(), self.config.eval_every

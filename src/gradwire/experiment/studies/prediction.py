@@ -107,7 +107,7 @@ def probe(
     threads = config.threads or default_threads(config.workers)
     skipped = num_skipped(steps) if compressions else steps
     base = replace(config, engine="process", steps=steps, eval_every=skipped, threads=threads)
-    base = replace(base, record_order=False)  # there is no folder
+    base = replace(base, record_order=False, record_spans=False)  # there is no folder
     with use_threads(threads):
         plan = prepare(base).plan
         transport = GlooTransport(headers=HEADERS, device=own_device(base))

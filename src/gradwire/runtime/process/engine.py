@@ -100,6 +100,8 @@ class ProcessEngine(RankInterpreter):
                 )
             log.begin()
             self._handlers = log.record(handlers, self._tasks)
+        if self.spans is not None:
+            self._handlers = self.spans.record(self._handlers)
         node = Node(self.rank, self.num_workers, native=self._natives.are_offered)
         main = self._start(self.rank, program(node))
         self._natives.begin(main)
@@ -184,7 +186,7 @@ class ProcessEngine(RankInterpreter):
         self.wait_s += time.monotonic() - began
 
     def _compute(self, task: Task, request: Any) -> None:
-        began = time.perf_counter()
+        clock_s, began = time.monotonic(), time.perf_counter()
         try:
             (result,) = self._evaluate([request])
         except Exception as error:
@@ -192,15 +194,19 @@ class ProcessEngine(RankInterpreter):
         else:
             self._resume(task, result)
         self.compute_s += time.perf_counter() - began
+        if self.spans is not None:
+            self.spans.compute(clock_s)
 
     def _compute_layers(self, begun: ProcessComputation) -> None:
         """Computes a gradient; programs run whenever the gradient of a layer is there."""
-        began = time.perf_counter()
+        clock_s, began = time.monotonic(), time.perf_counter()
         errors: list[BaseException] = []  # of programs, which end the run
 
         def on_layer(layer: int, result: Any) -> None:
-            nonlocal began
+            nonlocal began, clock_s
             self.compute_s += time.perf_counter() - began
+            if self.spans is not None:
+                self.spans.compute_layer(layer, clock_s)
             for task in begun.advance(layer, result):
                 self._resume(task, result)
             try:
@@ -208,7 +214,7 @@ class ProcessEngine(RankInterpreter):
             except BaseException as error:
                 errors.append(error)
                 raise
-            began = time.perf_counter()
+            clock_s, began = time.monotonic(), time.perf_counter()
 
         try:
             if self._evaluate_layers is None:

@@ -37,6 +37,7 @@ from gradwire.runtime.process.computation import ProcessComputation
 from gradwire.runtime.process.frames import tag_hash
 from gradwire.runtime.process.native_means import NativeMeans
 from gradwire.runtime.process.peers import PeerStatus
+from gradwire.runtime.process.spans import ProcessSpans
 from gradwire.runtime.process.timers import Timers
 from gradwire.runtime.process.transport import (
     ARRIVED,
@@ -73,6 +74,7 @@ class RankInterpreter(Interpreter):
         self.unread = UnreadMessages(self.rank, layout, max_unread_nbytes)
         # Called with a rank that came (True) or was lost (False), and why.
         self.on_change: Callable[[int, bool, str], None] | None = None
+        self.spans: ProcessSpans | None = None  # records what this rank does when
         self._start_s = time.monotonic()
         self._transport = transport
         self._ready: deque[tuple[Task, Any, Exception | None]] = deque()
@@ -267,6 +269,8 @@ class RankInterpreter(Interpreter):
             self._remove(arrival)
 
     def _receive(self, src: int, tag: int, message: Any) -> None:
+        if self.spans is not None:
+            self.spans.receive(src, tag)
         is_worker = self.layout.is_worker
         if is_worker(src) and not is_worker(self.rank):
             header = HEADER_NBYTES if isinstance(message, Framed) else 0

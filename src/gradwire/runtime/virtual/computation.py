@@ -31,13 +31,14 @@ class LayerTimes:
 class VirtualComputation(Computation):
     """A gradient under way on a virtual node."""
 
-    __slots__ = ("_at", "_next", "_opened", "_times", "gradient", "seconds", "waiting")
+    __slots__ = ("_at", "_began", "_next", "_opened", "_times", "gradient", "seconds", "waiting")
 
     def __init__(self, times: LayerTimes, seconds: float, now: float, is_open: bool) -> None:
         self._times = times
         self.seconds = seconds
         self.gradient: PendingGradient | None = None
         self.waiting: list[tuple[Any, int]] = []  # programs and layers, while the forward waits
+        self._began = now
         self._at = now  # when the layers before `_next` have passed
         self._opened: dict[int, float] = {}
         self._next = 0  # the layer whose forward pass comes next
@@ -63,3 +64,19 @@ class VirtualComputation(Computation):
         assert self.is_forward_done, "the backward pass begins after the forward pass"
         times = self._times
         return self._at + self.seconds * (times.backward_ends[layer] - times.forward_share)
+
+    def passes(self) -> list[tuple[bool, int, float, float]]:
+        """Whether backward, which layer, and from when to when; all passes of all layers."""
+        assert self.is_forward_done, "it is not known yet when the forward pass ends"
+        forward, found, at = self._times.forward, [], self._began
+        for layer, share in enumerate(forward):
+            start = max(at, self._opened.get(layer, at))
+            at = start + self.seconds * share
+            if share:
+                found.append((False, layer, start, at))
+        at = self._at
+        for layer in reversed(range(len(forward))):
+            end = self.reached_s(layer)
+            found.append((True, layer, at, end))
+            at = end
+        return found

@@ -62,6 +62,7 @@ from gradwire.runtime.virtual.events import (
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
 from gradwire.runtime.virtual.priority_transport import PriorityTransport
+from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.runtime.virtual.trace import Occupy, Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
 
@@ -151,6 +152,19 @@ class VirtualEngine(Interpreter):
         return max(self.clocks[: self.num_workers])
 
     @property
+    def time_s(self) -> float:
+        """The virtual time of what happens now."""
+        return self._events.now
+
+    def coding_free_s(self, rank: int) -> float:
+        """When a node has finished the calls that it has made so far."""
+        return self._coding_free[rank]
+
+    def gradient_s(self, rank: int, request: Any) -> float:
+        """How long a gradient takes."""
+        return self._seconds(rank, request)
+
+    @property
     def alive(self) -> frozenset[int]:
         """The workers that are there, whatever the others believe."""
         return self._outages.alive
@@ -160,6 +174,7 @@ class VirtualEngine(Interpreter):
         programs: Sequence[Program[R]],
         daemons: Sequence[Program[Any]] = (),
         rejoin: Program[R] | None = None,
+        spans: VirtualSpans | None = None,
     ) -> list[R | Any]:
         """Runs one program per worker, each from its clock on; returns their results.
 
@@ -170,7 +185,7 @@ class VirtualEngine(Interpreter):
 
         What should happen to a worker after it is done, or after all are, happens in the next run.
         `rejoin` makes the program of a worker that comes (back); the result of one that is gone
-        is None.
+        is None. `spans` records what every node does when.
         """
         self.layout.check_programs(programs, daemons)
         outages = self._outages
@@ -197,7 +212,9 @@ class VirtualEngine(Interpreter):
                 if self._loses_workers:
                     self.trace.depends_on_time()
                 self._handlers = self.trace.record(self._handlers)
-            self._loop()
+            if spans is not None:
+                self._handlers = spans.record(self, self._handlers)
+            self._loop(spans)
             return [None if main is None else main.result for main in self._mains]
         finally:
             self._close_programs()
@@ -235,7 +252,7 @@ class VirtualEngine(Interpreter):
         self._events.push(at, WAKE, (task, None))
         return task
 
-    def _loop(self) -> None:
+    def _loop(self, spans: VirtualSpans | None) -> None:
         events, nics = self._events, self.nics
         heap, numbers = events.heap, events.numbers
         while heap:
@@ -245,7 +262,11 @@ class VirtualEngine(Interpreter):
                 src, dst, _, _, nbytes = what
                 tail = nics.arrive(now, src, dst, nbytes)
                 heappush(heap, (tail, next(numbers), TAIL, what))  # `push` without a call
+                if spans is not None:
+                    spans.receive_head(now, tail, what)
             elif kind == TAIL:
+                if spans is not None:
+                    spans.receive_tail(now, what)
                 src, dst, tag, message, _ = what
                 self._deliver(src, dst, tag, message)
             elif kind == COMPUTED:
@@ -270,6 +291,8 @@ class VirtualEngine(Interpreter):
             elif kind == FREE:
                 self._transport.free(what)
             else:
+                if spans is not None:
+                    spans.receive_parcel(now, what)
                 for src, dst, tag, message, _ in self._transport.receive_tail(what):
                     self._deliver(src, dst, tag, message)
         if any(main is not None and not main.done for main in self._mains):

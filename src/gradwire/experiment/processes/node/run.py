@@ -35,6 +35,7 @@ from gradwire.experiment.run.outcome import Run
 from gradwire.experiment.run.record import Row
 from gradwire.experiment.run.roles import NodeRole, Segment, ServerRole, WorkerRole, make_role
 from gradwire.experiment.run.setup import warm_up
+from gradwire.experiment.timeline.store import spans_of, write_spans
 from gradwire.runtime.ledger import Ledger
 from gradwire.runtime.process.engine import StuckError
 from gradwire.runtime.process.frames import tag_hash
@@ -229,6 +230,8 @@ class NodeRun(NodeState):
 
     def step_finished(self, rank: int, step: int, replica: Replica, now: float) -> None:
         self.current_step = done = step + 1
+        if self.engine.spans is not None:
+            self.engine.spans.step_finished(step)
         if self.plan.pauses:
             return
         if self.signals.wanted:
@@ -392,6 +395,8 @@ class NodeRun(NodeState):
             self._record.save_model(*self._coordinator.with_names(model))
             self._record.finish(decision["summary"])
         finish_recording(self.recorder, self.role)
+        if self.engine.spans is not None and self.folder is not None:
+            write_spans(self.folder, spans_of(self.engine.spans, self.layout))
         own = model or self.role.model() or [torch.empty(0)]
         buffers = dict(zip(self.plan.task.initial_buffers(), own[1:]))
         replicas = [self.role.replica] if isinstance(self.role, WorkerRole) else []

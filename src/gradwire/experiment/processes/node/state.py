@@ -37,7 +37,9 @@ from gradwire.experiment.run.roles import ServerRole, make_role
 from gradwire.experiment.run.setup import Experiment
 from gradwire.runtime.interpreter.calls import no_evaluator
 from gradwire.runtime.process.engine import ProcessEngine
+from gradwire.runtime.process.spans import ProcessSpans
 from gradwire.runtime.replay.order import Recorder
+from gradwire.runtime.spans import SpanLog
 
 _NUM_AGREEMENTS_BEFORE_TRAINING = 3  # in a run that does not pause; each is a run of the engine
 
@@ -83,6 +85,10 @@ class NodeState:
             timeout_s=timeout_s,
             native=native,
         )
+        if not self.failure and self.experiment.config.record_spans:
+            layers = [layer.name for layer in self.experiment.plan.profile.layers]
+            log = SpanLog(layout.num_workers, layout.size)
+            self.engine.spans = ProcessSpans(self.rank, log, layers)
         pauses = bool(self.failure) or self.experiment.plan.pauses
         may_miss = bool(layout.others) and not pauses
         self.agreement = Agreement(self.engine, layout.coordinator, may_miss)
