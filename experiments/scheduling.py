@@ -38,7 +38,7 @@ CODECS = ("identity", "fp16", "ef(sign)", "ef(topk(0.01))")
 # Name of the model, its data, seconds of a gradient, bytes of buckets for fusion and priority.
 MODELS = (
     ("mlp((256, 128))", "mnist", 0.0014, 200_000),
-    ("resnet20", "cifar10", 0.16, 200_000),
+    ("resnet20", "cifar10", 0.16, 50_000),
 )
 # Those whose buckets or order depend on the bandwidth run once for each network.
 SAME_EVERYWHERE = ("sequential", 'sequential("layer")', "wfbp", "fusion({0}, first={1})")
