@@ -73,6 +73,17 @@ def test_updates_of_pieces_are_those_of_the_whole(optimizer, schedule):
     )
 
 
+def test_weight_decay_before_compression_uses_parameters_that_have_arrived():
+    """With momentum before compression, weight decay is added to each piece of the gradient."""
+    settings = {
+        "scheduling": "priority(1000, credit=3000)",
+        "optimizer": "sgd(0.1, momentum=0.9, weight_decay=0.5)",
+        "momentum_at": "before",
+        "compression": "ef(topk(0.1))",
+    }
+    assert_same_bits(train(**settings), train_in_sequence(**settings))
+
+
 @pytest.mark.parametrize("compression", ["ef(topk(0.1))", "qsgd(bits=4)"])
 def test_wfbp_has_the_bits_of_sequential_by_layer(compression):
     assert_same_bits(
