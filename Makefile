@@ -86,12 +86,14 @@ docs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py --missing
 	$(BIN)/python experiments/make_algorithms_table.py
 	$(BIN)/python experiments/make_demo.py
+	$(BIN)/python experiments/scheduling.py --write
 
 # Fails if a page differs from what `make docs` would write.
 docs-check: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py --check
 	$(BIN)/python experiments/make_algorithms_table.py --check
 	$(BIN)/python experiments/make_demo.py --check
+	$(BIN)/python experiments/scheduling.py --check
 
 codecs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py

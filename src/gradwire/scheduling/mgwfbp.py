@@ -1,19 +1,20 @@
-"""Merged-gradient WFBP (Shi et al. 2019, MG-WFBP, Alg. 1): which neighbouring layers to merge.
+"""Merged-gradient WFBP (Shi et al. 2019, MG-WFBP): which neighbouring layers to merge.
 
-An exchange of M bytes takes a + bM. Merging layer l into layer l-1 saves one latency a, but the
-gradient of l waits for that of l-1. With tau_b(l) the time at which the gradient of layer l is
-there and tau_c(l) the time at which its exchange starts,
+An exchange of M bytes takes a + bM, and exchanges follow one another. Merging layer l into layer
+l-1 saves one latency a, but the gradient of l waits for that of l-1. With tau_b(l) the time at
+which the gradient of layer l is there, a group of the layers i to j-1 starts when the groups after
+it are done and tau_b(i) has come:
 
-    tau_c(l) = max(tau_c(l+1) + t_c(l+1), tau_b(l))                       (their eq. 8)
+    end(i) = min over j > i of max(end(j), tau_b(i)) + a + b (M_i + ... + M_{j-1})
 
-merging is better exactly if the gradient of layer l-1 is there before the latency of the exchange
-of l would have passed (their Theorem 1):
+end(0) is the earliest end of all exchanges: end(i) grows with end(j), so nothing is lost by keeping
+only the best. Their Algorithm 1 looks at each layer once and merges it if that makes the next
+exchange end earlier; what it has merged then may be worth less than it cost two layers on (see
+tests/scheduling/test_mgwfbp.py), so this file computes the minimum instead, in L^2 steps.
 
-    tau_b(l-1) < tau_c(l) + a
-
-Layers are looked at from the last to the first. a and b come from the profile of the run. Groups
-that were found are written into the expression, so that all ranks and a resumed run have the same:
-`mgwfbp(groups=(2, 5))` has the tensors 0 and 1, 2 to 4, and 5 and more.
+a and b come from the profile of the run. Groups that were found are written into the expression, so
+that all ranks and a resumed run have the same: `mgwfbp(groups=(2, 5))` has the tensors 0 and 1, 2
+to 4, and 5 and more.
 
 When to use it: where many tensors are small and the network has a latency.
 """
@@ -65,18 +66,26 @@ class MGWFBP(Scheduling):
 
 
 def merged_groups(tensors: Sequence[Bucket], profile: Profile) -> list[int]:
-    """The first tensors of all groups but the first: Algorithm 1."""
+    """The first tensors of all groups but the first, so that exchanges end as early as possible."""
     total, ends = profile.total_s, profile.backward_ends()
-    ready = [total * ends[profile.first_layer(tensor)] for tensor in tensors]
-    firsts = []  # of groups, last one first
-    pending = 0  # values of the tensors that are merged into the one that is looked at
-    free_s = 0.0  # when the exchanges of later groups are over
-    for number in reversed(range(1, len(tensors))):
-        pending += tensors[number].numel
-        starts_s = max(free_s, ready[number])
-        if ready[number - 1] < starts_s + profile.latency_s:
-            continue  # merged into the tensor before it
-        firsts.append(number)
-        free_s = starts_s + profile.exchange_s(pending)
-        pending = 0
-    return firsts[::-1]
+    num = len(tensors)
+    # For the tensors from each one on: when their exchanges end, in how many groups, and where the
+    # second group begins. Of groupings that end together the one with fewer groups is taken.
+    best = [(0.0, 0, num)] * (num + 1)
+    for first in reversed(range(num)):
+        ready_s = total * ends[profile.first_layer(tensors[first])]
+        best[first] = min(
+            (
+                max(best[stop][0], ready_s)
+                + profile.exchange_s(tensors[stop - 1].stop - tensors[first].start),
+                best[stop][1] + 1,
+                stop,
+            )
+            for stop in range(first + 1, num + 1)
+        )
+    firsts = []
+    first = best[0][2]
+    while first < num:
+        firsts.append(first)
+        first = best[first][2]
+    return firsts

@@ -41,12 +41,13 @@ class _Pieces:
 
 
 class _GradientOfPieces(PendingGradient):
-    """A backward pass whose parameters are in pieces."""
+    """A backward pass whose parameters are in pieces. They arrive after it was created."""
 
-    pieces: Mapping[Bucket, Tensor]
+    pieces: _Pieces
+    numbers: Mapping[Bucket, int]  # of pieces
 
     def params_of(self, bucket: Bucket) -> Tensor:
-        return self.pieces[bucket]
+        return self.pieces.params[self.numbers[bucket]]
 
 
 class ForwardOverlap:
@@ -68,7 +69,8 @@ class ForwardOverlap:
             await node.spawn(self._open(before, computation, request))
         after = _Pieces(list(before.params), list(before.optimizer), list(before.states), step=step)
         backward = _GradientOfPieces(worker, replica, step, computation=computation)
-        backward.pieces = dict(zip(self._buckets, before.params))
+        backward.pieces = before
+        backward.numbers = {bucket: i for i, bucket in enumerate(self._buckets)}
         after.task = await node.spawn(self._exchange(backward, before, after))
         self._pieces = after
         result = await node.reach(computation, 0)

@@ -1,11 +1,14 @@
 """Networks with a shape: times of messages and collectives against closed forms."""
 
+import random
+
 import pytest
 import torch
 
 from gradwire.architecture import ARCHITECTURE
 from gradwire.core.key import Key
 from gradwire.core.node import Node
+from gradwire.runtime.network.flows import Flow, Flows
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.network.topology import TOPOLOGY
 from gradwire.runtime.virtual.engine import VirtualEngine
@@ -206,3 +209,21 @@ def test_what_is_refused(text, message):
 def test_what_is_refused_in_a_file(content, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         shaped(2, write(tmp_path / "links.toml", content))
+
+
+def test_a_rest_that_the_clock_cannot_show_is_nothing():
+    """Late in a run what rounding leaves of a message takes less time than the clock can show."""
+    network = Network.parse(4, "1Gbit", "0s")
+    fabric = TOPOLOGY.parse('racks(2, uplink="100kbit")').shape(network, 4).fabric
+    assert fabric is not None
+    flows, generator = Flows(fabric), random.Random(0)
+    starts = sorted(1e4 + 1e-3 * generator.random() for _ in range(200))
+    done = []
+    for _ in range(2000):
+        following = flows.next_finish()
+        if starts and (following is None or starts[0] <= following):
+            src, dst = generator.sample(range(4), 2)
+            flows.start(starts.pop(0), Flow(src, dst, generator.randint(1, 9), 0, "x"))
+        elif following is not None:
+            done += flows.finish(following)
+    assert len(done) == 200

@@ -213,7 +213,10 @@ def make_profile(
 
     An exchange is priced as a direct all-reduce: two latencies, and the bytes of one node.
     """
-    factor = (seconds or 1.0) / (sum(shares.forward) + sum(shares.backward))
+    total = sum(shares.forward) + sum(shares.backward)
+    if total <= 0:
+        raise ValueError(f"times of layers must have a positive sum, got {shares}")
+    factor = (seconds or 1.0) / total
     size = network.size
     return Profile(
         layers_of(tensors),

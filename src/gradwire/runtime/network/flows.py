@@ -7,6 +7,7 @@ same two nodes follow one another. Uncontended, a message of s bytes takes
 latency + s / (least bandwidth), as on a switch.
 """
 
+import math
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -76,7 +77,13 @@ class Flows:
     def finish(self, now: float) -> list[Flow]:
         """The messages whose last bit has left by now."""
         self._advance(now)
-        done = [flow for flow in self._active if flow.left <= _NOTHING * max(flow.nbytes, 1.0)]
+        # Less than moves in the shortest time that can be added to the clock is nothing, too.
+        moment = math.ulp(now)
+        done = [
+            flow
+            for flow in self._active
+            if flow.left <= max(_NOTHING * max(flow.nbytes, 1.0), flow.rate * moment)
+        ]
         if done:
             ended = set(map(id, done))
             self._active = [flow for flow in self._active if id(flow) not in ended]
