@@ -14,7 +14,13 @@ from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.simulate.simulation import simulate_prepared
 
 # Sizes that cut the first tensor of mlp((16, 8)), 1024 weights, and merge the small ones.
-OVERLAPPING = ("wfbp", "fusion(2000, first=500)", "mgwfbp", "priority(1000, credit=3000)")
+OVERLAPPING = (
+    "wfbp",
+    "fusion(2000, first=500)",
+    "mgwfbp",
+    "priority(1000, credit=3000)",
+    "dear(1000)",
+)
 SETTINGS: dict[str, Any] = {
     "data": "digits",
     "model": "mlp((16, 8))",

@@ -44,7 +44,7 @@ def test_times_from_a_file_are_recorded_as_numbers(tmp_path):
         '["3"]\nforward = 2.0\nbackward = 2.0\n'
         "[5]\nforward = 1.0\nbackward = 8.0\n"
     )
-    experiment = prepare(Config(layer_times=f'file("{path}")', **SMALL))
+    experiment = prepare(Config(layer_times=f'layer_table("{path}")', **SMALL))
     assert experiment.config.layer_times == "given((1.0, 2.0, 1.0), backward=(2.0, 2.0, 8.0))"
     assert experiment.plan.layer_profile == profile(experiment.config.layer_times)
 
@@ -89,7 +89,7 @@ def test_times_that_are_refused(text, message):
 
 
 def test_measured_times_are_recorded_as_numbers():
-    run = gradwire.simulate(layer_times="measured", **SMALL)
+    run = gradwire.simulate(layer_times="hooks", **SMALL)
     assert run.config.layer_times.startswith("given((")
     again = gradwire.simulate(run.config)
     assert again.virtual_time_s == run.virtual_time_s
@@ -99,6 +99,6 @@ def test_measured_times_are_recorded_as_numbers():
 
 
 def test_without_overlap_nothing_is_measured():
-    experiment = prepare(Config(**{**SMALL, "scheduling": "sequential"}, layer_times="measured"))
-    assert experiment.config.layer_times == "measured"
+    experiment = prepare(Config(**{**SMALL, "scheduling": "sequential"}, layer_times="hooks"))
+    assert experiment.config.layer_times == "hooks"
     assert experiment.plan.layer_profile is None

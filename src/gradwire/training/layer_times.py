@@ -1,7 +1,7 @@
 """How the time of a gradient divides among the layers of a model.
 
 Only shares count: `--compute` says how long the whole takes. `flops` needs no measurement and is
-the same everywhere; `measured` is that of this machine, once, and is recorded as `shares`.
+the same everywhere; `hooks` measures on this machine, once, and is recorded as `given`.
 """
 
 import time
@@ -55,7 +55,7 @@ class Flops(LayerTimes):
 
 
 @dataclass(frozen=True, repr=False)
-class Measured(LayerTimes):
+class Hooks(LayerTimes):
     """From hooks on the module, on this machine."""
 
     def shares(self, task: Task, batch: Batch) -> Shares:
@@ -85,12 +85,12 @@ class Given(LayerTimes):
 
 
 @dataclass(frozen=True, repr=False)
-class File(LayerTimes):
+class LayerTable(LayerTimes):
     """From a TOML file with a table for each layer, `[conv1]`, with `forward` and `backward`."""
 
     path: str
 
-    examples = ('file("layers.toml")',)
+    examples = ('layer_table("layers.toml")',)
 
     def shares(self, task: Task, batch: Batch) -> Shares:
         names = [layer.name for layer in layers_of(task_tensors(task))]

@@ -102,7 +102,7 @@ class Config:
     compute: str = "measured"
     """Time of one gradient: measured, fixed(0.01), lognormal(0.01), exponential(0.01), ..."""
     layer_times: str = "flops"
-    """How that time divides among layers, where a schedule overlaps: flops, measured, file(...)."""
+    """How that time divides among layers, where a schedule overlaps: flops, hooks, given(...)."""
     speeds: str = "1"
     """Speed of the workers relative to that; one value, or one per worker."""
     stragglers: str = "nobody"

@@ -16,9 +16,11 @@ from gradwire.core.registry import Registry
 from gradwire.data import DataPartition
 from gradwire.models import Model
 from gradwire.runtime.network.faults import FAULTS
+from gradwire.runtime.network.topology import TOPOLOGY
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, STRAGGLERS
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
+from gradwire.training.layer_times import LAYER_TIMES
 from gradwire.training.optimizer import Optimizer
 from gradwire.training.schedule import Schedule
 
@@ -64,7 +66,9 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "schedule": SCHEDULES,
     "partition": PARTITIONS,
     "compute": COMPUTE_TIME,
+    "layer times": LAYER_TIMES,
     "stragglers": STRAGGLERS,
+    "topology": TOPOLOGY,
     "fault": FAULTS,
 }
 

@@ -22,7 +22,6 @@ from gradwire.core.node import (
     Call,
     Compute,
     CurrentMembers,
-    Effect,
     Framed,
     Membership,
     Node,
@@ -37,14 +36,15 @@ from gradwire.core.node import (
 from gradwire.core.profile import Profile
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Calls, Evaluator, no_evaluator
-from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Program, R, Task
+from gradwire.runtime.interpreter.interpreter import Program, R, Task
 from gradwire.runtime.interpreter.mailboxes import Mailbox
 from gradwire.runtime.network.faults import Fault, Loss, parse_faults
 from gradwire.runtime.network.links import Links
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.network.outages import CRASH, NOTICE, Outage, Outages
+from gradwire.runtime.virtual.clock import Seconds, VirtualClock
 from gradwire.runtime.virtual.coding_time import CodingTime
-from gradwire.runtime.virtual.computation import LayerTimes, VirtualComputation
+from gradwire.runtime.virtual.computation import LayerTimes
 from gradwire.runtime.virtual.events import (
     COMPUTED,
     FAULT,
@@ -66,15 +66,13 @@ from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.runtime.virtual.trace import Occupy, Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
 
-Seconds = Callable[[int, Any], float]
-
 OnChange = Callable[[int, float], None]
 
 _NO_KEY = Key(0)
 _MAX_FUTILE = 100_000
 
 
-class VirtualEngine(Interpreter):
+class VirtualEngine(VirtualClock):
     """Runs programs on virtual nodes. Clocks, NICs and ledger are kept from one run to the next.
 
     Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it
@@ -297,87 +295,6 @@ class VirtualEngine(Interpreter):
                     self._deliver(src, dst, tag, message)
         if any(main is not None and not main.done for main in self._mains):
             raise DeadlockError(self._deadlock())
-
-    # The clock.
-
-    _resume = Interpreter._step
-
-    def _resume_any(self, task: Task, found: tuple[int, Any]) -> None:
-        # Only now: waiting for a message that never comes does not depend on time.
-        if self.trace is not None and not task.waiting_for.is_gathering:
-            self.trace.depends_on_time()
-        self._step(task, found)
-
-    def _schedule(self, task: Task, value: Any = None) -> None:
-        self._events.push(self._events.now, WAKE, (task, value))
-
-    def _resume_after(self, task: Task, seconds: float, value: Any = None) -> None:
-        if self.trace is not None:
-            self.trace.pause(task, seconds)
-        self._events.push(self._events.now + seconds, WAKE, (task, value))
-
-    def _time_out_after(self, task: Task, seconds: float) -> None:
-        at = self._events.now + seconds
-        self._events.push_last(at, TIMEOUT, (task, task.waiting_for))
-
-    def _call(self, task: Task, effect: Call[Any]) -> Any:
-        value, cost = self._calls.run(effect)
-        if cost <= 0.0:
-            return value
-        if self.trace is not None:
-            self.trace.occupy(task, cost)
-        return self._occupy(task, effect, cost, value)
-
-    def _occupy(self, task: Task, effect: Effect[Any], seconds: float, value: Any = None) -> Any:
-        """A node has one lane for its calls, whichever of its programs makes them."""
-        now, rank = self._events.now, task.rank
-        free = self._coding_free[rank]
-        done = self._coding_free[rank] = (free if free > now else now) + seconds
-        task.waiting_for = effect
-        self._events.push(done, WAKE, (task, value))
-        return WAITING
-
-    def _begin(self, task: Task, effect: Begin) -> VirtualComputation:
-        seconds = effect.seconds
-        if seconds is None:
-            seconds = self._seconds(task.rank, effect.request)
-        begun = VirtualComputation(self._layer_times, seconds, self._events.now, effect.is_open)
-        if effect.is_open and effect.request is not None:
-            begun.gradient = self._gradients.add(task, effect.request)
-        if self.trace is not None:
-            self.trace.begin(task, begun, effect.is_open)
-        return begun
-
-    def _open(self, task: Task, effect: Open) -> None:
-        begun = effect.computation
-        assert isinstance(begun, VirtualComputation)
-        begun.open(effect.layer, self._events.now)
-        if effect.request is not None:
-            begun.gradient = self._gradients.add(task, effect.request)
-        if begun.is_forward_done:
-            for waiting, layer in begun.waiting:
-                self._events.push(begun.reached_s(layer), REACHED, (waiting, begun))
-            begun.waiting.clear()
-
-    def _reach(self, task: Task, effect: Reach[Any]) -> Any:
-        begun = effect.computation
-        assert isinstance(begun, VirtualComputation)
-        task.waiting_for = effect
-        if begun.is_forward_done:
-            due = max(begun.reached_s(effect.layer), self._events.now)
-            self._events.push(due, REACHED, (task, begun))
-        else:
-            begun.waiting.append((task, effect.layer))
-        return WAITING
-
-    def _compute(self, task: Task, effect: Compute[Any]) -> Any:
-        seconds = self._seconds(task.rank, effect.request)
-        if self.trace is not None:
-            self.trace.pause(task, seconds)
-        due = self._events.now + seconds
-        self._events.push(due, COMPUTED, self._gradients.add(task, effect.request))
-        task.waiting_for = effect
-        return WAITING
 
     def _finish(self, task: Task) -> None:
         self.clocks[task.rank] = max(self.clocks[task.rank], self._events.now)

@@ -400,5 +400,5 @@ class NodeRun(NodeState):
         own = model or self.role.model() or [torch.empty(0)]
         buffers = dict(zip(self.plan.task.initial_buffers(), own[1:]))
         replicas = [self.role.replica] if isinstance(self.role, WorkerRole) else []
-        metrics, summary = decision["metrics"], decision["summary"]
-        return Run(self.config, metrics, summary, own[0], buffers, replicas, ledger)
+        decided = decision["metrics"], decision["summary"]
+        return Run(self.config, *decided, own[0], buffers, replicas, ledger)
