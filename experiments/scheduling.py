@@ -41,7 +41,13 @@ MODELS = (
     ("resnet20", "cifar10", 0.16, 50_000),
 )
 # Those whose buckets or order depend on the bandwidth run once for each network.
-SAME_EVERYWHERE = ("sequential", 'sequential("layer")', "wfbp", "fusion({0}, first={1})")
+SAME_EVERYWHERE = (
+    "sequential",
+    'sequential("layer")',
+    "wfbp",
+    "fusion({0}, first={1})",
+    "dear({0})",
+)
 OWN_ON_EACH = ("mgwfbp", "priority({0}, credit={2})")
 TOPOLOGIES = (
     "switch",
