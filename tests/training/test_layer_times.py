@@ -53,7 +53,7 @@ def test_tables_of_nested_modules(tmp_path):
     path = tmp_path / "layers.toml"
     path.write_text("[1]\nforward = 1.0\nbackward = 2.0\n[3]\nforward = 2.0\n")
     with pytest.raises(ValueError, match=r"layer '3' a table with forward and backward.*got"):
-        profile(f'file("{path}")')
+        profile(f'layer_table("{path}")')
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_files_that_are_refused(content, message, tmp_path):
     path = tmp_path / "layers.toml"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        profile(f'file("{path}")')
+        profile(f'layer_table("{path}")')
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('file("missing.toml")', "missing.toml.*cannot be read"),
+        ('layer_table("missing.toml")', "missing.toml.*cannot be read"),
         ("given((1.0,), backward=(1.0,))", "has times of 1 and 1 layers; the model has 3: 1, 3, 5"),
         ("given((1.0, 1.0, -1.0), backward=(1.0, 1.0, 1.0))", "at least 0"),
         ("given((0.0, 0.0, 0.0), backward=(0.0, 0.0, 0.0))", "positive"),
