@@ -17,8 +17,7 @@ elements count as one layer with their neighbours.
 The survey leaves adapting compression to the course of training as an open question (Tang et al.
 2020, sec. 10, the third). Accordion (Agarwal et al. 2021) switches each layer between two rates by
 the change of its gradient norm; L-GreCo (Markov et al. 2024) searches for parameters of each layer
-by dynamic programming. Here elements compete directly, so the shares of layers follow the gradient
-in every step.
+by dynamic programming. Here elements compete directly, and shares of layers follow the gradient.
 
 `target_bytes` are those of one payload: per worker, step and bucket. The packed payload is never
 larger, and takes at least 95% of it unless the gradient has too few nonzero elements. In a chain
@@ -86,10 +85,7 @@ from gradwire.core.spec import Spec
 _SAMPLE_SHARE = 1 / 64  # of a layer, but no fewer elements than
 _MIN_SAMPLE = 4096
 _MIN_KEPT_IN_SAMPLE = 256
-_TARGET_SHARE, _ACCEPTED_SHARE = (
-    0.997,
-    0.985,
-)  # of the budget: target, and enough to stop
+_TARGET_SHARE, _ACCEPTED_SHARE = 0.997, 0.985  # of the budget; the second is enough to stop
 _MAX_TRIES = 6
 _MIN_CODE_BITS = 256  # of a code that shows how clustered positions are
 _EMPTY_BYTES = 16  # a message of nothing, at most

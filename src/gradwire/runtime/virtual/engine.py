@@ -67,7 +67,6 @@ from gradwire.runtime.virtual.trace import Occupy, Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
 
 OnChange = Callable[[int, float], None]
-
 _NO_KEY = Key(0)
 _MAX_FUTILE = 100_000
 

@@ -219,10 +219,6 @@ class NodeRun(NodeState):
         self.step_s = seconds / self.segment_steps
         self.step = self.current_step = last
 
-    def _num_native_means(self) -> int:
-        """Collectives that the transport ran itself; it does not count their bytes."""
-        return int(getattr(self.transport, "num_native_means", 0))
-
     # The node observes its worker, and reacts to changes of the membership.
 
     def worker_started(self, worker: TrainingWorker) -> None:

@@ -378,3 +378,7 @@ class NodeState:
         if self.checkpoints is None or not self.saved_step:
             return f"There is no checkpoint; begin again: {command}"
         return f"Resume from step {self.saved_step}: {command}"
+
+    def _num_native_means(self) -> int:
+        """Collectives that the transport ran itself; it does not count their bytes."""
+        return int(getattr(self.transport, "num_native_means", 0))
