@@ -18,12 +18,13 @@ from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.training.backward import PendingVector
 from gradwire.training.program import rejoin
 from gradwire.training.program import train as train_program
 from gradwire.training.schedule import Step
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import JOINING, AnswerHeader, PullHeader, PushHeader
-from gradwire.training.worker import TrainingWorker, _PendingVector
+from gradwire.training.worker import TrainingWorker
 from sampling import cover
 
 
@@ -380,7 +381,7 @@ def test_who_asks_twice_is_refused_once_and_answered_once(train) -> None:
         worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[node.rank]
         if node.rank == 1:
             await node.sleep(1.0)
-        await worker.client.push(_PendingVector(worker, x, 0), replica, 0, True)
+        await worker.client.push(PendingVector(worker, x, 0), replica, 0, True)
         if node.rank == 0:
             await worker.client.request_model(0)  # while it waits for the other one
             assert isinstance((await node.recv(2, ANSWER)).header, Failed)
@@ -407,7 +408,7 @@ def test_nobody_is_answered_who_waited_when_the_run_was_interrupted(
             for step in range(getattr(plan.synchronization, "staleness", 0) + 1):
                 if step:
                     await worker.client._receive_answer(3)
-                await worker.client.push(_PendingVector(worker, x, step), replica, step, True)
+                await worker.client.push(PendingVector(worker, x, step), replica, step, True)
 
     async def coming_back(node: Node) -> torch.Tensor:
         await node.sleep(0.0 if node.rank == first else 5.0 + node.rank)
@@ -468,7 +469,7 @@ def test_a_server_refuses_pushes_out_of_turn(train, synchronization, steps) -> N
         worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[2]
         x, wants_answer = torch.ones(8, dtype=torch.float64), "fedavg" not in synchronization
         for step in steps:
-            await worker.client.push(_PendingVector(worker, x, step), replica, step, wants_answer)
+            await worker.client.push(PendingVector(worker, x, step), replica, step, wants_answer)
         while True:
             await worker.client._receive_answer(3)
 

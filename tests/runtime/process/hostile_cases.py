@@ -33,9 +33,10 @@ from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.zeromq.transport import ZmqTransport
 from gradwire.testing import quadratics
 from gradwire.training import program
+from gradwire.training.backward import PendingVector
 from gradwire.training.server import TrainingServer
 from gradwire.training.wire import AnswerHeader, PullHeader, PushHeader, answer_codec
-from gradwire.training.worker import TrainingWorker, _PendingVector
+from gradwire.training.worker import TrainingWorker
 from runtime.process.parity_cases import connect
 
 HONEST, HOSTILE, SERVER, SCHEDULER = 0, 1, 2, 4
@@ -230,7 +231,7 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
     async def asks(node: Node) -> list[str]:
         worker, replica = TrainingWorker(plan, node), plan.initial_replicas()[HOSTILE]
         zeros = torch.zeros(21, dtype=torch.float64)
-        replica = await worker.client.push(_PendingVector(worker, zeros, 0), replica, 0, True)
+        replica = await worker.client.push(PendingVector(worker, zeros, 0), replica, 0, True)
         said = []
         for _ in range(REPEATS):
             await worker.client.request_model(1)  # it waits for an answer already

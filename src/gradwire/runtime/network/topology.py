@@ -176,6 +176,8 @@ class File(Topology):
 
     path: str
 
+    examples = ('file("links.toml")',)
+
     def fabric(self, network: Network, num_workers: int) -> Fabric:
         try:
             text = Path(self.path).read_text()
