@@ -32,7 +32,7 @@ def test_same_trajectory_as_the_simulator(num_workers: int, tmp_path: Path) -> N
     check(num_workers, tmp_path, 120)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 def test_all_combinations(
     num_workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
