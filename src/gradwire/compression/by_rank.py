@@ -29,10 +29,10 @@ from gradwire.core.codec import (
     State,
     Traits,
     drops_for_good,
-    overlap,
     unpack,
 )
 from gradwire.core.composite import Composite
+from gradwire.core.guarantee import weakest
 from gradwire.core.key import Key
 from gradwire.core.notation import Table
 from gradwire.core.spec import Spec
@@ -96,13 +96,7 @@ class ByRank(Composite):
 
     def guarantee(self, spec: Spec) -> Guarantee:
         each = [member.guarantee(spec) for member in self.members]
-        omegas, deltas = [own.omega for own in each], [own.delta for own in each]
-        return Guarantee(
-            omega=None if None in omegas else max(o for o in omegas if o is not None),
-            delta=None if None in deltas else min(d for d in deltas if d is not None),
-            grows=not all(own.contracts for own in each),
-            within=overlap(each),
-        )
+        return weakest(each)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         number = self.number_of(key.rank)

@@ -55,7 +55,6 @@ from gradwire.core.codec import (
     check_tensor,
     drops_for_good,
     layout_in_state,
-    overlap,
     pack_parts,
 )
 from gradwire.core.composite import Composite
@@ -66,6 +65,7 @@ from gradwire.core.fusion import (
     decode_mean,
     encode_split_feedback,
 )
+from gradwire.core.guarantee import weakest
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -143,13 +143,7 @@ class Layerwise(Composite):
         each = [self.codec.guarantee(own) for own in specs if own.numel]
         if not each:
             return self.codec.guarantee(spec)
-        omegas, deltas = [own.omega for own in each], [own.delta for own in each]
-        return Guarantee(
-            omega=None if None in omegas else max(o for o in omegas if o is not None),
-            delta=None if None in deltas else min(d for d in deltas if d is not None),
-            grows=not all(own.contracts for own in each),
-            within=overlap(each),
-        )
+        return weakest(each)
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         specs = layer_specs(tensors_covering(spec.tensors, spec.numel), spec.dtype)

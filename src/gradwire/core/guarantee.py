@@ -47,3 +47,14 @@ def overlap(guarantees: Sequence[Guarantee]) -> tuple[float, float] | None:
     if not ranges:
         return None
     return max(low for low, _ in ranges), min(high for _, high in ranges)
+
+
+def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """What holds for parts of a tensor, or for senders, that have a guarantee each."""
+    omegas, deltas = [each.omega for each in guarantees], [each.delta for each in guarantees]
+    return Guarantee(
+        omega=None if None in omegas else max(o for o in omegas if o is not None),
+        delta=None if None in deltas else min(d for d in deltas if d is not None),
+        grows=not all(each.contracts for each in guarantees),
+        within=overlap(guarantees),
+    )

@@ -151,7 +151,7 @@ class DiLoCo(Synchronization):
         return replica
 
     def _buckets_of(self, fragment: int, worker: Worker) -> list[int]:
-        """The numbers of its buckets: every so many-th, which the paper finds best."""
+        """The numbers of its buckets: strided over the layers, which the paper finds best."""
         return list(range(fragment, len(worker.buckets), self.fragments))
 
     async def _exchange(

@@ -261,7 +261,7 @@ static void contexts_narrow(const context_job *job, model *m, int64_t first, int
 
 #ifdef GW_WIDE
 /* Sixteen segments side by side, `steps` elements of each from `from` on, a multiple of 16; those
-   of the lanes from `used` on are done in vain. */
+   of the lanes from `used` on are computed and not used. */
 GW_WIDE GW_INLINE void contexts_wide(const context_job *job, models *all, const int64_t *from,
                                       int64_t steps, int used, int is_first, int64_t *counts,
                                       int64_t *errors) {

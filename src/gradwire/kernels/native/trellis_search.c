@@ -244,7 +244,7 @@ GW_INLINE void trace(const uint16_t *ways, const int32_t *scaled, int64_t apart,
 /* ------------------------------------------------------------------ one block at a time */
 
 /* Costs and codes of sixteen elements from `first` on, side by side; what is left of the last
-   sixteen is done in vain. */
+   sixteen is computed and not used. */
 GW_INLINE void branches_of(alone_space *space, const search_job *job, int64_t start,
                            int64_t steps) {
     for (int64_t first = 0; first < steps; first += LANES) {

@@ -18,7 +18,7 @@ numbered from 0 as they were spawned:
     [0, "received any", 2, 3735928559]          the same, but it would have taken any rank's
     [0, "nothing", 3735928559]                  no message with this tag came in time
     [0, "change", 3735928559, 2, 0, 1.25]       from `watch`: rank 2 was lost (1: came), and when
-    [0, "lost", 2, 3735928559, 2, 1.25, 1.5]    it waited for rank 2 in vain, since rank 2 is lost,
+    [0, "lost", 2, 3735928559, 2, 1.25, 1.5]    it waited for rank 2, which is lost,
                                                 and when; when that was noticed
     [0, "computed"]                             a gradient
     [0, "slept"]
