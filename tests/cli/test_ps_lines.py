@@ -11,6 +11,7 @@ import pytest
 
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
 from gradwire.experiment.processes.replay import replay
+from listing import live_glob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ANY = "tcp://127.0.0.1:0"
@@ -212,7 +213,7 @@ def test_its_engine_is_that_of_real_processes(stage: Stage, tmp_path: Path) -> N
 
 def num_bytes_heard(folder: Path, before: set[Path]) -> int:
     """By servers that were not there before."""
-    journals = folder.glob("run/servers/[0-9]*/journal-*.log")
+    journals = live_glob(folder, "run/servers/[0-9]*/journal-*.log")
     return sum(nbytes_of(path) for path in journals if path.parent not in before)
 
 

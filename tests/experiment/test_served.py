@@ -24,6 +24,7 @@ from experiment.served_at_work import SETTINGS, Play, Stage, are_gone, flags, nb
 from gradwire.experiment.processes.replay import replay
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
 from gradwire.experiment.processes.state.recovery import SERVER_STATE_STEP
+from listing import live_glob
 from sampling import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -60,7 +61,7 @@ def is_training(folder: Path, nbytes: int = 15_000) -> Callable[[], bool]:
     """Whether its servers have heard so much."""
 
     def is_so() -> bool:
-        journals = list(folder.glob("servers/*/journal-*.log"))
+        journals = live_glob(folder, "servers/*/journal-*.log")
         return len(journals) >= 2 and sum(map(nbytes_of, journals)) > nbytes
 
     return is_so
@@ -165,7 +166,7 @@ def test_ssp_goes_on_without_a_worker_that_is_killed_and_with_one_that_comes(sta
 
 
 def _size(folder: Path) -> int:
-    return sum(map(nbytes_of, folder.glob("servers/*/journal-*.log")))
+    return sum(map(nbytes_of, live_glob(folder, "servers/*/journal-*.log")))
 
 
 @pytest.mark.slow
@@ -464,7 +465,7 @@ def test_a_run_that_one_worker_has_finished_and_one_has_not_is_not_done(stage, t
 
         def is_at_rest():
             time.sleep(0.7)
-            sizes.append(sum(map(nbytes_of, folder.glob("servers/*/journal-*"))))
+            sizes.append(sum(map(nbytes_of, live_glob(folder, "servers/*/journal-*"))))
             return sizes[-1] == sizes[-2]
 
         play.until(is_at_rest, "worker 0 to come to its end")

@@ -29,6 +29,7 @@ from gradwire.experiment.run.record import Record
 from gradwire.experiment.run.setup import prepare
 from gradwire.runtime.durable import journal
 from gradwire.training.wire import PushHeader
+from listing import live_glob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 NUM_STEPS = 300
@@ -68,22 +69,15 @@ def num_pushes(folder: Path) -> dict[int, int]:
 
 def journal_nbytes(folder: Path) -> int:
     """Of the server that has written fewest."""
-    try:
-        paths = sorted(folder.glob("servers/*/journal-*.log"))
-    except FileNotFoundError:  # a store was removed meanwhile
-        return 0
     found = Counter[str]()
-    for path in paths:
+    for path in live_glob(folder, "servers/*/journal-*.log"):
         found[path.parent.name] += nbytes_of(path)
     return min(found.values()) if len(found) == len(SERVERS) else 0
 
 
 def num_states(folder: Path) -> int:
     """Of the server that has saved fewest."""
-    try:
-        paths = sorted(folder.glob("servers/*/state-*.pt"))
-    except FileNotFoundError:  # a store was removed meanwhile
-        return 0
+    paths = live_glob(folder, "servers/*/state-*.pt")
     newest = {path.parent.name: int(path.stem.split("-")[1]) for path in paths}
     return min(newest.values()) if len(newest) == len(SERVERS) else 0
 

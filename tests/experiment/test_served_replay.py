@@ -13,6 +13,7 @@ import torch
 from experiment.served_at_work import Play, Stage, flags, nbytes_of
 from gradwire.experiment.processes.replay import order_path, replay
 from gradwire.runtime.storage.text import open_json, seal_json
+from listing import live_glob
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -65,7 +66,7 @@ def test_a_server_that_went_on_from_a_state_has_no_order(stage, tmp_path):
 
     def has_state() -> bool:
         """Not the first one, before which it may have heard nothing."""
-        states = folder.glob("servers/4-*/state-*.pt")
+        states = live_glob(folder, "servers/4-*/state-*.pt")
         return any(int(path.stem.removeprefix("state-")) > 2 for path in states)
 
     often = ("--checkpoint-every", "100ms", "--restarts", "1")

@@ -14,6 +14,7 @@ from gradwire.core.errors import LostError, StoppedError
 from gradwire.experiment.processes.launch.children import LOST
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.run.record import Record
+from listing import live_glob
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def refuse_summary(folder: Path, pid: int) -> None:
 
 def journal(folder: Path) -> Path | None:
     """Of server 0, once something was written to it."""
-    found = sorted(folder.glob("servers/2-*/journal-*.log"))
+    found = live_glob(folder, "servers/2-*/journal-*.log")
     return found[-1] if found and nbytes_of(found[-1]) > 15_000 else None
 
 

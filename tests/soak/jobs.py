@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
+from listing import live_glob
 from soak import watch
 
 _COMMON = {
@@ -155,11 +156,9 @@ class Launch:
 
     def is_training(self) -> bool:
         """Whether it has left something since it started that only a run that trains leaves."""
-        found: list[Path] = []
-        with suppress(FileNotFoundError):  # a folder may vanish while it is listed
-            found += self.folder.glob("servers/*/journal-*.log")
-            if self.job.is_synchronous:  # else they may be what servers had before
-                found += self.folder.glob("checkpoints/step-*/rank-*.pt")
+        found = live_glob(self.folder, "servers/*/journal-*.log")
+        if self.job.is_synchronous:  # else they may be what servers had before
+            found += live_glob(self.folder, "checkpoints/step-*/rank-*.pt")
         for path in found:
             with suppress(OSError):
                 status = path.stat()
