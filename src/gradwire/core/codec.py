@@ -212,6 +212,18 @@ class Codec(Compression):
 report_methods(Codec)  # what a codec inherits reports as well
 
 
+@reported("encode")
+def encode_values(codec: Codec, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+    """Like `codec.encode`, for values that are averaged and not sent as bytes: without a copy."""
+    is_plain = codec.fusion is None and codec.traits.coder is None
+    if not is_plain or codec.leaves is Kind.SYMBOLS:
+        return codec.encode(x, state, key)
+    check_input(codec, x)
+    spec = spec_in_state(codec, x, state)
+    parts, state = codec.split(x.detach().reshape(-1).contiguous(), state, key)
+    return Payload.deferred(parts, payload_context(codec, spec)), state
+
+
 def as_sent(codec: Codec) -> Codec:
     """The codec whose payloads `codec.encode` makes: with its default coder, if it has one."""
     coder = codec.traits.coder

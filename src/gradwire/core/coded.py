@@ -2,13 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.codec import Codec, State, check_input, corrected, finalize, merge, unpack
+from gradwire.core.codec import (
+    Codec,
+    State,
+    check_input,
+    corrected,
+    encode_values,
+    finalize,
+    merge,
+    unpack,
+)
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import Residual, decode_mean, encode_feedback
 from gradwire.core.group import Aggregation, Merging, mean_in_order
@@ -167,7 +177,8 @@ def encode(
     """
     lost = None
     if residual is None:
-        payload, state = codec.encode(x, state, key)
+        make = codec.encode if is_sent else partial(encode_values, codec)
+        payload, state = make(x, state, key)
     else:
         if isinstance(residual, kernels.Motion):
             residual = residual.on(x.device)

@@ -161,7 +161,11 @@ def mean_in_order(pieces: Iterable[Tensor], count: int) -> Tensor:
 
     16-bit floats are added in float32 and rounded once, so that they cannot overflow.
     """
-    pieces = iter(pieces)
+    if isinstance(pieces, tuple) and is_half(pieces[0]):
+        first = pieces[0]
+        out = kernels.empty(first.numel(), first.dtype, first.device)
+        return kernels.mean_halves(pieces, count, out).view(first.shape)
+    pieces = iter(pieces)  # one after the other: all at once might not fit
     first = next(pieces)
     total = _empty_like(first)
     if is_half(first):

@@ -89,6 +89,10 @@ class Lifted(Reducer):
     def can_push(self) -> bool:
         return True
 
+    @property
+    def checks_input(self) -> bool:
+        return self.codec.traits.statistic is None  # which is sent before
+
     def codec_at(self, step: int) -> Codec:
         return self.codec
 

@@ -139,8 +139,9 @@ class Computation:
 class Begin(Effect[Computation]):
     """Start to compute a gradient; the program does not wait.
 
-    Unless it `is_open`, each layer waits for its `Open`, since its parameters are under way: then
-    the request has none. `seconds`: how long it takes, where that is known (in a replay).
+    Unless it `is_open`, each layer waits for its `Open`, since its parameters are under way. On a
+    node that `is_alone` they arrive in the memory of the request's parameters. `seconds`: how long
+    it takes, where that is known (in a replay).
     """
 
     __slots__ = ("is_open", "request", "seconds")
@@ -244,15 +245,17 @@ class Node:
 
     `size` is the number of workers, whose ranks are 0 .. size - 1. Nodes with other roles (servers,
     a scheduler) have the ranks after them. `native`: the engine may answer a `Collective`; if it
-    is False, programs need not ask.
+    is False, programs need not ask. `is_alone`: it has its process to itself, so that results that
+    are only shared in the simulator may be written into memory of its own.
     """
 
-    __slots__ = ("native", "rank", "size")
+    __slots__ = ("is_alone", "native", "rank", "size")
 
-    def __init__(self, rank: int, size: int, native: bool = False) -> None:
+    def __init__(self, rank: int, size: int, native: bool = False, is_alone: bool = False) -> None:
         self.rank = rank
         self.size = size
         self.native = native
+        self.is_alone = is_alone
 
     def send(self, dst: int, tag: Tag, data: Tensor, label: str = "") -> Send:
         """`label` names the tensor in the byte ledger."""

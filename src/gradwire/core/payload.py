@@ -44,13 +44,17 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 class Payload:
-    """An immutable message: `parts["values"]` are views into `buffer`, a uint8 vector."""
+    """An immutable message: `parts["values"]` are views into `buffer`, a uint8 vector.
+
+    A deferred payload is packed when its bytes are asked for; until then its parts are what it was
+    made of, which nobody may change.
+    """
 
     __slots__ = ("_buffer", "_has_checksum", "context", "parts")
 
     def __init__(
         self,
-        buffer: Tensor,
+        buffer: Tensor | None,
         parts: Mapping[str, Tensor],
         context: int,
         *,
@@ -65,6 +69,10 @@ class Payload:
     def buffer(self) -> Tensor:
         """The bytes that are sent. The checksum is computed at the first call: it takes longer than
         the rest of some codecs, and is not needed where values are added on their way."""
+        if self._buffer is None:
+            packed = Payload.pack(self.parts, self.context)
+            self._buffer, self.parts = packed._buffer, packed.parts
+        assert self._buffer is not None
         if not self._has_checksum:
             report(PACK, self.nbytes)
             crc = _crc(self._buffer, self.context).to_bytes(4, "little")
@@ -74,6 +82,8 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
+        if self._buffer is None:
+            return _packed_nbytes(list(self.parts.values()))
         return self._buffer.numel()
 
     def __repr__(self) -> str:
@@ -83,14 +93,17 @@ class Payload:
         return f"Payload({self.nbytes} bytes: {parts})"
 
     @staticmethod
+    def deferred(parts: Mapping[str, Tensor], context: int = 0) -> "Payload":
+        """For payloads whose parts may never travel as bytes: values that are averaged instead."""
+        flat = {name: part.detach().reshape(-1) for name, part in parts.items()}
+        return Payload(None, flat, context, has_checksum=False)
+
+    @staticmethod
     def pack(parts: Mapping[str, Tensor], context: int = 0) -> "Payload":
         """Copies the parts into one buffer, in the order given."""
         tensors = [part.detach().reshape(-1) for part in parts.values()]
         assert len(tensors) < 256, "a payload holds at most 255 parts"
-        table = bytearray()
-        for tensor in tensors:
-            table.append(_CODES[tensor.dtype])
-            write_varint(table, tensor.numel())
+        table = _table(tensors)
         offsets, total = _layout([(t.element_size(), t.numel()) for t in tensors], len(table))
         device = tensors[0].device if tensors else torch.device("cpu")
         buffer = kernels.empty(total, torch.uint8, device)
@@ -146,6 +159,20 @@ class Payload:
         unknown = set(parts) - set(self.parts)
         assert not unknown, f"no parts {unknown} in {self!r}"
         return Payload.pack({**self.parts, **parts}, self.context)
+
+
+def _table(tensors: Sequence[Tensor]) -> bytearray:
+    """Dtype and length of each part."""
+    table = bytearray()
+    for tensor in tensors:
+        table.append(_CODES[tensor.dtype])
+        write_varint(table, tensor.numel())
+    return table
+
+
+def _packed_nbytes(tensors: Sequence[Tensor]) -> int:
+    sizes = [(tensor.element_size(), tensor.numel()) for tensor in tensors]
+    return _layout(sizes, len(_table(tensors)))[1]
 
 
 def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int]], int]:

@@ -181,6 +181,11 @@ class Reducer(Compression):
         return (self,)
 
     @property
+    def checks_input(self) -> bool:
+        """Whether `mean` refuses NaN and infinity before it sends anything."""
+        return False
+
+    @property
     def can_push(self) -> bool:
         """Whether a worker's messages can be decoded without state of the receiver: `push`."""
         return False

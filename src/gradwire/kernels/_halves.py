@@ -1,4 +1,6 @@
-"""float32 to 16 bits."""
+"""float32 to 16 bits, and means of 16-bit floats."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,3 +18,18 @@ def narrow(x: Tensor, out: Tensor) -> bool:
         raise ValueError(f"narrow needs {x.numel()} contiguous elements for its result")
     run = pick(x.device, native.narrow, reference.narrow)
     return run(x.reshape(-1), out.view(-1))
+
+
+def mean_halves(pieces: Sequence[Tensor], count: int, out: Tensor) -> Tensor:
+    """The sum of float16 or bfloat16 vectors over `count`, added in float32 and rounded once."""
+    kinds = {(piece.dtype, piece.numel(), piece.device) for piece in (*pieces, out)}
+    if len(kinds) > 1 or out.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"mean_halves takes 16-bit vectors of one kind, got {sorted(map(str, kinds))}"
+        )
+    if not pieces or not out.is_contiguous():
+        raise ValueError(
+            "mean_halves needs at least one vector, and contiguous memory for the mean"
+        )
+    run = pick(out.device, native.mean_halves, reference.mean_halves)
+    return run([piece.reshape(-1) for piece in pieces], count, out)

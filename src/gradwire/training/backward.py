@@ -1,6 +1,6 @@
 """Gradients under way, as schedules see them (`core.protocols.Backward`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,10 +11,17 @@ from gradwire.core.node import Computation, Node
 from gradwire.core.profile import Profile
 from gradwire.core.protocols import Bucket, Replica
 from gradwire.core.ramp import at
-from gradwire.training.gradient import GradientRequest, GradientResult
+from gradwire.training.gradient import GradientRequest, StepResult
 
 if TYPE_CHECKING:
     from gradwire.training.worker import TrainingWorker
+
+
+class Outcome(NamedTuple):
+    """What a step leaves besides its gradient."""
+
+    loss: Tensor
+    buffers: Mapping[str, Tensor]  # running statistics
 
 
 class Accumulated(NamedTuple):
@@ -25,12 +32,10 @@ class Accumulated(NamedTuple):
     loss: Tensor | None
     num_batches: int  # of the step
 
-    def complete(self, last: GradientResult, gradient: Tensor) -> GradientResult:
-        """The result of the step, given that of the last mini-batch and the mean gradient."""
-        if self.loss is None:
-            return last
-        loss = (self.loss + last.loss) / self.num_batches
-        return GradientResult(loss, gradient, last.buffers)
+    def outcome(self, last: StepResult) -> Outcome:
+        """That of the step, given the last mini-batch's."""
+        loss = last.loss if self.loss is None else (self.loss + last.loss) / self.num_batches
+        return Outcome(loss, last.buffers)
 
 
 class PendingGradient:
@@ -51,7 +56,7 @@ class PendingGradient:
         self.replica = replica
         self.step = step
         self.scale = scale
-        self.result: GradientResult | None = None
+        self._last: StepResult | None = None  # of the last mini-batch
         self.was_dropped = False
         self._computation = computation
         self._before: Accumulated | None = None
@@ -64,6 +69,13 @@ class PendingGradient:
     def profile(self) -> Profile:
         return self.worker.plan.profile
 
+    def outcome(self) -> Outcome:
+        """When all gradients are there."""
+        assert self._last is not None, "no gradient has been asked for"
+        if self._before is None:
+            return Outcome(self._last.loss, self._last.buffers)
+        return self._before.outcome(self._last)
+
     def params_of(self, bucket: Bucket) -> Tensor:
         """The parameters at which the gradient of a bucket is computed."""
         return self.replica.params[bucket.start : bucket.stop]
@@ -73,13 +85,13 @@ class PendingGradient:
         before = await worker.accumulate(self.replica, self.step)
         last = await worker.node.compute(before.request)
         gradient = await worker.finish_mean(before.total, last.gradient)
-        self.result = before.complete(last, gradient)
+        self._before, self._last = before, last
         if plan.ability == "push_pull" and plan.nonfinite == "skip":
             # Servers wait for this push and no other worker knows of the problem: it pushes zeros.
             if not is_finite(gradient):
                 self.was_dropped = True
                 return torch.zeros_like(gradient)
-        else:
+        elif not plan.encoding_checks:
             gradient = await worker.checked(gradient, "gradient", self.step)
         gradient = await worker.ready(gradient, self.replica, self.step, plan.clips_locally)
         if self.scale != 1.0:
@@ -92,15 +104,14 @@ class PendingGradient:
             self._before = await worker.accumulate(self.replica, self.step)
             self._computation = await worker.node.begin(self._before.request)
         layer = plan.profile.first_layer(bucket)
-        last: GradientResult = await worker.node.reach(self._computation, layer)
-        piece, total = last.gradient[bucket.start : bucket.stop], None
-        self.result = last
-        if self._before is not None:
-            self.result = self._before.complete(last, last.gradient)
-            if self._before.total is not None:
-                total = self._before.total[bucket.start : bucket.stop]
-        piece = await worker.finish_mean(total, piece)
-        worker.check_piece(piece, bucket, self.step)
+        last: StepResult = await worker.node.reach(self._computation, layer)
+        self._last = last
+        total = None if self._before is None else self._before.total
+        if total is not None:
+            total = total[bucket.start : bucket.stop]
+        piece = await worker.finish_mean(total, last.piece(bucket.start, bucket.stop))
+        if not plan.encoding_checks:
+            worker.check_piece(piece, bucket, self.step)
         decay = at(plan.local_decay, self.step, plan.steps_per_epoch)
         if decay:
             piece = await worker.node.call(add_weight_decay, piece, self.params_of(bucket), decay)
@@ -150,3 +161,11 @@ class PendingVector:
 
 def add_weight_decay(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
     return gradient.add(params, alpha=decay)
+
+
+def evaluated(replica: Replica, outcome: Outcome | None) -> Replica:
+    """The replica after a gradient. None: it was dropped, with its statistics and its loss."""
+    replica = replica.having(num_gradients=replica.num_gradients + 1)
+    if outcome is None:
+        return replica
+    return replica.having(buffers=outcome.buffers, loss=outcome.loss)

@@ -16,6 +16,8 @@ from torch import Tensor
 from gradwire.core.notation import Expression
 
 State = dict[str, Tensor]
+Memory = tuple[Tensor, Mapping[str, Tensor]]  # for the new parameters, and for vectors of the state
+_NO_MEMORY: tuple[None, Mapping[str, Tensor]] = (None, {})
 
 
 class HeavyBall(NamedTuple):
@@ -48,9 +50,17 @@ class Optimizer(Expression, ABC):
 
     @abstractmethod
     def update(
-        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float
+        self,
+        params: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        lr: float,
+        out: "Memory | None" = None,
     ) -> tuple[Tensor, State]:
-        """New parameters and state after one step with learning rate `lr`."""
+        """New parameters and state after one step with learning rate `lr`.
+
+        Vectors are written into `out`, if given, which must not be the memory of an argument.
+        """
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,16 +99,23 @@ class SGD(Optimizer):
         return {"momentum": torch.zeros_like(params)} if self.momentum else {}
 
     def update(
-        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float
+        self,
+        params: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        lr: float,
+        out: Memory | None = None,
     ) -> tuple[Tensor, State]:
+        place, kept = out or _NO_MEMORY
         if self.weight_decay:
             gradient = gradient.add(params, alpha=self.weight_decay)
         if not self.momentum and "momentum" not in state:  # a ramp may begin at zero
-            return params.sub(gradient, alpha=lr), {}
+            return torch.sub(params, gradient, alpha=lr, out=place), {}
         # Rounded as torch.optim does it: the product, then the sum.
-        velocity = state["momentum"].mul(self.momentum).add_(gradient)
+        velocity = torch.mul(state["momentum"], self.momentum, out=kept.get("momentum"))
+        velocity.add_(gradient)
         direction = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-        return params.sub(direction, alpha=lr), {"momentum": velocity}
+        return torch.sub(params, direction, alpha=lr, out=place), {"momentum": velocity}
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,18 +140,25 @@ class Adam(Optimizer):
         return {"mean": zeros, "square": zeros.clone(), "step": torch.zeros((), dtype=torch.int64)}
 
     def update(
-        self, params: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float
+        self,
+        params: Tensor,
+        gradient: Tensor,
+        state: Mapping[str, Tensor],
+        lr: float,
+        out: Memory | None = None,
     ) -> tuple[Tensor, State]:
+        place, kept = out or _NO_MEMORY
         if self.weight_decay:
             gradient = gradient.add(params, alpha=self.weight_decay)
         step = state["step"] + 1
-        mean = torch.lerp(state["mean"], gradient, 1.0 - self.beta1)
-        square = (state["square"] * self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
+        mean = torch.lerp(state["mean"], gradient, 1.0 - self.beta1, out=kept.get("mean"))
+        square = torch.mul(state["square"], self.beta2, out=kept.get("square"))
+        square.addcmul_(gradient, gradient, value=1.0 - self.beta2)
         # m_hat / (sqrt(v_hat) + eps)   (Kingma and Ba 2015, Alg. 1)
         count = int(step)
         correction1, correction2 = 1.0 - self.beta1**count, 1.0 - self.beta2**count
         scale = (square.sqrt() / correction2**0.5).add_(self.eps)
-        params = params.addcdiv(mean, scale, value=-lr / correction1)
+        params = torch.addcdiv(params, mean, scale, value=-lr / correction1, out=place)
         return params, {"mean": mean, "square": square, "step": step}
 
 
@@ -157,11 +181,12 @@ def clipped_update(
     params: Tensor,
     gradient: Tensor,
     state: Mapping[str, Tensor],
+    out: Memory | None = None,
 ) -> tuple[Tensor, State]:
     """One step with a gradient that is clipped first, if at all."""
     if clip_norm is not None:
         gradient = clip_by_norm(gradient, clip_norm)
-    return optimizer.update(params, gradient, state, lr)
+    return optimizer.update(params, gradient, state, lr, out)
 
 
 def _check_at_least_zero(name: str, **values: float) -> None:

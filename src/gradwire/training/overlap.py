@@ -12,28 +12,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradwire.core.codec import State, is_finite
-from gradwire.core.errors import NonFiniteError
-from gradwire.core.group import Gate, concatenate
+from gradwire.core.codec import State
+from gradwire.core.group import Gate
 from gradwire.core.node import Computation, RunningProgram
 from gradwire.core.protocols import Bucket, Replica
 from gradwire.core.ramp import at
-from gradwire.training.backward import PendingGradient
+from gradwire.training.backward import PendingGradient, evaluated
 from gradwire.training.gradient import GradientRequest
-from gradwire.training.optimizer import Optimizer
+from gradwire.training.pieces import ModelPieces, cut
 
 if TYPE_CHECKING:
     from gradwire.training.worker import TrainingWorker
-
-OptimizerState = dict[str, Tensor]
 
 
 @dataclass(slots=True)
 class _Pieces:
     """A model in pieces, some of which may still be under way."""
 
-    params: list[Tensor]
-    optimizer: list[OptimizerState]
+    model: ModelPieces
     states: list[State]  # of compression
     task: RunningProgram[None] | None = None  # the exchange; None: all pieces are there
     step: int = -1
@@ -47,7 +43,9 @@ class _GradientOfPieces(PendingGradient):
     numbers: Mapping[Bucket, int]  # of pieces
 
     def params_of(self, bucket: Bucket) -> Tensor:
-        return self.pieces.params[self.numbers[bucket]]
+        params = self.pieces.model.params[self.numbers[bucket]]
+        assert params is not None, "its gradient is computed after it has arrived"
+        return params
 
 
 class ForwardOverlap:
@@ -64,10 +62,13 @@ class ForwardOverlap:
         node = worker.node
         before = self._pieces or await self._cut(replica)
         request = worker.request(replica, step)
+        if before.model.whole is not None:  # it arrives there
+            request = replace(request, params=before.model.whole.params)
         computation = await node.begin(request, is_open=before.task is None)
         if before.task is not None:
             await node.spawn(self._open(before, computation, request))
-        after = _Pieces(list(before.params), list(before.optimizer), list(before.states), step=step)
+        following = before.model.following(self._buckets, node)
+        after = _Pieces(following, list(before.states), step=step)
         backward = _GradientOfPieces(worker, replica, step, computation=computation)
         backward.pieces = before
         backward.numbers = {bucket: i for i, bucket in enumerate(self._buckets)}
@@ -88,23 +89,14 @@ class ForwardOverlap:
         await node.join(pieces.task)
         for number in range(len(self._buckets)):
             await self._wait_for(pieces, number)
-        params = await node.share(concatenate, tuple(pieces.params))
-        optimizer = {
-            name: await node.share(_join, tuple(own[name] for own in pieces.optimizer))
-            for name in replica.optimizer
-        }
-        return replica.having(params=params, optimizer=optimizer, exchange=tuple(pieces.states))
+        model = await pieces.model.join(replica.optimizer, node)
+        return replica.having(
+            params=model.params, optimizer=model.optimizer, exchange=tuple(pieces.states)
+        )
 
     async def _cut(self, replica: Replica) -> _Pieces:
-        node = self.worker.node
-        sizes = tuple(bucket.numel for bucket in self._buckets)
-        params = await node.share(_split, replica.params, sizes)
-        named = {
-            name: await node.share(_split, value, sizes)
-            for name, value in replica.optimizer.items()
-        }
-        optimizer = [{name: own[i] for name, own in named.items()} for i in range(len(sizes))]
-        return _Pieces(list(params), optimizer, list(replica.exchange))
+        model = await cut(replica, self._buckets, self.worker.node)
+        return _Pieces(model, list(replica.exchange))
 
     def _tag(self, step: int, number: int) -> tuple[str, int, int]:
         return ("updated", step, number)
@@ -128,7 +120,7 @@ class ForwardOverlap:
                 last += 1
             if number < len(layers) - 1:
                 await worker.node.open(computation, number)
-        params = await worker.node.share(concatenate, tuple(before.params))
+        params = (await before.model.join({}, worker.node)).params
         await worker.node.open(computation, len(layers) - 1, replace(request, params=params))
 
     async def _exchange(self, backward: PendingGradient, before: _Pieces, after: _Pieces) -> None:
@@ -140,16 +132,10 @@ class ForwardOverlap:
 
         async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             i = number[bucket]
-            group = plan.architecture.group(node, bucket.name)
-            group.gate = gate
-            reduced = await plan.reducer.mean(x, before.states[i], key.child(bucket.name), group)
-            if not await node.share(is_finite, reduced.mean):
-                raise NonFiniteError(worker.foreign_nonfinite_message("the mean", step))
-            params, optimizer = await node.share(
-                _update, rule, lr, before.params[i], reduced.mean, before.optimizer[i]
-            )
-            after.params[i], after.optimizer[i] = params, optimizer
-            after.states[i] = reduced.state
+            state = before.states[i]
+            mean, after.states[i] = await worker.mean_of_bucket(bucket, x, state, key, gate)
+            await worker.check_mean(mean, step)
+            await after.model.update(i, before.model, mean, rule, lr, bucket, node)
             await node.send(node.rank, self._tag(step, i), _NOTHING)
 
         await plan.scheduling.exchange(backward, self._buckets, reduce)
@@ -158,16 +144,25 @@ class ForwardOverlap:
 _NOTHING = torch.empty(0)
 
 
-def _split(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """A vector in pieces; a number, such as a count of steps, is in each."""
-    return x.split(sizes) if x.dim() else (x,) * len(sizes)
+async def step_by_bucket(worker: "TrainingWorker", replica: Replica, step: int) -> Replica:
+    """Each bucket is updated as soon as its mean is there."""
+    plan, node, buckets = worker.plan, worker.node, worker.buckets
+    rule, lr = at(plan.optimizer, step, plan.steps_per_epoch), plan.lr(step)
+    key = plan.key.at(step).private(worker.rank)
+    states = list(replica.exchange)
+    number = {bucket: i for i, bucket in enumerate(buckets)}
+    before = await cut(replica, buckets, node)
+    after = before.following(buckets, node)
 
+    async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
+        i = number[bucket]
+        mean, states[i] = await worker.mean_of_bucket(bucket, x, states[i], key, gate)
+        await worker.check_mean(mean, step)
+        await after.update(i, before, mean, rule, lr, bucket, node)
 
-def _join(pieces: tuple[Tensor, ...]) -> Tensor:
-    return concatenate(pieces) if pieces[0].dim() else pieces[0]
-
-
-def _update(
-    rule: Optimizer, lr: float, params: Tensor, gradient: Tensor, state: OptimizerState
-) -> tuple[Tensor, OptimizerState]:
-    return rule.update(params, gradient, state, lr)
+    backward = PendingGradient(worker, replica, step)
+    await plan.scheduling.exchange(backward, buckets, reduce)
+    model = await after.join(replica.optimizer, node)
+    return evaluated(replica, backward.outcome()).having(
+        params=model.params, optimizer=model.optimizer, exchange=tuple(states)
+    )

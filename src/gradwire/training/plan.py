@@ -10,6 +10,7 @@ import torch
 
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.group import is_half
 from gradwire.core.key import Key
 from gradwire.core.layout import NodeLayout
 from gradwire.core.limits import Limits
@@ -173,6 +174,22 @@ class Plan:
         """Whether a forward pass may start before the model of the last step is whole."""
         is_mean = self.ability == "mean" and self.synchronization.steps_on_mean
         return self.scheduling.overlaps_forward and is_mean and self.accumulate == 1
+
+    @cached_property
+    def encoding_checks(self) -> bool:
+        """Whether encoding a gradient finds NaN in it, so that no other pass has to look for it."""
+        is_clipped = self.clips_locally and self.clip_norm is not None
+        only_averaged = self.ability == "mean" and self.nonfinite == "error"
+        # Sums of 16-bit gradients and residuals saturate, which would hide infinity.
+        is_wide = not is_half(self.task.initial_params())
+        return only_averaged and is_wide and not is_clipped and self.reducer.checks_input
+
+    @cached_property
+    def updates_by_bucket(self) -> bool:
+        """Whether a bucket is updated as soon as its mean is there, before the others."""
+        is_mean = self.ability == "mean" and self.synchronization.steps_on_mean
+        may = self.clip_norm is None and self.optimizer.is_elementwise
+        return self.scheduling.overlaps and is_mean and may
 
     @cached_property
     def profile(self) -> Profile:

@@ -14,7 +14,7 @@ from gradwire.core.replica import Bucket
 from gradwire.models.base import Model
 from gradwire.training.evaluation import Mode, make_evaluator, resolve
 from gradwire.training.flat import FlatLayout
-from gradwire.training.gradient import Batch, GradientRequest, GradientResult, OnLayer
+from gradwire.training.gradient import Batch, BeforeLayer, GradientRequest, GradientResult, OnLayer
 from gradwire.training.skeleton import Skeleton
 
 __all__ = ["Batch", "Evaluation", "GradientRequest", "GradientResult", "Task"]
@@ -73,9 +73,19 @@ class Task:
         """Loss, gradient and new statistics for each request, in order."""
         return self._evaluator([self._checked(request) for request in requests])
 
-    def gradient_by_layer(self, request: GradientRequest, on_layer: OnLayer) -> None:
-        """One gradient; calls back for each layer (`core/profile.py`) when its part is there."""
-        self._evaluator.evaluate_layers(self._checked(request), self._layers, on_layer)
+    def gradient_by_layer(
+        self,
+        request: GradientRequest,
+        on_layer: OnLayer,
+        before_layer: BeforeLayer | None = None,
+    ) -> None:
+        """One gradient; calls back for each layer (`core/profile.py`) when its part is there.
+
+        `before_layer`: the parameters are still arriving; called before those of a layer are read.
+        """
+        self._evaluator.evaluate_layers(
+            self._checked(request), self._layers, on_layer, before_layer
+        )
 
     @cached_property
     def _layers(self) -> list[list[int]]:

@@ -27,11 +27,18 @@ from gradwire.core.protocols import (
 )
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
-from gradwire.training.backward import Accumulated, PendingGradient, PendingVector, add_weight_decay
+from gradwire.training.backward import (
+    Accumulated,
+    PendingGradient,
+    PendingVector,
+    add_weight_decay,
+    evaluated,
+)
 from gradwire.training.client import ServerClient, with_dropped_step
 from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.optimizer import clip_by_norm, clipped_update
-from gradwire.training.overlap import ForwardOverlap
+from gradwire.training.overlap import ForwardOverlap, step_by_bucket
+from gradwire.training.pieces import Whole
 from gradwire.training.plan import NONFINITE, Plan, codec_of_changes
 
 
@@ -101,15 +108,14 @@ class TrainingWorker:
         before = await self.accumulate(replica, step)
         result: GradientResult = await self.node.compute(before.request)
         gradient = await self.finish_mean(before.total, result.gradient)
-        result = before.complete(result, gradient)
-        if not is_finite(result.gradient):
+        if not is_finite(gradient):
             if self.plan.nonfinite == "error":
-                raise NonFiniteError(self._nonfinite_message(result.gradient, "gradient", step))
-            return None, _evaluated(with_dropped_step(replica), None)
+                raise NonFiniteError(self._nonfinite_message(gradient, "gradient", step))
+            return None, evaluated(with_dropped_step(replica), None)
         # Servers do not clip. A worker's own steps are clipped when it takes them.
         clips = self.plan.clips_locally and self.plan.synchronization.exchanges == "gradients"
-        gradient = await self.ready(result.gradient, replica, step, clips)
-        return gradient, _evaluated(replica, result)
+        gradient = await self.ready(gradient, replica, step, clips)
+        return gradient, evaluated(replica, before.outcome(result))
 
     async def ready(self, gradient: Tensor, replica: Replica, step: int, clips: bool) -> Tensor:
         """The gradient as exchanged: clipped and decayed, if that happens before compression."""
@@ -129,13 +135,14 @@ class TrainingWorker:
         backward = PendingGradient(self, replica, step, scale)
         mean, exchange = await self._exchange(backward, replica, step)
         if mean is None:
-            return None, _evaluated(with_dropped_step(replica), None)
-        assert backward.result is not None
-        return mean, _evaluated(replica, backward.result).having(exchange=exchange)
+            return None, evaluated(with_dropped_step(replica), None)
+        return mean, evaluated(replica, backward.outcome()).having(exchange=exchange)
 
     async def mean_step(self, replica: Replica, step: int) -> Replica:
         if self.plan.overlaps_forward:
             return await self._overlap.step(replica, step)
+        if self.plan.updates_by_bucket:
+            return await step_by_bucket(self, replica, step)
         mean, replica = await self.mean_gradient(replica, step)
         if mean is None:
             return replica
@@ -227,8 +234,7 @@ class TrainingWorker:
     async def push_pull_gradient(self, replica: Replica, step: int) -> Pulled | None:
         backward = PendingGradient(self, replica, step)
         pushed = await self.client.push(backward, replica, step, wants_answer=True)
-        assert backward.result is not None
-        pushed = _evaluated(pushed, None if backward.was_dropped else backward.result)
+        pushed = evaluated(pushed, None if backward.was_dropped else backward.outcome())
         return await self.client.receive_model(pushed, replica.exchange)
 
     async def push(self, x: Tensor, replica: Replica, step: int) -> Replica:
@@ -247,8 +253,11 @@ class TrainingWorker:
         rule, lr = at(plan.optimizer, step, plan.steps_per_epoch), plan.lr(step)
         work = self.node.share if shared else self.node.call
         clip_norm = None if plan.local_clip else plan.clip_norm
+        out = None
+        if self.node.is_alone:
+            out = Whole.memory(len(replica.params), replica.params, replica.optimizer)
         params, optimizer = await work(
-            clipped_update, rule, clip_norm, lr, replica.params, gradient, replica.optimizer
+            clipped_update, rule, clip_norm, lr, replica.params, gradient, replica.optimizer, out
         )
         return replica.having(params=params, optimizer=optimizer)
 
@@ -297,10 +306,9 @@ class TrainingWorker:
 
         async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             i = number[bucket]
-            group = plan.architecture.group(self.node, bucket.name, members)
-            group.gate = gate
-            reduced = await plan.reducer.mean(x, states[i], key.child(bucket.name), group)
-            means[i], states[i] = reduced.mean, reduced.state
+            means[i], states[i] = await self.mean_of_bucket(
+                bucket, x, states[i], key, gate, members
+            )
 
         try:
             await plan.scheduling.exchange(backward, buckets, reduce)
@@ -316,6 +324,30 @@ class TrainingWorker:
                 raise NonFiniteError(self.foreign_nonfinite_message("the mean", step))
             return None, replica.exchange
         return whole, tuple(states)
+
+    async def mean_of_bucket(
+        self,
+        bucket: Bucket,
+        x: Tensor,
+        state: State,
+        key: Key,
+        gate: Gate | None = None,
+        members: Sequence[int] | None = None,
+    ) -> tuple[Tensor, State]:
+        """The mean of a bucket, and the new state of its compression."""
+        group = self.plan.architecture.group(self.node, bucket.name, members)
+        group.gate = gate
+        try:
+            reduced = await self.plan.reducer.mean(x, state, key.child(bucket.name), group)
+        except NonFiniteError:
+            self.check_piece(x, bucket, key.step)  # its message names the tensor
+            raise
+        return reduced.mean, reduced.state
+
+    async def check_mean(self, mean: Tensor, step: int) -> None:
+        """Raises unless it is finite. All have the same mean and decide alike."""
+        if not await self.node.share(is_finite, mean):
+            raise NonFiniteError(self.foreign_nonfinite_message("the mean", step))
 
     async def checked(
         self, x: Tensor, what: str, step: int, members: Sequence[int] | None = None
@@ -353,14 +385,6 @@ class TrainingWorker:
             f'in step {step}. Lower the learning rate or set clip_norm; nonfinite="skip" drops '
             "such steps."
         )
-
-
-def _evaluated(replica: Replica, result: GradientResult | None) -> Replica:
-    """The replica after a gradient. None: it was dropped, with its statistics and its loss."""
-    replica = replica.having(num_gradients=replica.num_gradients + 1)
-    if result is None:
-        return replica
-    return replica.having(buffers=result.buffers, loss=result.loss)
 
 
 def _decode_own(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:

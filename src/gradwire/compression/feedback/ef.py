@@ -71,6 +71,10 @@ class EF(SenderFeedback):
         residual = torch.zeros(spec.shape, dtype=spec.dtype)
         return {"residual": residual, "inner": lift(self.inner).init(spec, size)}
 
+    @property
+    def checks_input(self) -> bool:
+        return self.wrapped().checks_input
+
     async def exchange(
         self, x: Tensor, state: State, node: Node, size: int, forward: Forward[Result]
     ) -> Result:

@@ -62,11 +62,11 @@ class _CastFusion(Fusion[Cast]):
         values = kernels.empty(x.numel(), codec.target)
         if not kernels.narrow(x.detach(), values):
             check_input(codec, x)
-        return Payload.pack({"values": values}, payload_context(codec, Spec.of(x))), state
+        return Payload.deferred({"values": values}, payload_context(codec, Spec.of(x))), state
 
 
 def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x as `dtype`; a finite element beyond its range must not become infinite."""
     largest = torch.finfo(dtype).max
-    narrowed = x.to(dtype)
+    narrowed = kernels.empty(x.numel(), dtype, x.device).view(x.shape).copy_(x)
     return narrowed.clamp(-largest, largest) if torch.finfo(x.dtype).max > largest else narrowed

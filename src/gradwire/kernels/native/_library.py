@@ -82,6 +82,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_strata_gather": (None, (_P, _I64, _I64, _U64, _U32, _U32, _U32, _I32, _P)),
     "gw_cast_bf16": (_I32, (_P, _I64, _P)),
     "gw_cast_fp16": (_I32, (_P, _I64, _P)),
+    "gw_mean_bf16": (_I32, (_P, _I64, _I64, _I64, _P)),
+    "gw_mean_fp16": (_I32, (_P, _I64, _I64, _I64, _P)),
     "gw_rans_encode": (_I64, (_P, _I64, _P, _I32, _I32, _I32, _P, _P)),
     "gw_rans_decode": (_I32, (_P, _I64, _P, _P, _I32, _I32, _I32, _I64, _P)),
     "gw_measure_gaps": (_I32, (_P, _I64, _I64, _P, _P, _P)),

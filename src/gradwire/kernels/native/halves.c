@@ -1,4 +1,4 @@
-/* float32 to 16 bits, saturating, as reference/halves.py. */
+/* float32 to 16 bits, saturating, and means of 16-bit floats, as reference/halves.py. */
 #include "stream.h"
 #include "threads.h"
 
@@ -96,6 +96,97 @@ int32_t gw_cast_fp16(const float *x, int64_t count, uint16_t *out) {
         return run(cast_f16c, x, count, out);
 #else
     (void)x, (void)count, (void)out;
+#endif
+    return -1;
+}
+
+/* The mean of `num` vectors, added in order in float32 and rounded once, as reference/halves.py. */
+typedef struct {
+    const uint16_t *const *pieces;
+    int64_t num;
+    float count;
+    uint16_t *out;
+    int past_caches;
+} mean;
+
+GW_CLONES static void mean_bf16(void *job, int64_t first, int64_t last) {
+    const mean *m = job;
+    float total[BLOCK];
+    uint16_t staged[BLOCK];
+    for (int64_t at = first; at < last; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, last - at);
+        for (int64_t k = 0; k < m->num; k++) {
+            const uint16_t *piece = m->pieces[k] + at;
+            for (int64_t i = 0; i < n; i++) {
+                const uint32_t u = (uint32_t)piece[i] << 16;
+                float value;
+                memcpy(&value, &u, 4);
+                total[i] = k ? total[i] + value : value;
+            }
+        }
+        for (int64_t i = 0; i < n; i++) {
+            const float value = total[i] / m->count;
+            uint32_t u;
+            memcpy(&u, &value, 4);
+            const uint32_t rounded = (u + 0x7FFFu + (u >> 16 & 1)) >> 16;
+            staged[i] = value != value ? 0x7FC0 : (uint16_t)rounded;
+        }
+        put(m->out + at, staged, n * 2, m->past_caches);
+    }
+    put_done();
+}
+
+int32_t gw_mean_bf16(const uint16_t *const *pieces, int64_t num, int64_t count, int64_t numel,
+                     uint16_t *out) {
+    mean m = {pieces, num, (float)count, out, numel * 2 >= STREAM_BYTES};
+    gw_parallel(mean_bf16, &m, numel, BLOCK, LEAST);
+    return 0;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,f16c"))) static void mean_f16c(void *job, int64_t first,
+                                                           int64_t last) {
+    const mean *m = job;
+    const __m256 count = _mm256_set1_ps(m->count);
+    float total[BLOCK];
+    uint16_t p[BLOCK], staged[BLOCK];
+    for (int64_t at = first; at < last; at += BLOCK) {
+        const int64_t n = smaller(BLOCK, last - at);
+        for (int64_t k = 0; k < m->num; k++) {
+            const uint16_t *from = m->pieces[k] + at;
+            if (n < BLOCK) {
+                memset(p, 0, sizeof p);
+                memcpy(p, from, (size_t)n * sizeof *p);
+                from = p;
+            }
+            for (int i = 0; i < BLOCK; i += 8) {
+                __m256 v = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i)));
+                if (k) v = _mm256_add_ps(_mm256_loadu_ps(total + i), v);
+                _mm256_storeu_ps(total + i, v);
+            }
+        }
+        for (int i = 0; i < BLOCK; i += 8) {
+            const __m256 v = _mm256_div_ps(_mm256_loadu_ps(total + i), count);
+            _mm_storeu_si128((__m128i *)(staged + i),
+                             _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+        }
+        put(m->out + at, staged, n * 2, m->past_caches);
+    }
+    put_done();
+}
+#endif
+
+/* As gw_mean_bf16; -1 if this processor cannot. */
+int32_t gw_mean_fp16(const uint16_t *const *pieces, int64_t num, int64_t count, int64_t numel,
+                     uint16_t *out) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+        mean m = {pieces, num, (float)count, out, numel * 2 >= STREAM_BYTES};
+        gw_parallel(mean_f16c, &m, numel, BLOCK, LEAST);
+        return 0;
+    }
+#else
+    (void)pieces, (void)num, (void)count, (void)numel, (void)out;
 #endif
     return -1;
 }

@@ -6,29 +6,49 @@ receive while the next layer is computed. A second Python thread would compete w
 the interpreter and for the cores.
 """
 
+import sys
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from gradwire.core.node import Computation
 from gradwire.runtime.interpreter.interpreter import Task
 
 # Computes a gradient and calls back for each layer whose gradient is there, with its number and the
-# result so far. Layers before the one of the last call have not been reached.
+# result so far. Layers before the one of the last call have not been reached. Where parameters are
+# still arriving it calls before it reads those of a layer.
 OnLayer = Callable[[int, Any], None]
-LayerEvaluator = Callable[[Any, OnLayer], None]
+BeforeLayer = Callable[[int], None]
+LayerEvaluator = Callable[[Any, OnLayer, BeforeLayer | None], None]
+LAST_LAYER = sys.maxsize  # however many there are
 
 
 class ProcessComputation(Computation):
     """A gradient under way in this process."""
 
-    __slots__ = ("_waiting", "failure", "reached", "request", "result")
+    __slots__ = ("_num_open", "_waiting", "failure", "reached", "request", "result")
 
-    def __init__(self, request: Any) -> None:
-        self.request = request  # None: its parameters are not there yet
+    def __init__(self, request: Any, is_open: bool = True) -> None:
+        self.request = request
+        self._num_open: float = inf if is_open else 0  # layers whose parameters are there
         self.result: Any = None
         self.failure: Exception | None = None
         self.reached: int | None = None  # the first layer whose gradient is there
         self._waiting: list[tuple[Task, int]] = []
+
+    @property
+    def has_all_params(self) -> bool:
+        """Whether none is still to arrive."""
+        return self._num_open == inf
+
+    def is_open(self, layer: int) -> bool:
+        return layer < self._num_open
+
+    def open(self, layer: int, is_last: bool) -> bool:
+        """The parameters of a layer are there, as are those before it; whether it is the first."""
+        is_first = not self._num_open
+        self._num_open = inf if is_last else layer + 1
+        return is_first
 
     def has_reached(self, layer: int) -> bool:
         return self.reached is not None and layer >= self.reached

@@ -24,7 +24,7 @@ from gradwire.core.node import Node
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Evaluator, no_evaluator
 from gradwire.runtime.interpreter.interpreter import Program, R, Task
-from gradwire.runtime.process.computation import LayerEvaluator, ProcessComputation
+from gradwire.runtime.process.computation import LAST_LAYER, LayerEvaluator, ProcessComputation
 from gradwire.runtime.process.rank import RankInterpreter
 from gradwire.runtime.process.transport import Transport
 from gradwire.runtime.replay.order import Recorder
@@ -102,7 +102,8 @@ class ProcessEngine(RankInterpreter):
             self._handlers = log.record(handlers, self._tasks)
         if self.spans is not None:
             self._handlers = self.spans.record(self._handlers)
-        node = Node(self.rank, self.num_workers, native=self._natives.are_offered)
+        native = self._natives.are_offered
+        node = Node(self.rank, self.num_workers, native=native, is_alone=True)
         main = self._start(self.rank, program(node))
         self._natives.begin(main)
         is_worker = self.layout.is_worker(self.rank)
@@ -198,36 +199,58 @@ class ProcessEngine(RankInterpreter):
             self.spans.compute(clock_s)
 
     def _compute_layers(self, begun: ProcessComputation) -> None:
-        """Computes a gradient; programs run whenever the gradient of a layer is there."""
+        """Computes a gradient; programs run whenever the gradient of a layer is there.
+
+        Where parameters are still arriving, they also run before each layer of the forward pass.
+        """
         clock_s, began = time.monotonic(), time.perf_counter()
         errors: list[BaseException] = []  # of programs, which end the run
 
-        def on_layer(layer: int, result: Any) -> None:
+        def pause(work: Callable[[], None]) -> None:
+            """Does something else than to compute."""
             nonlocal began, clock_s
             self.compute_s += time.perf_counter() - began
-            if self.spans is not None:
-                self.spans.compute_layer(layer, clock_s)
-            for task in begun.advance(layer, result):
-                self._resume(task, result)
             try:
-                self._run_programs()
+                work()
             except BaseException as error:
                 errors.append(error)
                 raise
             clock_s, began = time.monotonic(), time.perf_counter()
 
+        def on_layer(layer: int, result: Any) -> None:
+            if self.spans is not None:
+                self.spans.compute_layer(layer, clock_s)
+            for task in begun.advance(layer, result):
+                self._resume(task, result)
+            pause(self._run_programs)
+
+        def before_layer(layer: int) -> None:
+            if self.spans is not None:
+                self.spans.compute(clock_s)
+            pause(lambda: self._wait_for_params(begun, layer))
+
         try:
             if self._evaluate_layers is None:
+                if not begun.has_all_params:
+                    before_layer(LAST_LAYER)
                 (result,) = self._evaluate([begun.request])
                 on_layer(0, result)
             else:
-                self._evaluate_layers(begun.request, on_layer)
+                arriving = None if begun.has_all_params else before_layer
+                self._evaluate_layers(begun.request, on_layer, arriving)
         except Exception as error:
             if errors:
                 raise errors[0] from None
             for task in begun.fail(error):
                 self._resume(task, None, error)
         self.compute_s += time.perf_counter() - began
+
+    def _wait_for_params(self, begun: ProcessComputation, layer: int) -> None:
+        while True:
+            self._run_programs()
+            if begun.is_open(layer):
+                return
+            self._wait(is_patient=False)
 
     def _report_done(self) -> None:
         for peer in range(self.size):

@@ -188,17 +188,15 @@ class RankInterpreter(Interpreter):
         return WAITING
 
     def _begin(self, task: Task, effect: Begin) -> ProcessComputation:
-        begun = ProcessComputation(effect.request if effect.is_open else None)
+        begun = ProcessComputation(effect.request, effect.is_open)
         if effect.is_open:
             self._to_compute.append(begun)
         return begun
 
     def _open(self, task: Task, effect: Open) -> None:
-        # The forward pass begins when all parameters are there.
-        if effect.request is not None:
-            begun = effect.computation
-            assert isinstance(begun, ProcessComputation)
-            begun.request = effect.request
+        begun = effect.computation
+        assert isinstance(begun, ProcessComputation)
+        if begun.open(effect.layer, is_last=effect.request is not None):
             self._to_compute.append(begun)
 
     def _reach(self, task: Task, effect: Reach[Any]) -> Any:

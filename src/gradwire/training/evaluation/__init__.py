@@ -7,7 +7,7 @@ from gradwire.models.base import Model
 from gradwire.training.evaluation.rule import Mode, resolve
 from gradwire.training.evaluation.sequential import SequentialEvaluator
 from gradwire.training.evaluation.vmap import VmapEvaluator
-from gradwire.training.gradient import GradientRequest, GradientResult, OnLayer
+from gradwire.training.gradient import BeforeLayer, GradientRequest, GradientResult, OnLayer
 from gradwire.training.skeleton import Skeleton
 
 __all__ = ["Evaluator", "Mode", "SequentialEvaluator", "VmapEvaluator", "make_evaluator", "resolve"]
@@ -17,9 +17,16 @@ class Evaluator(Protocol):
     def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]: ...
 
     def evaluate_layers(
-        self, request: GradientRequest, layers: Sequence[Sequence[int]], on_layer: OnLayer
+        self,
+        request: GradientRequest,
+        layers: Sequence[Sequence[int]],
+        on_layer: OnLayer,
+        before_layer: BeforeLayer | None = None,
     ) -> None:
-        """One gradient; `layers` has the numbers of the tensors of each layer."""
+        """One gradient; `layers` has the numbers of the tensors of each layer.
+
+        `before_layer`: parameters are still arriving.
+        """
         ...
 
 

@@ -4,16 +4,27 @@ The result for a request does not depend on the others: evaluated alone in a pro
 virtual workers it has the same bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from gradwire.core.group import concatenate
 from gradwire.models.base import Model
+from gradwire.training.evaluation.arriving import ArrivingParams
 from gradwire.training.evaluation.rule import has_convolutions
-from gradwire.training.gradient import GradientRequest, GradientResult, OnLayer
+from gradwire.training.gradient import (
+    BeforeLayer,
+    GradientByTensor,
+    GradientRequest,
+    GradientResult,
+    OnLayer,
+)
 from gradwire.training.skeleton import Skeleton
+
+Buffers = dict[str, Tensor]
 
 
 class SequentialEvaluator:
@@ -30,48 +41,70 @@ class SequentialEvaluator:
         return [self._evaluate(request) for request in requests]
 
     def evaluate_layers(
-        self, request: GradientRequest, layers: Sequence[Sequence[int]], on_layer: OnLayer
+        self,
+        request: GradientRequest,
+        layers: Sequence[Sequence[int]],
+        on_layer: OnLayer,
+        before_layer: BeforeLayer | None = None,
     ) -> None:
         """One gradient. Calls back when that of a layer is there, last layer first."""
         if self.skeleton.device.type != "cpu":  # hooks would run on a thread of the device
+            if before_layer is not None:
+                before_layer(len(layers) - 1)
             on_layer(0, self._evaluate(request))
             return
-        gradient = torch.empty_like(request.params)
-        pieces = self.skeleton.layout.split(gradient)
+        result = GradientByTensor(self.skeleton.layout)
         layer_of = {tensor: layer for layer, own in enumerate(layers) for tensor in own}
         missing = [len(own) for own in layers]
         reached = len(layers)  # the gradients of layers from here on are there
 
         def arrive(tensor: int, value: Tensor) -> None:
             nonlocal reached
-            with torch.no_grad():
-                pieces[tensor].copy_(value.reshape(-1))
+            result.put(tensor, value)
             missing[layer_of[tensor]] -= 1
             before = reached
             while reached > 1 and not missing[reached - 1]:  # layer 0 comes with the loss
                 reached -= 1
             if reached < before:
-                on_layer(reached, GradientResult(gradient.new_empty(()), gradient, {}))
+                with torch.no_grad():
+                    on_layer(reached, result)
 
-        result = self._evaluate(request, arrive)
+        leaves, loss, buffers = self._forward(request, layer_of, before_layer)
+        hooks = [leaf.register_hook(partial(arrive, i)) for i, leaf in enumerate(leaves)]
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        for number, gradient in enumerate(gradients):
+            hooks[number].remove()
+            result.put(number, gradient)  # zeros, where no hook was called
+        result.loss, result.buffers = loss.detach(), buffers
         on_layer(0, result)
 
-    def _evaluate(
-        self, request: GradientRequest, on_tensor: Callable[[int, Tensor], None] | None = None
-    ) -> GradientResult:
-        """`on_tensor` gets the number and the gradient of each tensor when it is there."""
+    def _evaluate(self, request: GradientRequest) -> GradientResult:
+        leaves, loss, buffers = self._forward(request)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        gradient = concatenate([gradient.reshape(-1) for gradient in gradients])
+        return GradientResult(loss.detach(), gradient, buffers)
+
+    def _forward(
+        self,
+        request: GradientRequest,
+        layer_of: Mapping[int, int] | None = None,  # by tensor
+        before_layer: BeforeLayer | None = None,
+    ) -> tuple[list[Tensor], Tensor, Buffers]:
+        """The tensors with respect to which gradients are computed, the loss, the statistics."""
         stacked = self.skeleton.draw_masks([request.key], request.inputs)
         masks = {name: mask[0] for name, mask in stacked.items()}
         with torch.enable_grad():
-            params = request.params.detach().requires_grad_()  # a new leaf, the same memory
-            tensors = self.skeleton.layout.unflatten(params)
-            if on_tensor is not None:
-                for number, tensor in enumerate(tensors.values()):
-                    tensor.register_hook(partial(on_tensor, number))
+            # `data`: where parameters are still arriving, autograd must not see it as a change.
+            flat = request.params.data
+            tensors = self.skeleton.layout.unflatten(flat)
+            leaves = [tensor.requires_grad_() for tensor in tensors.values()]
             inputs = request.inputs
             if self.channels_last and inputs.dim() == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            outputs, buffers = self.skeleton(tensors, request.buffers, masks, inputs)
-            loss = self.model.loss(outputs, request.targets)
-            (gradient,) = torch.autograd.grad(loss, params)
-        return GradientResult(loss.detach(), gradient, buffers)
+            arriving: AbstractContextManager[object] = nullcontext()
+            if before_layer is not None and layer_of is not None:
+                layers = {id(leaf): layer_of[i] for i, leaf in enumerate(leaves)}
+                arriving = ArrivingParams(layers, before_layer)
+            with arriving:  # leaves when all are there, whether they were read or not
+                outputs, buffers = self.skeleton(tensors, request.buffers, masks, inputs)
+            return leaves, self.model.loss(outputs, request.targets), buffers

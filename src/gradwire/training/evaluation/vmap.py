@@ -17,7 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradwire.models.base import Model
 from gradwire.training.evaluation.rule import has_convolutions
 from gradwire.training.evaluation.stages import StagedGraph
-from gradwire.training.gradient import GradientRequest, GradientResult, OnLayer
+from gradwire.training.gradient import (
+    BeforeLayer,
+    GradientByTensor,
+    GradientRequest,
+    GradientResult,
+    OnLayer,
+)
 from gradwire.training.layers import PureBatchNorm
 from gradwire.training.skeleton import Skeleton
 
@@ -53,9 +59,18 @@ class VmapEvaluator:
 
     @torch.no_grad()
     def evaluate_layers(
-        self, request: GradientRequest, layers: Sequence[Sequence[int]], on_layer: OnLayer
+        self,
+        request: GradientRequest,
+        layers: Sequence[Sequence[int]],
+        on_layer: OnLayer,
+        before_layer: BeforeLayer | None = None,
     ) -> None:
-        """One gradient. Calls back when that of a layer is there, last layer first."""
+        """One gradient. Calls back when that of a layer is there, last layer first.
+
+        The forward pass begins when all parameters are there: it is not cut into stages.
+        """
+        if before_layer is not None:
+            before_layer(len(layers) - 1)
         program, arguments = self._prepare([request])
         if not isinstance(program, GraphModule):  # it is compiled as a whole
             (result,) = self._evaluate([request])
@@ -64,15 +79,17 @@ class VmapEvaluator:
         staged = self._staged.get(program)
         if staged is None:
             staged = self._staged[program] = StagedGraph(program, layers)
-        gradient = torch.empty_like(request.params)
-        pieces = self.skeleton.layout.split(gradient)
+        growing = GradientByTensor(self.skeleton.layout)
         for layer, gradients, others in staged.run(*arguments):
             for number, piece in zip(layers[layer], gradients):
-                pieces[number].copy_(piece.reshape(-1))
-            # Loss and statistics come with the first layer, which is reached last.
-            losses, *statistics = others or [gradient.new_empty(1)]
-            buffers = {name: rows[0] for name, rows in zip(self.skeleton.buffers, statistics)}
-            on_layer(layer, GradientResult(losses[0], gradient, buffers))
+                growing.put(number, piece)
+            if others:  # with the first layer, which is reached last
+                losses, *statistics = others
+                growing.loss = losses[0]
+                growing.buffers = {
+                    name: rows[0] for name, rows in zip(self.skeleton.buffers, statistics)
+                }
+            on_layer(layer, growing)
 
     @torch.no_grad()
     def _evaluate(self, requests: list[GradientRequest]) -> list[GradientResult]:
