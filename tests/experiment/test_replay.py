@@ -21,7 +21,7 @@ from gradwire.runtime.replay.order import OrderError, load
 from gradwire.runtime.storage.text import LineSeal, open_json, seal_json
 from runtime.process.launching import launch
 
-NAMES = ["gossip", "delayed", "resumed"]
+NAMES = ["gossip", "delayed", "overlapped", "resumed"]
 
 
 def sealed(*lines: str) -> str:
