@@ -17,6 +17,8 @@ from gradwire.runtime.process.accelerator import PayloadGroups
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.runtime.process.spans import ProcessSpans
+from gradwire.runtime.spans import SpanLog
 from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Trained
 from gradwire.training import program
@@ -52,7 +54,9 @@ def natively(rank: int, folder: Path) -> dict[str, Any]:
 
     before = transport.num_native_means
     engine = ProcessEngine(transport, timeout_s=20, job=2, native=True)
+    engine.spans = ProcessSpans(rank, SpanLog(transport.size, transport.size))
     seen["side by side"] = engine.run(_side_by_side)
+    seen["collectives drawn"] = list(engine.spans.collectives.values())
     seen["num_native of those"] = transport.num_native_means - before
 
     seen["trained"] = [

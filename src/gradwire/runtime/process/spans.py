@@ -2,7 +2,8 @@
 
 Times are those of the machine's monotonic clock, which all processes of one machine share. Of a
 message the sender knows when it handed it to the transport, the receiver when it took it from there
-(`experiment/timeline/store.py` brings the two together).
+(`experiment/timeline/store.py` brings the two together). A collective of the transport sends and
+receives from its start to the moment at which its result is taken.
 """
 
 import time
@@ -29,6 +30,8 @@ class ProcessSpans:
         self._layers = layers
         # By span: the other rank, the hash of the tag, and the number among messages with these.
         self.messages: dict[int, tuple[int, int, int]] = {}
+        self.collectives: dict[int, int] = {}  # by span: the number, the same on all ranks
+        self._started: dict[int, tuple[str, float]] = {}  # by number: name and time
         self._num_sent: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._num_received: defaultdict[tuple[int, int], int] = defaultdict(int)
 
@@ -57,6 +60,19 @@ class ProcessSpans:
         if src != self.rank:
             self._note(src, tag, self._num_received)
             self._add(RECEIVE, f"message from {src}", clock())
+
+    def start_collective(self, number: int, label: str) -> None:
+        """A collective was handed to the transport."""
+        self._started[number] = f"all-reduce {label}".strip(), clock()
+
+    def finish_collective(self, number: int) -> None:
+        """Its result was taken from the transport."""
+        found = self._started.pop(number, None)
+        if found is not None:
+            for lane in (SEND, RECEIVE):
+                if len(self.log.spans) < MAX_SPANS:
+                    self.collectives[len(self.log.spans)] = number
+                self._add(lane, *found)
 
     def compute(self, start_s: float) -> None:
         """A gradient was computed until now."""
