@@ -311,6 +311,12 @@ def test_a_program_that_does_something_else(pinged: list[EventOrder]) -> None:
     with pytest.raises(OrderError, match=r"rank 0, entry 1 .*the program waits for a gradient"):
         ReplayEngine(pinged).run([computes, _ping])
 
+    async def reaches(node: Node) -> Any:
+        return await node.reach(await node.begin(1), 2)
+
+    with pytest.raises(OrderError, match="the program waits for the gradient of layer 2"):
+        ReplayEngine(pinged).run([reaches, _ping])
+
     async def other_tag(node: Node) -> Any:
         return await node.recv(1 - node.rank, "pong")
 
