@@ -35,8 +35,14 @@ def twice(requests: Sequence[Any]) -> list[Any]:
 NUM_LAYERS = 3
 
 
-def twice_by_layer(request: Any, on_layer: Callable[[int, Any], None]) -> None:
+def twice_by_layer(
+    request: Any,
+    on_layer: Callable[[int, Any], None],
+    before_layer: Callable[[int], None] | None = None,
+) -> None:
     """Twice a vector with an element for each layer, of which the last is there first."""
+    if before_layer is not None:
+        before_layer(NUM_LAYERS - 1)
     result = torch.full_like(request, float("nan"))
     for layer in reversed(range(NUM_LAYERS)):
         result[layer] = 2 * request[layer]
@@ -202,12 +208,12 @@ def test_gradients_that_come_layer_by_layer(tmp_path: Path) -> None:
                 await node.reach(begun, layer)
                 tasks.append(await node.spawn(exchange(node, begun, (step, layer))))
                 await node.sleep(0.0003 * node.rank)
-            begun, parts = await node.begin(None, is_open=False), []
+            x = torch.zeros(NUM_LAYERS)  # they arrive there
+            begun = await node.begin(x, is_open=False)
             for layer, task in enumerate(reversed(tasks)):
-                parts.append(await node.join(task))
-                is_last = layer == NUM_LAYERS - 1
-                await node.open(begun, layer, torch.tensor(parts) if is_last else None)
-            seen.append(parts)
+                x[layer] = await node.join(task)
+                await node.open(begun, layer, x if layer == NUM_LAYERS - 1 else None)
+            seen.append(x.tolist())
         return [*seen, (await node.reach(begun, 0)).tolist()]
 
     async def server(node: Node) -> None:
