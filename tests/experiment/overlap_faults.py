@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.core.protocols import Bucket
+from gradwire.experiment.processes.launch import signals
 from gradwire.training.backward import PendingGradient
 from gradwire.training.worker import TrainingWorker
 
@@ -41,6 +42,17 @@ def interrupt() -> None:
             time.sleep(0.001)
 
     _in_the_middle(send_signal)
+
+
+def interrupt_twice() -> None:
+    """The second Ctrl-C ends a rank at once, within the backward pass."""
+
+    def send_signals() -> None:
+        signals._SAME_SIGNAL_S = 0.0
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    _in_the_middle(send_signals)
 
 
 def spoil() -> None:

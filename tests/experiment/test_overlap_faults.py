@@ -129,6 +129,19 @@ def test_a_gradient_that_is_not_finite_stops_all(stage, tmp_path, scheduling, mo
     assert LEFT.search(open_json(folder / "summary.json")["stopped"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheduling", "more"), [*ALL_REDUCE, *NATIVE])
+def test_a_second_ctrl_c_ends_a_rank_at_once(stage, tmp_path, scheduling, more):
+    folder, settings = tmp_path / "run", {"scheduling": scheduling, **more}
+    with start(stage, folder, "interrupt_twice", **settings) as play:
+        code, said = play.end()
+    assert code == 130, said
+    assert "stopped by SIGINT" in said
+    assert "Traceback" not in said
+    if not more:
+        check_resumed(stage, folder, **settings)
+
+
 # The tensor with the last value of the bucket in the middle.
 SPOILT = {WFBP: "3.bias", FUSION: "3.weight", PRIORITY: "1.weight", DEAR: "5.bias"}
 
