@@ -256,17 +256,19 @@ class RankInterpreter(Interpreter):
         return True
 
     def _arrive(self, arrival: Arrival) -> None:
-        kind, src, job, tag, message, _, _ = arrival
+        kind, src, job, tag, message, time_s, _ = arrival
         if kind in (ARRIVED, DONE):
             if job > self.job:
                 self._transport.defer(arrival)
             elif job == self.job and kind == DONE:
                 self._peers.report_done(src, tag)
             elif job == self.job:
+                if self.spans is not None:
+                    self.spans.receive(src, tag, time_s)
                 self._receive(src, tag, message)
         elif kind == FINISHED:
             if self.spans is not None:
-                self.spans.finish_collective(tag)
+                self.spans.finish_collective(tag, time_s)
             self._natives.finish(tag, message)
         elif kind == JOINED:
             self._peers.join(src)
@@ -277,8 +279,6 @@ class RankInterpreter(Interpreter):
             self._remove(arrival)
 
     def _receive(self, src: int, tag: int, message: Any) -> None:
-        if self.spans is not None:
-            self.spans.receive(src, tag)
         is_worker = self.layout.is_worker
         if is_worker(src) and not is_worker(self.rank):
             header = HEADER_NBYTES if isinstance(message, Framed) else 0
