@@ -36,7 +36,7 @@ def opened(line: str) -> str:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     folder = tmp_path_factory.mktemp("recorded")
-    codes, results = launch(folder, SIZE, "experiment.replay_ranks:run")
+    codes, results = launch(folder, SIZE, "experiment.replay_ranks:run", 180)
     assert codes == [0] * SIZE
     return folder, results
 

@@ -12,7 +12,7 @@ from scheduling.order_cases import NATIVE, SCHEDULES, SIZE, STEPS
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder: Path = tmp_path_factory.mktemp("orders")
-    codes, results = launch(folder, SIZE, "scheduling.order_cases:run", 90)
+    codes, results = launch(folder, SIZE, "scheduling.order_cases:run", 180)
     assert codes == [0] * SIZE
     return results
 
