@@ -6,6 +6,7 @@ and so are process ids, signals, exit codes and sockets.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import re
@@ -73,8 +74,12 @@ class Stage:
         *arguments: str,
         env: Mapping[str, str] | None = None,
         namespace: str = "",
+        before: str = "",
     ) -> "Play":
-        """`gradwire ARGUMENTS`, in a folder, where its output goes too."""
+        """`gradwire ARGUMENTS`, in a folder, where its output goes too.
+
+        `before` is a function ("module:name") that its processes call first.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         output = folder / f"said-{time.monotonic_ns()}.txt"
         output.touch()
@@ -84,6 +89,7 @@ class Stage:
             "output": str(output),
             "env": dict(env or {}),
             "namespace": namespace,
+            "before": before,
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -92,11 +98,11 @@ class Stage:
             pass
         return Play(self, pid, output)
 
-    def run(self, *arguments: str) -> "Play":
+    def run(self, *arguments: str, before: str = "") -> "Play":
         """`gradwire run --engine process ...`, in the folder given by --out or --resume."""
         flag = "--out" if "--out" in arguments else "--resume"
         folder = Path(arguments[arguments.index(flag) + 1])
-        return self.start(folder.parent, "run", *arguments)
+        return self.start(folder.parent, "run", *arguments, before=before)
 
     def code(self, pid: int, timeout_s: float = 0.0) -> int | None:
         """The exit code of a command that has ended; negative: a signal."""
@@ -291,6 +297,9 @@ def _serve() -> None:
                     with open(f"/var/run/netns/{order['namespace']}") as namespace:
                         ctypes.CDLL(None).setns(namespace.fileno(), 0)
                 os.chdir(order["folder"])
+                if order["before"]:
+                    module, _, name = order["before"].partition(":")
+                    getattr(importlib.import_module(module), name)()
                 output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 _become(order["argv"], {**os.environ, **order["env"]}, output)
             nodes.add(pid)

@@ -21,7 +21,7 @@ from gradwire.runtime.replay.order import OrderError, load
 from gradwire.runtime.storage.text import LineSeal, open_json, seal_json
 from runtime.process.launching import launch
 
-NAMES = ["gossip", "delayed", "resumed"]
+NAMES = ["gossip", "delayed", "overlapped", "resumed"]
 
 
 def sealed(*lines: str) -> str:
@@ -36,7 +36,7 @@ def opened(line: str) -> str:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     folder = tmp_path_factory.mktemp("recorded")
-    codes, results = launch(folder, SIZE, "experiment.replay_ranks:run")
+    codes, results = launch(folder, SIZE, "experiment.replay_ranks:run", 180)
     assert codes == [0] * SIZE
     return folder, results
 

@@ -266,12 +266,21 @@ def test_others_on_this_machine_cannot_join_a_run(stage, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*momentum multiplies what feedback holds back")
 @pytest.mark.parametrize(
-    ("architecture", "durable"), [("parameter_server(2)", ()), slow(SQUEEZED, ("--durable",))]
+    ("architecture", "scheduling", "durable"),
+    [
+        ("parameter_server(2)", "sequential", ()),
+        slow(SQUEEZED, "sequential", ("--durable",)),
+        slow("parameter_server(2)", "dear(1000)", ()),
+        slow(HOLDING, "wfbp", ()),
+    ],
 )
-def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architecture, durable):
+def test_bsp_ends_in_the_same_bits_whatever_happens(
+    stage, tmp_path, architecture, scheduling, durable
+):
     folder = tmp_path / "run"
     settings = {
         "architecture": architecture,
+        "scheduling": scheduling,
         "compression": "ef(topk(0.1))",
         "optimizer": "sgd(0.05, momentum=0.9)",
         "momentum_at": "after",
@@ -302,9 +311,10 @@ def test_bsp_ends_in_the_same_bits_whatever_happens(stage, tmp_path, architectur
         code, said = play.end()
     assert code == 0, said
     assert "Traceback" not in said, said
-    assert torch.equal(params(folder), simulated(**settings))
+    whole = gradwire.simulate(**{**SETTINGS, "compute": "fixed(0.001)", **settings})
+    assert torch.equal(params(folder), whole.params)
     # Told again or not, a message counts once.
-    assert summary(folder)["messages_sent"] == 4 * 2 * 300
+    assert summary(folder)["messages_sent"] == whole.summary["messages_sent"]
 
 
 @pytest.mark.slow

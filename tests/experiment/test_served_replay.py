@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from experiment.served_at_work import Play, Stage, flags, nbytes_of
 from gradwire.experiment.processes.replay import order_path, replay
 from gradwire.runtime.storage.text import open_json, seal_json
 from listing import live_glob
+from sampling import slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -25,18 +27,37 @@ def stage() -> Iterator[Stage]:
     stage.close()
 
 
-def start(stage: Stage, folder: Path, steps: int, *more: str) -> Play:
-    chosen = flags(workers=3, synchronization="ssp(3)", steps=steps, eval_every=steps)
+def start(stage: Stage, folder: Path, steps: int, *more: str, **settings: Any) -> Play:
+    usual = {"workers": 3, "synchronization": "ssp(3)", "steps": steps, "eval_every": steps}
+    chosen = flags(**{**usual, **settings})
     out = ("--out", str(folder), "--record-order", *more)
     return stage.run("--engine", "process", *chosen, *out)
 
 
+@pytest.mark.parametrize(
+    "scheduling", ["wfbp", slow("priority(1000, credit=3000)"), slow("dear(1000)")]
+)
+def test_gradients_left_layer_by_layer(stage, tmp_path, scheduling):
+    folder = tmp_path / "run"
+    settings = {"synchronization": "asp", "scheduling": scheduling, "compression": "ef(topk(0.1))"}
+    with start(stage, folder, 40, model="mlp((16, 8))", **settings) as play:
+        code, said = play.end()
+    assert code == 0, said
+    replayed = replay(folder)
+    assert replayed.is_equal, replayed.differs
+    model = torch.load(folder / "model.pt", weights_only=True)["params"]
+    assert torch.equal(replayed.run.params, model)
+    assert '"reached"' in order_path(folder, 0).read_text()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["once", "work"])
-def test_a_worker_was_killed(stage, tmp_path, at):
+@pytest.mark.parametrize(
+    ("at", "scheduling"), [("once", "sequential"), ("work", "sequential"), ("work", "wfbp")]
+)
+def test_a_worker_was_killed(stage, tmp_path, at, scheduling):
     folder = tmp_path / "run"
     least = 0 if at == "once" else 5000
-    with start(stage, folder, 200, "--silence", "1s") as play:
+    with start(stage, folder, 200, "--silence", "1s", scheduling=scheduling) as play:
         play.until(lambda: nbytes_of(order_path(folder, 1)) > least, "its order")
         os.kill(play.nodes()["worker 1"], signal.SIGKILL)
         code, said = play.end()

@@ -7,11 +7,13 @@ import pytest
 
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import (
+    Computation,
     Compute,
     CurrentMembers,
     Framed,
     Membership,
     Now,
+    Reach,
     Recv,
     RecvAny,
     Send,
@@ -21,7 +23,7 @@ from gradwire.runtime.replay.order import OrderEntry, OrderError, Recorder, load
 from gradwire.runtime.storage.text import LineSeal
 
 TAG = ("x", 1)
-HEAD = '{"format":"gradwire order","version":4,"rank":0,"nodes":3,"workers":2,"about":""}'
+HEAD = '{"format":"gradwire order","version":5,"rank":0,"nodes":3,"workers":2,"about":""}'
 
 
 def sealed(*lines: str) -> str:
@@ -51,6 +53,8 @@ def recorded(path: Path) -> Path:
         (Recv(0, TAG), None, PeerLost(0, 0.1, 1 / 3)),
         (Compute("request"), "gradient", None),
         (Compute("request"), None, ValueError("no gradient")),
+        (Reach(Computation(), 1), "gradient", None),
+        (Reach(Computation(), 0), None, ValueError("no gradient")),
         (Sleep(1.0), None, None),
         (Now(), 1 / 7, None),
         (CurrentMembers(), frozenset((1, 0)), None),
@@ -80,6 +84,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         OrderEntry(0, "lost", (0, tag, 0, 0.1, 1 / 3)),
         OrderEntry(0, "computed"),
         OrderEntry(0, "computed"),
+        OrderEntry(0, "reached"),
+        OrderEntry(0, "reached"),
         OrderEntry(0, "slept"),
         OrderEntry(0, "now", (1 / 7,)),
         OrderEntry(0, "members", (0, 1)),
@@ -104,7 +110,7 @@ def test_a_process_that_was_killed_leaves_what_it_did(tmp_path: Path) -> None:
         (["[1]"], "is no recorded order"),
         ([HEAD.replace("workers", "worker")], "is no recorded order"),
         ([HEAD.replace('"rank":0', '"rank":true')], "is no recorded order"),
-        ([HEAD.replace('"version":4', '"version":5')], "version 5, this program reads 4"),
+        ([HEAD.replace('"version":5', '"version":6')], "version 6, this program reads 4 and 5"),
         ([HEAD.replace('"rank":0', '"rank":3')], "rank 3 of 3 nodes"),
         ([HEAD.replace('"workers":2', '"workers":4')], "of which 4 are workers"),
         ([HEAD, '["run",0,0]'], "ends in the middle of a run, after line 2"),

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.setup import prepare
 from gradwire.scheduling import SCHEDULING
 from scheduling.schedule_runs import (
     OVERLAPPING,
@@ -36,11 +34,6 @@ PAIRS = (
 )
 SERVED = {("bsp", 'parameter_server(2, optimizer="server")'), ("asp", "parameter_server")}
 pytestmark = pytest.mark.filterwarnings("ignore::gradwire.core.errors.UnfedWarning")
-
-
-def test_their_order_of_events_is_not_recorded() -> None:
-    with pytest.raises(ValueError, match="cannot be recorded"):
-        prepare(Config(scheduling="wfbp", engine="process", record_order=True))
 
 
 def test_all_overlapping_schedules_are_tested():

@@ -98,6 +98,21 @@ JOBS = (
         True,
         False,
     ),
+    # Gradients leave layer by layer; with `dear` pieces of the model arrive during the next step.
+    Job(
+        "layers",
+        {**_SERVED, **_SYNCHRONOUS, "steps": 400, "scheduling": "wfbp"},
+        _NODES,
+        True,
+        True,
+    ),
+    Job(
+        "halves",
+        {**_COMMON, **_SYNCHRONOUS, "workers": 3, "steps": 1000, "scheduling": "dear(1000)"},
+        ("rank", "launcher"),
+        True,
+        False,
+    ),
     Job("open", {**_SERVED, **_SYNCHRONOUS, "steps": 1500}, _NODES, True, True, has_keys=False),
 )
 

@@ -219,3 +219,27 @@ def test_errors(train) -> None:
         train("ssp(ramp(1, 4, steps=10))", "parameter_server")
     with pytest.raises(ValueError, match="each worker pushes on its own"):
         train("ssp(2)", "parameter_server", "powersgd(1)")
+
+
+def test_the_slowest_is_answered_before_those_that_wait_for_it(train) -> None:
+    settings = {
+        "workers": 4,
+        "steps": 12,
+        "compute": "fixed(0.005)",
+        "stragglers": "always((0,), slowdown=2.0)",
+        "layers": (5000,),
+        "bandwidth": "1Gbit",  # an answer takes 0.3 ms
+    }
+    ssp = Recorded(2)
+    held = train(ssp, "parameter_server", **settings)
+    (log,) = ssp.logs.values()
+    answers: list[list[int]] = []  # the clocks, after each push
+    for entry in log:
+        if isinstance(entry, Push):
+            answers.append([])
+        elif isinstance(entry, tuple):
+            answers[-1].append(entry[1])
+    assert max(map(len, answers)) == 4
+    assert all(clocks == sorted(clocks) for clocks in answers)
+    free = train("asp", "parameter_server", **settings)
+    assert held.engine.clocks[0] < 1.02 * free.engine.clocks[0]

@@ -92,3 +92,17 @@ def test_real_processes(tmp_path, capfd):
     (row,) = json.loads(capfd.readouterr().out).values()  # the run's own result is not there
     assert sum(row["critical_path_s"].values()) == pytest.approx(row["window_s"])
     assert all(worker["busy_compute"] > 0 for worker in row["workers"])
+
+
+@pytest.mark.slow
+def test_native_collectives_are_on_the_network(tmp_path, capfd):
+    trace = tmp_path / "e.json"
+    real = ["--engine", "process", "--native", "--scheduling", "wfbp", "--trace", str(trace)]
+    main(["timeline", *TASK, *real, "--compression", "identity", "--out", str(tmp_path / "e.png")])
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {
+        (event["pid"], event["cat"])
+        for event in events
+        if event["ph"] == "X" and event["name"].startswith("all-reduce ")
+    }
+    assert names == {(rank, lane) for rank in (0, 1) for lane in ("send", "receive")}

@@ -4,15 +4,19 @@ import json
 
 import pytest
 
+from gradwire.core.layout import NodeLayout
+from gradwire.experiment.timeline.analysis import Window, critical_path, worker_figures
 from gradwire.experiment.timeline.store import (
     NodeSpans,
     clock_offsets,
     merge,
     nodes_of,
     read_log,
+    spans_of,
     spans_path,
     write_spans,
 )
+from gradwire.runtime.process.spans import ProcessSpans
 from gradwire.runtime.spans import Span, SpanLog, StepEnd
 
 SIMULATED = SpanLog(
@@ -74,6 +78,57 @@ def test_a_real_message_lasts_from_handing_over_to_arrival():
         ("fc1 from 1", 0, 3.0, 4.0),
         ("fc1 from 0", 1, 0.0, 1.0),
     ]
+
+
+def collective(hosts: tuple[str, str], ahead_s: float = 0.0) -> list[NodeSpans]:
+    """Both compute from 16 on, rank 1 longer; then they form a mean, which rank 0 has last."""
+    nodes = real(hosts, ahead_s)
+    for rank, computed_s, ended_s in ((0, 17.0, 20.5), (1, 19.0, 20.0)):
+        shift = rank * ahead_s
+        start, end = computed_s + shift, ended_s + shift
+        nodes[rank].spans += [
+            (Span(rank, "compute", "gradient", 16.0 + shift, start, ready_s=16.0 + shift), None),
+            (Span(rank, "send", "all-reduce fc1", start, end, ready_s=start), (1,)),
+            (Span(rank, "receive", "all-reduce fc1", start, end, ready_s=start), (1,)),
+        ]
+    return nodes
+
+
+def test_a_collective_is_on_the_network_when_all_have_begun_it():
+    log = merge(collective(("a", "a")))
+    spans = [span for span in log.spans if span.name == "all-reduce fc1"]
+    assert sorted((span.rank, span.lane, span.start_s, span.end_s) for span in spans) == [
+        (rank, lane, 9.0, end_s)
+        for rank, end_s in ((0, 10.5), (1, 10.0))
+        for lane in ("receive", "send")
+    ]
+    window = Window(6.0, 10.5)
+    first, second = (worker_figures(log.spans, rank, window) for rank in (0, 1))
+    assert (first.exposed_s, first.waiting_for_others_s) == (3.5, 2.0)
+    assert (second.exposed_s, second.waiting_for_others_s) == (1.5, 0.5)
+    assert [(p.kind, p.rank, p.start_s, p.end_s) for p in critical_path(log.spans, window)] == [
+        ("compute", 1, 6.0, 9.0),
+        ("network", 0, 9.0, 10.5),
+    ]
+
+
+def test_a_collective_says_nothing_of_clocks():
+    assert clock_offsets(collective(("a", "b"), 1000.0)) == {"a": 0.0, "b": pytest.approx(1000.0)}
+
+
+def test_a_rank_records_when_a_collective_began_and_ended(tmp_path):
+    spans = ProcessSpans(0, SpanLog(1, 1))
+    spans.start_collective(7, "fc1")
+    spans.start_collective(8, "")
+    spans.finish_collective(7)
+    spans.finish_collective(9)  # one that began before the recording
+    write_spans(tmp_path, spans_of(spans, NodeLayout.of(1)))
+    log = read_log(tmp_path)
+    assert [(span.lane, span.name) for span in log.spans] == [
+        ("send", "all-reduce fc1"),
+        ("receive", "all-reduce fc1"),
+    ]
+    assert log.spans[0].message == log.spans[1].message >= 0
 
 
 def test_clocks_without_messages_there_and_back_are_refused():

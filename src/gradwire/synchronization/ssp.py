@@ -18,6 +18,9 @@ optimizer, whatever that is. So with s = 0 the result is that of bsp, bit for bi
 that are not complete are included in pulled models as plain steps, lr/n times the gradient, until
 their clock is complete; momentum and Adam's scaling come then.
 
+Where a push lets several workers continue, the slowest gets its answer first: the others wait for
+it, and answers leave one after the other.
+
 Each server has its own clock. The pushes of a lost worker remain: a clock is averaged over all
 workers that pushed it. The others no longer wait for the lost one. A worker that rejoins starts at
 the clock of the slowest.
@@ -153,11 +156,14 @@ class _Window:
             await self._show_all()
 
     def allowed(self, staleness: int) -> list[tuple[int, int]]:
-        """Ranks and clocks of those that need not wait any longer."""
+        """Ranks and clocks of those that need not wait any longer, the slowest first.
+
+        The others wait for the slowest, so it must not wait until they have their answers.
+        """
         ready = [(r, c) for r, c in self.waiting.items() if self.slowest >= c - staleness]
         for rank, _ in ready:
             del self.waiting[rank]
-        return ready
+        return sorted(ready, key=lambda one: one[1])
 
     def _share(self, step: int) -> float:
         """By how much a push of this step moves the model that is shown."""

@@ -373,8 +373,7 @@ class TrainingWorker:
         when = "" if step is None else f" in step {step}"
         return (
             f"NaN or infinity in {what}{when} on rank {self.rank}, which sent finite values: "
-            "another rank sent it, or the sum is too large. Lower the learning rate or set "
-            'clip_norm; nonfinite="skip" drops such steps.'
+            f"another rank sent it, or the sum is too large. {self._nonfinite_advice}"
         )
 
     def _nonfinite_message(self, x: Tensor, what: str, step: int, start: int = 0) -> str:
@@ -382,9 +381,17 @@ class TrainingWorker:
         tensor = self.plan.tensor_at(start + where)
         return (
             f"{float(x[where])} in the {what} of {tensor} on rank {self.rank} "
-            f'in step {step}. Lower the learning rate or set clip_norm; nonfinite="skip" drops '
-            "such steps."
+            f"in step {step}. {self._nonfinite_advice}"
         )
+
+    @property
+    def _nonfinite_advice(self) -> str:
+        if self.plan.scheduling.overlaps:  # see `Plan._check_overlap`
+            return (
+                'Lower the learning rate; with scheduling "sequential" clip_norm limits gradients '
+                'and nonfinite="skip" drops such steps.'
+            )
+        return 'Lower the learning rate or set clip_norm; nonfinite="skip" drops such steps.'
 
 
 def _decode_own(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:

@@ -17,6 +17,8 @@ from gradwire.runtime.process.accelerator import PayloadGroups
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.frames import Headers
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.runtime.process.spans import ProcessSpans
+from gradwire.runtime.spans import SpanLog
 from gradwire.testing import quadratics
 from gradwire.testing.quadratics import Trained
 from gradwire.training import program
@@ -52,13 +54,16 @@ def natively(rank: int, folder: Path) -> dict[str, Any]:
 
     before = transport.num_native_means
     engine = ProcessEngine(transport, timeout_s=20, job=2, native=True)
+    engine.spans = ProcessSpans(rank, SpanLog(transport.size, transport.size))
     seen["side by side"] = engine.run(_side_by_side)
+    seen["collectives drawn"] = list(engine.spans.collectives.values())
     seen["num_native of those"] = transport.num_native_means - before
 
     seen["trained"] = [
         _differs(transport, 3 + i, *case) for i, case in enumerate(_EXPECTED.items())
     ]
     seen["unread"] = _unread(transport, rank)
+    seen["arrived before"] = _arrived_before(transport, rank)
     transport.close()
     seen["both send"] = _both_send(rank)
     seen["apart"] = _apart()
@@ -97,6 +102,35 @@ async def _side_by_side(node: Node) -> bool:
     last = await AllReduce().group(node, "own").mean(torch.ones(9))  # nobody is left: native
     expected = [[number + 10.0 * i for i in range(5)] for number in range(3)]
     return own == [1.0] * 5 and others == expected and bool((last == 1).all())
+
+
+def _arrived_before(transport: GlooTransport, rank: int) -> bool:
+    """Whether a message ends in the timeline when it arrives, also if rank 0 looks later."""
+    spans = ProcessSpans(rank, SpanLog(transport.size, transport.size))
+    looked_s = 0.0
+
+    def wait_for_arrivals() -> None:
+        nonlocal looked_s
+        limit_s = time.monotonic() + 20
+        while not all(transport._bytes_unread[1:]):
+            assert time.monotonic() < limit_s
+            time.sleep(0.001)
+        looked_s = time.monotonic()
+
+    async def program(node: Node) -> None:
+        if node.rank:
+            await node.send(0, "x", torch.ones(9))
+        else:
+            await node.call(wait_for_arrivals)
+            for src in range(1, node.size):
+                await node.recv(src, "x")
+
+    dist.barrier()  # or rank 0 takes them in an earlier run
+    engine = ProcessEngine(transport, timeout_s=20, job=11)
+    engine.spans = spans
+    engine.run(program)
+    ends = [span.end_s for span in spans.log.spans if span.lane == "receive"]
+    return len(ends) == (transport.size - 1) * (rank == 0) and all(s < looked_s for s in ends)
 
 
 def _differs(transport: GlooTransport, job: int, case: str, expected: Trained) -> float:

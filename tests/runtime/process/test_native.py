@@ -22,6 +22,10 @@ def test_native_means_and_limits(tmp_path: Path) -> None:
         assert seen["side by side"]
         # 5 of each of 3 programs, in turn, and the last; none while programs are unjoined.
         assert seen["num_native of those"] == 16
+        # Each sends and receives, and has the same number on all ranks.
+        assert seen["collectives drawn"] == results[0]["collectives drawn"]
+        assert len(seen["collectives drawn"]) == 2 * 16
+        assert seen["arrived before"]
         identity, halves, lowrank = seen["trained"]
         assert identity < 1e-6
         assert halves == 0

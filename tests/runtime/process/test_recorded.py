@@ -32,6 +32,23 @@ def twice(requests: Sequence[Any]) -> list[Any]:
     return [2 * request for request in requests]
 
 
+NUM_LAYERS = 3
+
+
+def twice_by_layer(
+    request: Any,
+    on_layer: Callable[[int, Any], None],
+    before_layer: Callable[[int], None] | None = None,
+) -> None:
+    """Twice a vector with an element for each layer, of which the last is there first."""
+    if before_layer is not None:
+        before_layer(NUM_LAYERS - 1)
+    result = torch.full_like(request, float("nan"))
+    for layer in reversed(range(NUM_LAYERS)):
+        result[layer] = 2 * request[layer]
+        on_layer(layer, result)
+
+
 class Recorded:
     """Runs of programs on threads, with what they recorded."""
 
@@ -43,7 +60,14 @@ class Recorded:
             for rank, path in enumerate(self.paths)
         ]
         self.engines = [
-            ProcessEngine(end, self.num_workers, evaluate=twice, timeout_s=10, log=log)
+            ProcessEngine(
+                end,
+                self.num_workers,
+                evaluate=twice,
+                evaluate_layers=twice_by_layer,
+                timeout_s=10,
+                log=log,
+            )
             for end, log in zip(transports(size), self.logs)
         ]
 
@@ -167,6 +191,55 @@ def test_programs_that_do_anything(seed: int, tmp_path: Path) -> None:
         assert engine.ledger.link_messages[rank] == one.ledger.link_messages[rank]
 
 
+def test_gradients_that_come_layer_by_layer(tmp_path: Path) -> None:
+    """Each layer's part is exchanged when it is there, and the next gradient may wait for them."""
+
+    async def exchange(node: Node, begun: Any, tag: tuple[int, int]) -> float:
+        part = (await node.reach(begun, tag[1]))[tag[1]].clone()
+        await node.send_framed(2, "part", Framed(tag, part), 8)
+        return float(await node.recv(2, tag))
+
+    async def worker(node: Node) -> list[Any]:
+        x = torch.arange(float(NUM_LAYERS)) + node.rank
+        begun, seen = await node.begin(x), []
+        for step in range(5):
+            tasks = []
+            for layer in reversed(range(NUM_LAYERS)):
+                await node.reach(begun, layer)
+                tasks.append(await node.spawn(exchange(node, begun, (step, layer))))
+                await node.sleep(0.0003 * node.rank)
+            x = torch.zeros(NUM_LAYERS)  # they arrive there
+            begun = await node.begin(x, is_open=False)
+            for layer, task in enumerate(reversed(tasks)):
+                x[layer] = await node.join(task)
+                await node.open(begun, layer, x if layer == NUM_LAYERS - 1 else None)
+            seen.append(x.tolist())
+        return [*seen, (await node.reach(begun, 0)).tolist()]
+
+    async def server(node: Node) -> None:
+        total = torch.zeros(1)  # the order of the parts matters
+        while True:
+            rank, message = await node.recv_any("part")
+            total = total * 0.5 + message.data / 4
+            await node.send(rank, message.header, total)
+
+    recorded = Recorded(tmp_path, 3, 2)
+    results = recorded.run([worker, worker, server])
+    orders = recorded.orders
+    again = ReplayEngine(orders, evaluate=twice)
+    assert again.run([worker, worker], [server]) == results
+    kinds = [entry.kind for entry in orders[0].runs[0].entries]
+    assert kinds.count("reached") == 5 * 2 * NUM_LAYERS + 1
+
+    async def closed(node: Node) -> None:
+        await node.reach(await node.begin(None, is_open=False), 0)
+
+    entries = (OrderEntry(0, "start"), OrderEntry(0, "reached"))
+    alone = EventOrder(0, 1, 1, "", (RunOrder(entries, 0.0),))
+    with pytest.raises(OrderError, match="parameters of that gradient are not there yet"):
+        ReplayEngine([alone], evaluate=twice).run([closed])
+
+
 def test_peers_that_are_lost(tmp_path: Path) -> None:
     async def program(node: Node) -> list[Any]:
         await node.watch("changes")
@@ -199,13 +272,17 @@ def _one_entry(order: EventOrder) -> Any:
     return run._replace(entries=run.entries[:1])
 
 
-def test_an_evaluator_that_fails_does_so_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_an_evaluator_that_fails_does_so_again(by_layer: bool, tmp_path: Path) -> None:
     def fail(requests: Sequence[Any]) -> list[Any]:
         raise ArithmeticError("not finite")
 
     async def program(node: Node) -> str:
         try:
-            await node.compute(1)
+            if by_layer:
+                await node.reach(await node.begin(1), 0)
+            else:
+                await node.compute(1)
         except ArithmeticError as error:
             return str(error)
         return "fine"
@@ -239,6 +316,12 @@ def test_a_program_that_does_something_else(pinged: list[EventOrder]) -> None:
 
     with pytest.raises(OrderError, match=r"rank 0, entry 1 .*the program waits for a gradient"):
         ReplayEngine(pinged).run([computes, _ping])
+
+    async def reaches(node: Node) -> Any:
+        return await node.reach(await node.begin(1), 2)
+
+    with pytest.raises(OrderError, match="the program waits for the gradient of layer 2"):
+        ReplayEngine(pinged).run([reaches, _ping])
 
     async def other_tag(node: Node) -> Any:
         return await node.recv(1 - node.rank, "pong")

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from gradwire.core.errors import DataError, LostError
+from gradwire.core.errors import DataError, LostError, RefusedError
 from gradwire.experiment.processes.headers import HEADERS
-from gradwire.experiment.processes.launch.signals import Signals
+from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.experiment.processes.node.run import NodeRun
 from gradwire.experiment.processes.node.types import RunFolder
 from gradwire.experiment.run.config import Config
@@ -107,7 +107,7 @@ def rank_of(
     device = own_device(config)
     payloads = nccl_groups(device) if config.device.startswith("cuda") else None
     transport = GlooTransport(headers=HEADERS, send_s=timeout_s, device=device, payloads=payloads)
-    lost = None
+    lost: int | None = transport.rank  # unless the run ends well
     try:
         yield kind(
             prepare_or_explain(config, is_quiet=transport.rank > 0),
@@ -119,8 +119,12 @@ def rank_of(
             native=config.native,
             **settings,
         )
+        lost = None
     except LostError as error:
         lost = error.rank
+        raise
+    except (RefusedError, Interrupted):  # all ranks stop
+        lost = None
         raise
     finally:
         transport.close(lost)

@@ -91,11 +91,6 @@ def prepare(config: Config) -> Experiment:
     synchronization = SYNCHRONIZATION.parse(config.synchronization)
     architecture = ARCHITECTURE.parse(config.architecture)
     scheduling = SCHEDULING.parse(config.scheduling)
-    if config.record_order and scheduling.overlaps:
-        raise ValueError(
-            f"the order of events of {scheduling!r} cannot be recorded: gradients come layer by "
-            'layer. Leave out record_order, or take scheduling "sequential".'
-        )
     optimizer = OPTIMIZERS.parse(config.optimizer)
     schedule = SCHEDULES.parse(config.schedule)
     partition = PARTITIONS.parse(config.partition)

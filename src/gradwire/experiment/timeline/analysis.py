@@ -148,8 +148,8 @@ def critical_path(spans: Sequence[Span], window: Window) -> list[PathPiece]:
 
     A node's work begins when the latest of its gradients, calls and received messages before it has
     ended. A message that had to queue for a network card waited for the one before it there;
-    otherwise for its sender. Times in which nothing is recorded on the path are `idle`: timers, and
-    in real runs the engine itself.
+    otherwise for its sender. A collective waited for the rank that began it last. Times in which
+    nothing is recorded on the path are `idle`: timers, and in real runs the engine itself.
     """
     return _Walk(spans, window).pieces()
 
@@ -167,7 +167,9 @@ class _Walk:
 
     def __init__(self, spans: Sequence[Span], window: Window) -> None:
         self._window = window
-        self._sends = {span.message: span for span in spans if span.lane == SEND}
+        # Of a collective, which all send: that of the rank that began last.
+        sends = sorted((span for span in spans if span.lane == SEND), key=lambda span: span.ready_s)
+        self._sends = {span.message: span for span in sends}
         self._ended: dict[tuple[int, bool], list[Span]] = defaultdict(list)
         for span in sorted(spans, key=lambda span: span.end_s):
             self._ended[span.rank, span.lane == SEND].append(span)

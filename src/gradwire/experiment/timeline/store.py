@@ -2,7 +2,8 @@
 
 `spans-RANK.jsonl` holds one JSON value in a line: first what it is, then
 
-    ["span", lane, name, start, end, ready, link]   link: null, or a list that names the message
+    ["span", lane, name, start, end, ready, link]   link: null, or a list that names the message,
+                                                    or in a real run the collective: its number
     ["step", step, time]                            the worker has finished this step
 
 Nodes of one machine have the same clock. Clocks of different machines are aligned by their
@@ -78,8 +79,10 @@ def spans_of(recorded: ProcessSpans, layout: NodeLayout) -> NodeSpans:
         rank, log.num_workers, log.num_nodes, layout.coordinator, "process", host_name()
     )
     for number, span in enumerate(log.spans):
-        link = None
-        if number in recorded.messages:
+        link: Link | None = None
+        if number in recorded.collectives:
+            link = (recorded.collectives[number],)
+        elif number in recorded.messages:
             peer, tag, index = recorded.messages[number]
             link = (rank, peer, tag, index) if span.lane == SEND else (peer, rank, tag, index)
         node.spans.append((span, link))
@@ -147,11 +150,18 @@ def merge(nodes: Sequence[NodeSpans]) -> SpanLog:
                 message=number,
             )
             log.spans.append(moved)
-            if moved.lane == SEND:
+            # All ranks send in a collective. It begins with the last of them.
+            if moved.lane == SEND and (number not in sent or sent[number].start_s < moved.start_s):
                 sent[number] = moved
         log.steps += [replace(end, time_s=end.time_s - shift) for end in node.steps]
     if is_real:
-        log.spans = [_travelled(span, sent.get(span.message)) for span in log.spans]
+        collectives = {number for link, number in numbers.items() if _is_collective(link)}
+        log.spans = [
+            _begun_by_all(span, sent[span.message])
+            if span.message in collectives
+            else _travelled(span, sent.get(span.message))
+            for span in log.spans
+        ]
     return _from_zero(log)
 
 
@@ -165,7 +175,7 @@ def clock_offsets(nodes: Sequence[NodeSpans]) -> dict[str, float]:
         link: (node.host, span.start_s)
         for node in nodes
         for span, link in node.spans
-        if link is not None and span.lane == SEND
+        if link is not None and span.lane == SEND and not _is_collective(link)
     }
     fastest: defaultdict[tuple[str, str], float] = defaultdict(lambda: math.inf)
     for node in nodes:
@@ -193,6 +203,17 @@ def _travelled(span: Span, sent: Span | None) -> Span:
     start = min(sent.start_s, span.end_s)
     name = f"{sent.name.rpartition(' to ')[0]} from {sent.rank}"
     return replace(span, name=name, start_s=start, ready_s=start)
+
+
+def _is_collective(link: Link) -> bool:
+    """In a real run. A message has its sender, receiver, tag and number there."""
+    return len(link) == 1
+
+
+def _begun_by_all(span: Span, last: Span) -> Span:
+    """One rank's part in a collective, from when the last rank began it."""
+    start = min(last.start_s, span.end_s)
+    return replace(span, start_s=start, ready_s=start if span.lane == RECEIVE else span.ready_s)
 
 
 def _from_zero(log: SpanLog) -> SpanLog:

@@ -9,6 +9,7 @@ from gradwire.core.node import (
     CurrentMembers,
     Join,
     Now,
+    Reach,
     Recv,
     RecvAny,
     RunningProgram,
@@ -50,6 +51,8 @@ def described(effect: Any) -> str:
         return f"a message from any rank, tag {effect.tag!r}"
     if isinstance(effect, Join):
         return f"the end of a program it spawned on rank {effect.task.rank}"
+    if isinstance(effect, Reach):
+        return f"the gradient of layer {effect.layer}"
     return _NAMES.get(type(effect), type(effect).__name__)
 
 

@@ -337,7 +337,7 @@ class GlooTransport:
                 message, copy = self._message(peer, frame, block)
                 if self._is_closed:
                     continue
-                arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message)
+                arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message, monotonic())
                 with self._lock:
                     self._bytes_unread[peer] += message_nbytes(message)
                 self._arrivals.put(arrival if copy is None else _CopiedArrival(arrival, copy))

@@ -7,6 +7,7 @@ threads of gloo. Their results arrive through the same queue as messages.
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ class FinishedMean(NamedTuple):
     number: int
     work: dist.Work
     total: Tensor
+    time_s: float | None = None  # when it ended
 
     def arrival(self, rank: int) -> Arrival:
         message: Any = self.total
@@ -30,7 +32,7 @@ class FinishedMean(NamedTuple):
             self.work.wait()  # on an accelerator: what comes after it there
         except RuntimeError as error:
             message = error
-        return Arrival(FINISHED, rank, tag=self.number, message=message)
+        return Arrival(FINISHED, rank, tag=self.number, message=message, time_s=self.time_s)
 
 
 class GroupMeans:
@@ -68,7 +70,9 @@ class GroupMeans:
             self._put(Arrival(FINISHED, self._rank, tag=number, message=error))
             return number
         finished = FinishedMean(number, work, total)
-        work.get_future().add_done_callback(lambda _: self._put(finished))
+        work.get_future().add_done_callback(
+            lambda _: self._put(finished._replace(time_s=monotonic()))
+        )
         return number
 
     def abort(self) -> None:

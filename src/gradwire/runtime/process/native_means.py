@@ -26,11 +26,12 @@ Path = tuple[int, ...]  # the number of a program among those of its parent, aft
 
 
 class NativeMeans:
-    """The collectives under way. `start_mean` starts one; None: the transport has none."""
+    """The collectives under way. `start_mean` starts one and returns its number, or None where
+    that is not possible for such a tensor. It is None itself if the transport has none."""
 
     def __init__(
         self,
-        start_mean: Callable[[Tensor], int | None] | None,
+        start_mean: Callable[[Collective], int | None] | None,
         peers: PeerStatus,
         timers: Timers,
         resume: Callable[[Task, Any, Exception | None], None],
@@ -91,8 +92,8 @@ class NativeMeans:
 
     def _start(self, task: Task, effect: Collective) -> bool:
         assert self._start_mean is not None
-        number = self._start_mean(effect.data)
-        if number is None:  # the transport has none for such tensors
+        number = self._start_mean(effect)
+        if number is None:
             return False
         self._started[number] = (task, effect)
         task.waiting_for = effect

@@ -82,8 +82,8 @@ class RankInterpreter(Interpreter):
         self._timers = Timers()
         self._peers = PeerStatus(self.rank, lambda: self.now)
         # Collectives are of all nodes of the transport, and means of all workers.
-        can = getattr(transport, "native_mean", None) if not layout.others else None
-        start_mean = can if native and size > 1 else None
+        can = hasattr(transport, "native_mean") and not layout.others
+        start_mean = self._start_native_mean if can and native and size > 1 else None
         self._natives = NativeMeans(start_mean, self._peers, self._timers, self._resume)
         self._has_failed = False  # a program has raised an exception
         super().__init__(
@@ -217,6 +217,12 @@ class RankInterpreter(Interpreter):
             self.ledger.record(self.rank, dst, nbytes, effect.label)
         return WAITING
 
+    def _start_native_mean(self, effect: Collective) -> int | None:
+        number: int | None = self._transport.native_mean(effect.data)  # type: ignore[attr-defined]
+        if number is not None and self.spans is not None:
+            self.spans.start_collective(number, effect.label)
+        return number
+
     # Events: timers and what the transport reports.
 
     def _expire(self) -> bool:
@@ -248,15 +254,19 @@ class RankInterpreter(Interpreter):
         return True
 
     def _arrive(self, arrival: Arrival) -> None:
-        kind, src, job, tag, message, _, _ = arrival
+        kind, src, job, tag, message, time_s, _ = arrival
         if kind in (ARRIVED, DONE):
             if job > self.job:
                 self._transport.defer(arrival)
             elif job == self.job and kind == DONE:
                 self._peers.report_done(src, tag)
             elif job == self.job:
+                if self.spans is not None:
+                    self.spans.receive(src, tag, time_s)
                 self._receive(src, tag, message)
         elif kind == FINISHED:
+            if self.spans is not None:
+                self.spans.finish_collective(tag, time_s)
             self._natives.finish(tag, message)
         elif kind == JOINED:
             self._peers.join(src)
@@ -267,8 +277,6 @@ class RankInterpreter(Interpreter):
             self._remove(arrival)
 
     def _receive(self, src: int, tag: int, message: Any) -> None:
-        if self.spans is not None:
-            self.spans.receive(src, tag)
         is_worker = self.layout.is_worker
         if is_worker(src) and not is_worker(self.rank):
             header = HEADER_NBYTES if isinstance(message, Framed) else 0

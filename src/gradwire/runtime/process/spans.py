@@ -1,8 +1,9 @@
 """Records the spans of one rank of a run on real processes.
 
 Times are those of the machine's monotonic clock, which all processes of one machine share. Of a
-message the sender knows when it handed it to the transport, the receiver when it took it from there
-(`experiment/timeline/store.py` brings the two together).
+message the sender knows when it handed it to the transport, the receiver when it was complete, or
+when it took it from the transport if that does not say (`experiment/timeline/store.py` brings the
+two together). A collective of the transport sends and receives from its start to its end.
 """
 
 import time
@@ -29,6 +30,8 @@ class ProcessSpans:
         self._layers = layers
         # By span: the other rank, the hash of the tag, and the number among messages with these.
         self.messages: dict[int, tuple[int, int, int]] = {}
+        self.collectives: dict[int, int] = {}  # by span: the number, the same on all ranks
+        self._started: dict[int, tuple[str, float]] = {}  # by number: name and time
         self._num_sent: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._num_received: defaultdict[tuple[int, int], int] = defaultdict(int)
 
@@ -52,11 +55,25 @@ class ProcessSpans:
 
         return {**handlers, Send: send, Call: call}
 
-    def receive(self, src: int, tag: int) -> None:
-        """A message was taken from the transport."""
+    def receive(self, src: int, tag: int, time_s: float | None = None) -> None:
+        """A message was taken from the transport. It was complete at this time; None: now."""
         if src != self.rank:
             self._note(src, tag, self._num_received)
-            self._add(RECEIVE, f"message from {src}", clock())
+            end_s = clock() if time_s is None else time_s
+            self._add(RECEIVE, f"message from {src}", end_s, end_s)
+
+    def start_collective(self, number: int, label: str) -> None:
+        """A collective was handed to the transport."""
+        self._started[number] = f"all-reduce {label}".strip(), clock()
+
+    def finish_collective(self, number: int, time_s: float | None = None) -> None:
+        """The result of a collective was taken from the transport. It ended at this time."""
+        found = self._started.pop(number, None)
+        if found is not None:
+            for lane in (SEND, RECEIVE):
+                if len(self.log.spans) < MAX_SPANS:
+                    self.collectives[len(self.log.spans)] = number
+                self._add(lane, *found, time_s)
 
     def compute(self, start_s: float) -> None:
         """A gradient was computed until now."""
@@ -77,6 +94,8 @@ class ProcessSpans:
         if len(self.log.spans) < MAX_SPANS:
             self.messages[len(self.log.spans)] = (peer, tag, number)
 
-    def _add(self, lane: str, name: str, start_s: float) -> None:
+    def _add(self, lane: str, name: str, start_s: float, end_s: float | None = None) -> None:
+        """Adds a span that ended at this time; None: now."""
         if len(self.log.spans) < MAX_SPANS:
-            self.log.spans.append(Span(self.rank, lane, name, start_s, clock(), ready_s=start_s))
+            end_s = clock() if end_s is None else end_s
+            self.log.spans.append(Span(self.rank, lane, name, start_s, end_s, ready_s=start_s))

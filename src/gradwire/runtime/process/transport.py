@@ -22,7 +22,8 @@ class Arrival(NamedTuple):
     # With LOST the reason, a text. With FINISHED the mean, or an exception.
     message: Any = None
     # With LOST, JOINED and GOODBYE: when, on the clock of the scheduler; None: there is none.
-    # With JOINED this is the peer's incarnation.
+    # With JOINED this is the peer's incarnation. With ARRIVED and FINISHED: when it was complete,
+    # on the machine's monotonic clock; None: the transport does not say.
     time_s: float | None = None
     number: int = 0  # of this message among those of `src`, from 1; 0: they are not numbered
 

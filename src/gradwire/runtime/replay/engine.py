@@ -4,7 +4,8 @@ The order of a node (`runtime/replay/order.py`) says which of its programs conti
 and with what answer. Here the programs of all nodes run in one process. Each continues only when
 the order of its node says so, messages go directly from one to the other, and gradients are
 computed one by one, as the real ranks did. So the parameters are the same to the last bit if a
-gradient is.
+gradient is. A gradient that came layer by layer is computed as a whole when a program has its first
+part.
 
 A node waits only for a message that its order names and that has not been sent. Among the nodes
 that can continue, the one with the earliest known time is next, so that an observer sees about the
@@ -20,6 +21,8 @@ from typing import Any, NoReturn
 from gradwire.core.errors import PeerLost
 from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
+    Begin,
+    Computation,
     Compute,
     CurrentMembers,
     Framed,
@@ -27,6 +30,8 @@ from gradwire.core.node import (
     Membership,
     Node,
     Now,
+    Open,
+    Reach,
     Recv,
     RecvAny,
     RunningProgram,
@@ -52,6 +57,7 @@ _ASKED: dict[str, tuple[type, ...]] = {
     order.CHANGE: (Recv, RecvAny),
     order.LOST: (Recv,),
     order.COMPUTED: (Compute,),
+    order.REACHED: (Reach,),
     order.SLEPT: (Sleep,),
     order.JOINED: (Join,),
     order.NOW: (Now,),
@@ -59,6 +65,27 @@ _ASKED: dict[str, tuple[type, ...]] = {
 }
 _DECIDED = frozenset(kind for kinds in _ASKED.values() for kind in kinds)
 _END_OF_RUN, _KILLED = "the end of the run", "where it was killed"
+
+
+class _ReplayedGradient(Computation):
+    """A gradient that came layer by layer."""
+
+    __slots__ = ("failure", "request", "result")
+
+    def __init__(self, request: Any) -> None:
+        self.request = request  # None: its parameters are not there yet, or it is computed
+        self.result: Any = None
+        self.failure: Exception | None = None
+
+    def compute(self, evaluate: Evaluator) -> None:
+        """Computes it, unless that has been done."""
+        if self.request is None:
+            return
+        request, self.request = self.request, None
+        try:
+            (self.result,) = evaluate([request])
+        except Exception as error:
+            self.failure = error
 
 
 class _ReplayedNode:
@@ -138,6 +165,10 @@ class ReplayEngine(Interpreter):
             Calls(num_workers),
             {
                 Send: self._send,
+                Begin: lambda task, effect: _ReplayedGradient(
+                    effect.request if effect.is_open else None
+                ),
+                Open: self._open,
                 Watch: lambda task, effect: None,  # the order has the changes of the membership
                 **dict.fromkeys(_DECIDED, self._wait_for_order),
             },
@@ -243,6 +274,12 @@ class ReplayEngine(Interpreter):
                 self._refuse(node, f"the program waits for {described(effect)}")
         if isinstance(effect, Join) and not effect.task.done:
             self._refuse(node, "what it waits for has not ended")
+        if isinstance(effect, Reach):
+            gradient = effect.computation
+            assert isinstance(gradient, _ReplayedGradient)
+            gradient.compute(self._evaluate)
+            if gradient.result is None and gradient.failure is None:
+                self._refuse(node, "the parameters of that gradient are not there yet")
         return task
 
     def _answer(
@@ -264,6 +301,8 @@ class ReplayEngine(Interpreter):
             except Exception as error:
                 return None, error
             return result, None
+        if kind == order.REACHED:
+            return effect.computation.result, effect.computation.failure
         if kind == order.NOW:
             node.now = float(values[0])
             return values[0], None
@@ -297,6 +336,11 @@ class ReplayEngine(Interpreter):
             checks.check_wait(effect, task.rank)
         task.waiting_for = effect
         return WAITING
+
+    def _open(self, task: Task, effect: Open) -> None:
+        if effect.request is not None:  # all parameters are there
+            assert isinstance(effect.computation, _ReplayedGradient)
+            effect.computation.request = effect.request
 
     def _send(self, task: Task, effect: Send) -> None:
         checks.check_send(effect, task.rank, self.size)

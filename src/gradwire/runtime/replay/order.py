@@ -1,10 +1,10 @@
 """The event order of a real run: what was decided outside the programs of one node.
 
 What a node does follows from its programs and from the answers to their effects. Answers to `send`,
-`call`, `spawn` and `watch` depend on the node alone. All others depend on the speed of other nodes,
-on clocks and on the membership: each of them has an entry, in the order in which the programs of
-the node continued. Messages are not kept: the sender's programs make the next one of that sender
-and tag again (`runtime/replay/engine.py`).
+`call`, `spawn`, `watch`, `begin` and `open` depend on the node alone. All others depend on the
+speed of other nodes, on clocks and on the membership: each of them has an entry, in the order in
+which the programs of the node continued. Messages are not kept: the sender's programs make the next
+one of that sender and tag again (`runtime/replay/engine.py`).
 
 A file is text, with one JSON value in a line, and behind a tab the checksum of all lines so far
 (`storage/text.py`). It is written line by line, so a killed process leaves its order up to that
@@ -21,6 +21,7 @@ numbered from 0 as they were spawned:
     [0, "lost", 2, 3735928559, 2, 1.25, 1.5]    it waited for rank 2, which is lost,
                                                 and when; when that was noticed
     [0, "computed"]                             a gradient
+    [0, "reached"]                              the part of a gradient that it waited for
     [0, "slept"]
     [0, "joined"]                               a program that it had spawned has ended
     [0, "now", 1.25]                            the time
@@ -43,6 +44,7 @@ from gradwire.core.node import (
     Join,
     Membership,
     Now,
+    Reach,
     Recv,
     RecvAny,
     Sleep,
@@ -55,11 +57,13 @@ from gradwire.runtime.storage.text import LineSeal
 
 START, RECEIVED, RECEIVED_ANY, NOTHING = "start", "received", "received any", "nothing"
 CHANGE, LOST = "change", "lost"
-COMPUTED, SLEPT, JOINED, NOW, MEMBERS = "computed", "slept", "joined", "now", "members"
+COMPUTED, REACHED = "computed", "reached"
+SLEPT, JOINED, NOW, MEMBERS = "slept", "joined", "now", "members"
 RUN, END, RESULT = "run", "end", "result"
 
-_FORMAT, _VERSION = "gradwire order", 4
-_PLAIN = {Compute: COMPUTED, Sleep: SLEPT, Join: JOINED}
+_FORMAT, _VERSION = "gradwire order", 5
+_VERSIONS = (4, _VERSION)  # that can be read; version 4 has no "reached"
+_PLAIN = {Compute: COMPUTED, Reach: REACHED, Sleep: SLEPT, Join: JOINED}
 
 # What follows the name of an entry: a rank, a hash, a bit, a time. "ranks": as many as there are.
 _VALUES: dict[str, tuple[str, ...]] = {
@@ -70,6 +74,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     CHANGE: ("hash", "rank", "bit", "time"),
     LOST: ("rank", "hash", "rank", "time", "time"),
     COMPUTED: (),
+    REACHED: (),
     SLEPT: (),
     JOINED: (),
     NOW: ("time",),
@@ -251,8 +256,9 @@ def load(path: Path, *, was_killed: bool = False) -> EventOrder:
         or {name: type(value) for name, value in head.items()} != names
     ):
         raise OrderError(f"{path} is no recorded order: its first line does not say so")
-    if head["version"] != _VERSION:
-        raise OrderError(f"{path}: version {head['version']}, this program reads {_VERSION}")
+    if head["version"] not in _VERSIONS:
+        known = " and ".join(map(str, _VERSIONS))
+        raise OrderError(f"{path}: version {head['version']}, this program reads {known}")
     rank, num_nodes, num_workers = head["rank"], head["nodes"], head["workers"]
     if not (0 <= rank < num_nodes and 1 <= num_workers <= num_nodes):
         raise OrderError(
