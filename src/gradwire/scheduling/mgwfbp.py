@@ -49,6 +49,10 @@ class MGWFBP(Scheduling):
     def overlaps(self) -> bool:
         return True
 
+    @property
+    def needs_prices(self) -> bool:
+        return self.groups is None
+
     def resolve(self, tensors: Sequence[Bucket], profile: Profile) -> "MGWFBP":
         if self.groups is not None:
             return self
@@ -74,15 +78,14 @@ def merged_groups(tensors: Sequence[Bucket], profile: Profile) -> list[int]:
     best = [(0.0, 0, num)] * (num + 1)
     for first in reversed(range(num)):
         ready_s = total * ends[profile.first_layer(tensors[first])]
-        best[first] = min(
-            (
-                max(best[stop][0], ready_s)
-                + profile.exchange_s(tensors[stop - 1].stop - tensors[first].start),
-                best[stop][1] + 1,
-                stop,
-            )
-            for stop in range(first + 1, num + 1)
-        )
+        options = []
+        for stop in range(first + 1, num + 1):
+            numel = tensors[stop - 1].stop - tensors[first].start
+            end_s = max(best[stop][0], ready_s) + profile.exchange_s(numel)
+            if first == 0:  # nothing follows: the step waits until its mean is there
+                end_s += profile.delay_s(numel)
+            options.append((end_s, best[stop][1] + 1, stop))
+        best[first] = min(options)
     firsts = []
     first = best[0][2]
     while first < num:

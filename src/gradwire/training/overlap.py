@@ -146,7 +146,7 @@ class ForwardOverlap:
             if not await node.share(is_finite, reduced.mean):
                 raise NonFiniteError(worker.foreign_nonfinite_message("the mean", step))
             params, optimizer = await node.share(
-                _update, rule, lr, before.params[i], reduced.mean, before.optimizer[i]
+                update_piece, rule, lr, before.params[i], reduced.mean, before.optimizer[i]
             )
             after.params[i], after.optimizer[i] = params, optimizer
             after.states[i] = reduced.state
@@ -167,7 +167,7 @@ def _join(pieces: tuple[Tensor, ...]) -> Tensor:
     return concatenate(pieces) if pieces[0].dim() else pieces[0]
 
 
-def _update(
+def update_piece(
     rule: Optimizer, lr: float, params: Tensor, gradient: Tensor, state: OptimizerState
 ) -> tuple[Tensor, OptimizerState]:
     return rule.update(params, gradient, state, lr)

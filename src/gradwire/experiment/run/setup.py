@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.profile import Profile, layers_of
+from gradwire.core.profile import Price, Profile, layers_of
 from gradwire.core.protocols import Ability, Bucket, ability_of
 from gradwire.core.reducer import unfed
 from gradwire.core.spec import Spec
@@ -37,11 +38,18 @@ from gradwire.runtime.virtual.compute_time import (
     Fixed,
     Measured,
 )
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
 from gradwire.training.layer_times import LAYER_TIMES, Shares, layer_flops, task_tensors
 from gradwire.training.plan import Plan
+from gradwire.training.prices import (
+    drawn_gradient,
+    price_exchanges,
+    priced_limits,
+    priced_numels,
+)
 from gradwire.training.task import Task
 
 _FLOPS = 2e10  # per second, where nothing was measured: what schedules assume of real processes
@@ -161,6 +169,7 @@ def prepare(config: Config) -> Experiment:
         accumulate=config.accumulate,
     )
     simulated, measured = config.engine == "simulator", None
+    charge = charge_of(config)
     if isinstance(compute, Measured) and simulated:
         measured = measure_gradient(warm_up(plan, 0), device, config.threads or 1)
         compute = Fixed(measured.seconds)
@@ -171,7 +180,8 @@ def prepare(config: Config) -> Experiment:
         flops = sum(layer_flops(task, batch(0, 0)))
         seconds = computer.seconds(0, 0) if simulated else flops / _FLOPS
         shares = layer_times.shares(task, batch(0, 0))
-        profile = make_profile(task_tensors(task), shares, seconds, network)
+        prices = simulated_prices(plan, network, charge) if scheduling.needs_prices else ()
+        profile = make_profile(task_tensors(task), shares, seconds, prices)
         scheduling = scheduling.resolve(task_tensors(task), profile)
         plan = replace(plan, scheduling=scheduling, layer_profile=profile)
     resolved = replace(
@@ -206,30 +216,40 @@ def prepare(config: Config) -> Experiment:
         steps_per_epoch,
         faults,
         parse_duration(config.heartbeat),
-        charge_of(resolved) if simulated else None,
+        charge if simulated else None,
         measured,
     )
 
 
 def make_profile(
-    tensors: Sequence[Bucket], shares: Shares, seconds: float, network: Network
+    tensors: Sequence[Bucket], shares: Shares, seconds: float, prices: tuple[Price, ...]
 ) -> Profile:
-    """What schedules decide by, where a gradient takes so many seconds.
-
-    An exchange is priced as a direct all-reduce: two latencies, and the bytes of one node.
-    """
+    """What schedules decide by, where a gradient takes so many seconds."""
     total = sum(shares.forward) + sum(shares.backward)
     if total <= 0:
         raise ValueError(f"times of layers must have a positive sum, got {shares}")
     factor = (seconds or 1.0) / total
-    size = network.size
     return Profile(
         layers_of(tensors),
         tuple(factor * own for own in shares.forward),
         tuple(factor * own for own in shares.backward),
-        2 * max(network.latency_s),
-        min(network.bandwidth) * size / (2 * max(1, size - 1)),
+        prices=prices,
     )
+
+
+def simulated_prices(plan: Plan, network: Network, charge: Charge) -> tuple[Price, ...]:
+    """What exchanges cost on the simulated network."""
+    numels = priced_numels(plan.task.initial_params().numel())
+    engine = VirtualEngine(
+        network,
+        plan.num_workers,
+        has_priorities=plan.scheduling.has_priorities,
+        coding=charge.time,
+    )
+    limits = priced_limits(numels)
+    daemons = [lambda node: plan.architecture.daemon(node, {}, limits)] * len(plan.layout.others)
+    program = partial(price_exchanges, plan, numels, drawn_gradient(plan, numels))
+    return engine.run([program] * plan.num_workers, daemons)[0]
 
 
 # Settings of the simulator, which have no meaning on real processes.
