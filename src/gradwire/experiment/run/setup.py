@@ -11,6 +11,7 @@ import torch
 from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
+from gradwire.compression.by_rank import at_bandwidths, check_no_bandwidths
 from gradwire.compression.feedback.ef import with_feedback
 from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
@@ -42,7 +43,14 @@ from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
-from gradwire.training.layer_times import LAYER_TIMES, Shares, layer_flops, task_tensors
+from gradwire.training.layer_times import (
+    LAYER_TIMES,
+    Flops,
+    Hooks,
+    Shares,
+    layer_flops,
+    task_tensors,
+)
 from gradwire.training.plan import Plan
 from gradwire.training.prices import (
     drawn_gradient,
@@ -52,7 +60,7 @@ from gradwire.training.prices import (
 )
 from gradwire.training.task import Task
 
-_FLOPS = 2e10  # per second, where nothing was measured: what schedules assume of real processes
+_FLOPS = 2e10  # per second: what schedules assume of real processes that do not measure
 _TEST_CHUNK = 1024  # examples made into network inputs at a time
 
 
@@ -71,6 +79,11 @@ class Experiment:
     heartbeat_s: float = 0.0
     charge: Charge | None = None  # of coding; None on real processes
     measured: GradientTime | None = None  # if `compute` was measured
+
+    @property
+    def measures_schedule(self) -> bool:
+        """Whether real processes measure before they decide on the schedule."""
+        return _measures_schedule(self.config, self.plan)
 
     def test_batches(self) -> Iterator[Batch]:
         device = self.plan.task.device
@@ -120,6 +133,11 @@ def prepare(config: Config) -> Experiment:
         for bandwidth in (config.bandwidth, *config.what_if)
     )
     what_if = dict(zip(config.what_if, other_networks))
+    written = compression
+    if config.engine == "process":
+        check_no_bandwidths(compression)
+    else:
+        compression = at_bandwidths(compression, network.near_bandwidths())
     speeds = _speeds(config)
     dataset = data.load(config.data)
     model = MODELS.parse(config.model or default_model(dataset))
@@ -176,13 +194,19 @@ def prepare(config: Config) -> Experiment:
     computer = Computer(compute, stragglers, speeds, key.child("computer"))
     layer_times = LAYER_TIMES.parse(config.layer_times)
     if scheduling.overlaps:
-        layer_times = layer_times.resolve(task, batch(0, 0))
+        if simulated:
+            layer_times = layer_times.resolve(task, batch(0, 0))
+        # Real ranks would each measure something else: what they decide by is measured together.
+        own_times = Flops() if isinstance(layer_times, Hooks) else layer_times
         flops = sum(layer_flops(task, batch(0, 0)))
         seconds = computer.seconds(0, 0) if simulated else flops / _FLOPS
-        shares = layer_times.shares(task, batch(0, 0))
-        prices = simulated_prices(plan, network, charge) if scheduling.needs_prices else ()
+        shares = own_times.shares(task, batch(0, 0))
+        measures = _measures_schedule(config, plan)
+        has_prices = scheduling.needs_prices and not measures
+        prices = simulated_prices(plan, network, charge) if has_prices else ()
         profile = make_profile(task_tensors(task), shares, seconds, prices)
-        scheduling = scheduling.resolve(task_tensors(task), profile)
+        if not measures:
+            scheduling = scheduling.resolve(task_tensors(task), profile)
         plan = replace(plan, scheduling=scheduling, layer_profile=profile)
     resolved = replace(
         config,
@@ -192,7 +216,7 @@ def prepare(config: Config) -> Experiment:
         schedule=repr(schedule),
         partition=repr(partition),
         steps=steps,
-        compression=repr(compression),
+        compression=repr(written),
         synchronization=repr(synchronization),
         architecture=repr(architecture),
         scheduling=repr(scheduling),
@@ -219,6 +243,12 @@ def prepare(config: Config) -> Experiment:
         charge if simulated else None,
         measured,
     )
+
+
+def _measures_schedule(config: Config, plan: Plan) -> bool:
+    """See processes/node/schedule.py. With servers workers may come later, and miss it."""
+    needs = config.engine == "process" and plan.scheduling.needs_prices
+    return needs and plan.pauses and not plan.layout.others
 
 
 def make_profile(
