@@ -12,11 +12,15 @@ only the best. Their Algorithm 1 looks at each layer once and merges it if that 
 exchange end earlier; what it has merged then may be worth less than it cost two layers on (see
 tests/scheduling/test_mgwfbp.py), so this file computes the minimum instead, in L^2 steps.
 
-a and b come from the profile of the run. Groups that were found are written into the expression, so
-that all ranks and a resumed run have the same: `mgwfbp(groups=(2, 5))` has the tensors 0 and 1, 2
-to 4, and 5 and more.
+Here an exchange of M bytes takes what the profile of the run says. That need not be a + bM: the
+profile knows the payloads of the codec, their route and the time of coding. Only the time for which
+an exchange holds up the next one counts, as exchanges overlap (core/profile.py); what remains of
+the last one is added at the end.
 
-When to use it: where many tensors are small and the network has a latency.
+Groups that were found are written into the expression, so that all ranks and a resumed run have the
+same: `mgwfbp(groups=(2, 5))` has the tensors 0 and 1, 2 to 4, and 5 and more.
+
+When to use it: where many tensors are small and each exchange has a fixed cost.
 """
 
 import itertools
