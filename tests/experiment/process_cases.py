@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "merged": {"scheduling": "mgwfbp(groups=(1,))", "compression": "ef(sign)"},
     "partitions": {
-        "scheduling": "priority(400, credit=800)",
+        "scheduling": "priority(400, credit=800, merge=0)",
         "compression": "fp16",
         "optimizer": "adam(0.01)",
         "layer_times": "given((1.0, 1.0), backward=(2.0, 2.0))",

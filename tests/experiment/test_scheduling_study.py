@@ -44,6 +44,18 @@ def test_the_page_shows_what_was_measured(study, results) -> None:
         assert study.schedule_table(results["schedules"], model) in page
     assert study.verdict_table(results["schedules"]) in page
     assert study.topology_table(results["topologies"]) in page
+    assert study.against_table(results["schedules"]) in page
+
+
+@pytest.mark.parametrize("schedule", ["mgwfbp", "priority"])
+def test_schedules_that_decide_by_prices_are_within_3_percent_of_wfbp(
+    study, results, schedule
+) -> None:
+    for model, *_ in study.MODELS:
+        ratios = study.against_wfbp(results["schedules"], model, schedule)
+        assert len(ratios) == len(study.NETWORKS) * len(study.CODECS)
+        assert max(ratio for ratio, *_ in ratios) < 1.03
+        assert min(ratio for ratio, *_ in ratios) < 0.92
 
 
 def test_gradients_are_drawn_and_times_are_those_of_their_sizes(study) -> None:

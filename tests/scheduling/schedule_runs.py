@@ -18,7 +18,7 @@ OVERLAPPING = (
     "wfbp",
     "fusion(2000, first=500)",
     "mgwfbp",
-    "priority(1000, credit=3000)",
+    "priority(1000, credit=3000, merge=1000)",
     "dear(1000)",
 )
 SETTINGS: dict[str, Any] = {

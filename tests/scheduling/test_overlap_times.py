@@ -82,3 +82,24 @@ def test_without_a_network_to_wait_for_a_step_takes_its_gradient(scheduling):
 def test_overlap_never_takes_longer_than_the_same_buckets_in_sequence(scheduling, bandwidth):
     settings = {**BASE, "scheduling": scheduling, "bandwidth": bandwidth}
     assert train(**settings).virtual_time_s <= train_in_sequence(**settings).virtual_time_s
+
+
+@pytest.mark.parametrize(
+    ("compression", "bandwidth"),
+    [("identity", "20Mbit"), ("fp16", "20Mbit"), ("ef(topk(0.01))", "1Gbit")],
+)
+def test_schedules_by_prices_are_not_slower_than_wfbp(compression, bandwidth):
+    """A large layer and small ones; coding is charged, and costs something per bucket."""
+    settings = {
+        "model": "mlp((128, 16, 16, 16, 16))",
+        "compute": "fixed(0.004)",
+        "compression": compression,
+        "bandwidth": bandwidth,
+    }
+    wfbp, merged, first_first = (
+        train(scheduling=scheduling, **settings).virtual_time_s
+        for scheduling in ("wfbp", "mgwfbp", "priority")
+    )
+    assert max(merged, first_first) < 1.03 * wfbp
+    if compression.startswith("ef"):
+        assert merged < 0.9 * wfbp

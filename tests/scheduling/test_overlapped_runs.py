@@ -15,7 +15,12 @@ from scheduling.schedule_runs import (
 
 @pytest.mark.parametrize(
     "scheduling",
-    ["wfbp", "fusion(2000, first=500)", "mgwfbp(groups=(2,))", "priority(1000, credit=100000)"],
+    [
+        "wfbp",
+        "fusion(2000, first=500)",
+        "mgwfbp(groups=(2,))",
+        "priority(1000, credit=100000, merge=1000)",
+    ],
 )
 @pytest.mark.parametrize("compression", ["identity", "ef(topk(0.1))"])
 def test_replayed_times_are_those_of_runs_on_that_network(scheduling, compression):
@@ -76,7 +81,7 @@ def test_lost_messages_cost_time_only(scheduling):
 def test_a_shape_of_the_network_changes_times_only(scheduling, topology, architecture):
     settings = {"scheduling": scheduling, "architecture": architecture, "compression": "fp16"}
     shaped = train(topology=topology, **settings)
-    assert_same_bits(shaped, train_in_sequence(**settings))
+    assert_same_bits(shaped, train_in_sequence(topology=topology, **settings))
     assert shaped.virtual_time_s > train(**settings).virtual_time_s
 
 

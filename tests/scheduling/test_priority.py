@@ -8,7 +8,7 @@ from gradwire.core.replica import Bucket
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.scheduling.fusion import Fusion
-from gradwire.scheduling.priority import Priority, foreseen_order
+from gradwire.scheduling.priority import Priority, foreseen_order, foreseen_step
 
 LAYERS = tuple(Bucket(name, 10 * i, 10 * i + 10) for i, name in enumerate("abcd"))
 
@@ -39,7 +39,9 @@ def test_partitions_are_cut_from_large_tensors_and_merged_from_small_ones():
         Bucket("b.weight", 28, 33),
         Bucket("c.weight", 33, 37),
     ]
-    found = Priority(40, credit=80).buckets(tensors, profile(1.0))
+    layers = (Bucket("a", 0, 28), Bucket("b", 28, 33), Bucket("c", 33, 37))
+    own = Profile(layers, (0.0,) * 3, (1.0,) * 3)
+    found = Priority(40, credit=80, merge=40).buckets(tensors, own)
     assert [(bucket.name, bucket.start, bucket.stop) for bucket in found] == [
         ("a.weight[0]", 0, 8),
         ("a.weight[1]", 8, 16),
@@ -47,6 +49,54 @@ def test_partitions_are_cut_from_large_tensors_and_merged_from_small_ones():
         ("a.bias..b.weight", 25, 33),
         ("c.weight", 33, 37),
     ]
+
+
+def test_tensors_of_several_layers_are_merged_only_up_to_a_size_of_its_own():
+    tensors = [
+        Bucket("a.weight", 0, 5),
+        Bucket("a.bias", 5, 6),
+        Bucket("b.weight", 6, 8),
+        Bucket("c.weight", 8, 9),
+        Bucket("c.bias", 9, 10),
+    ]
+    layers = (Bucket("a", 0, 6), Bucket("b", 6, 8), Bucket("c", 8, 10))
+    own = Profile(layers, (1.0,) * 3, (1.0,) * 3)
+
+    def names(merge: int) -> list[str]:
+        return [b.name for b in Priority(40, credit=40, merge=merge).buckets(tensors, own)]
+
+    assert names(0) == ["a.weight..a.bias", "b.weight", "c.weight..c.bias"]
+    assert names(16) == ["a.weight..a.bias", "b.weight..c.bias"]
+    assert names(40) == ["a.weight..c.bias"]
+
+
+def test_the_foreseen_step_by_hand():
+    """Gradients of d to a are there after 1 to 4 s of backward; an exchange takes 2 s.
+
+    A gradient takes 8 s, 4 of them for the forward pass. With a credit of one bucket, d is there
+    at 7, b at 9, a at 11, c at 13: the next forward pass has a from 11, b from 12, c from 13 on.
+    """
+    own = Profile(LAYERS, (1.0,) * 4, (1.0,) * 4, latency_s=2.0)
+    assert foreseen_order(LAYERS, own, 40) == [3, 1, 0, 2]
+    assert foreseen_step(LAYERS, own, 40) == pytest.approx(13 + 2 - 4)
+    # With credit for all: d, c, b, a are there at 7, 9, 11, 13.
+    assert foreseen_step(LAYERS, own, 160) == pytest.approx(13 + 4 - 4)
+
+
+def test_what_is_not_given_is_chosen_so_that_the_foreseen_step_is_shortest():
+    tensors = [Bucket(f"{layer.name}.weight", layer.start, layer.stop) for layer in LAYERS]
+    costly = Profile(LAYERS, (1.0,) * 4, (1.0,) * 4, latency_s=100.0)
+    free = Profile(LAYERS, (1.0,) * 4, (1.0,) * 4, latency_s=0.0, bandwidth=10.0)
+    for own in (costly, free):
+        chosen = Priority().resolve(tensors, own)
+        assert None not in (chosen.partition, chosen.credit, chosen.merge)
+        best = foreseen_step(chosen.buckets(tensors, own), own, chosen.credit)
+        for other in (Priority(40, 160, 0), Priority(160, 160, 160), Priority(20, 20, 0)):
+            assert best <= foreseen_step(other.buckets(tensors, own), own, other.credit)
+    assert len(Priority().buckets(tensors, costly)) == 1
+    assert len(Priority().buckets(tensors, free)) > 4
+    assert Priority(credit=24).resolve(tensors, free).credit == 24
+    assert Priority(40, 40, 0).resolve(tensors, costly) == Priority(40, 40, 0)
 
 
 def test_fusion_merges_from_the_last_tensor_on():

@@ -66,7 +66,7 @@ def test_bits_are_those_of_the_same_buckets_in_sequence(
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_updates_of_pieces_are_those_of_the_whole(optimizer, schedule):
     settings = {"optimizer": optimizer, "schedule": schedule, "compression": "ef(topk(0.1))"}
-    scheduling = "priority(1000, credit=3000)"
+    scheduling = "priority(1000, credit=3000, merge=1000)"
     assert_same_bits(
         train(scheduling=scheduling, **settings),
         train_in_sequence(scheduling=scheduling, **settings),
@@ -76,7 +76,7 @@ def test_updates_of_pieces_are_those_of_the_whole(optimizer, schedule):
 def test_weight_decay_before_compression_uses_parameters_that_have_arrived():
     """With momentum before compression, weight decay is added to each piece of the gradient."""
     settings = {
-        "scheduling": "priority(1000, credit=3000)",
+        "scheduling": "priority(1000, credit=3000, merge=1000)",
         "optimizer": "sgd(0.1, momentum=0.9, weight_decay=0.5)",
         "momentum_at": "before",
         "compression": "ef(topk(0.1))",

@@ -1,8 +1,13 @@
-"""Another codec for each worker, by its rank.
+"""Another codec for each worker, by its rank or by the bandwidth of its link.
 
     ef(by_rank({"0-3": "topk(0.01)", "7": "topk(0.001)", "*": "fp16"}))
+    ef(by_rank({">=1Gbit": "fp16", ">=100Mbit": "topk(0.1)", "*": "topk(0.01)"}))
 
-A rule's key is a list of ranks or ranges separated by `|`, "0|4-7"; "*" is the rest and comes last.
+A rule's key is a list of ranks or ranges separated by `|`, "0|4-7"; or a bandwidth, ">=1Gbit" or
+"<1Gbit"; "*" is the rest and comes last. The first rule that holds counts. The bandwidth of a
+worker is the least of its own links, as `--bandwidth` and `--topology` say: of its card, and of the
+uplink of its rack or site. Real processes are not told it: there rules take ranks.
+
 The codec is that of the sender: receivers know its rank, and decode with the same rule. Where the
 owner of a shard or a server encodes a mean again, it does so with the rule of its own rank.
 Payloads of different codecs do not add: messages are gathered, or averaged by owners of shards.
@@ -12,7 +17,7 @@ with a narrow uplink), little for the others. The guarantee is that of the weake
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,17 +39,18 @@ from gradwire.core.codec import (
 from gradwire.core.composite import Composite
 from gradwire.core.guarantee import weakest
 from gradwire.core.key import Key
-from gradwire.core.notation import Table
+from gradwire.core.notation import Table, with_replaced
 from gradwire.core.spec import Spec
+from gradwire.core.units import parse_bandwidth
 
 _REST = "*"
 
 
 @dataclass(frozen=True, repr=False)
 class ByRank(Composite):
-    """Encode with the codec of the first rule that has the sender's rank."""
+    """Encode with the codec of the first rule that has the sender's rank or bandwidth."""
 
-    rules: Mapping[str, Any]  # ranks to a codec, or the text of one
+    rules: Mapping[str, Any]  # ranks or a bandwidth to a codec, or the text of one
 
     examples = (
         'by_rank({"0": "topk(0.01)", "*": "fp16"})',
@@ -84,8 +90,30 @@ class ByRank(Composite):
             fingerprint=self._fingerprint,
         )
 
+    @property
+    def needs_bandwidths(self) -> bool:
+        return any(_is_bandwidth(key) for key in self.rules)
+
+    def with_ranks(self, bandwidths: Sequence[float]) -> "ByRank":
+        """With ranks in place of bandwidths, given those of all ranks in bytes per second."""
+        rules, left = {}, list(range(len(bandwidths)))
+        for key, codec in self.rules.items():
+            if key == _REST:
+                rules[key] = codec
+                continue
+            own = [rank for rank in left if _holds(key, rank, bandwidths[rank])]
+            left = [rank for rank in left if rank not in own]
+            if own:
+                rules["|".join(map(str, own))] = codec
+        return ByRank(rules)
+
     def number_of(self, rank: int | None) -> int:
         """The rule of a rank; of messages that are everybody's, the last one."""
+        if self.needs_bandwidths:
+            raise ValueError(
+                f"{self!r} has rules by bandwidth, which are known in runs on the simulator only. "
+                'Write ranks instead, such as "0-3".'
+            )
         for number, ranks in enumerate(self.rules):
             if ranks == _REST or (rank is not None and rank in set(_ranks(ranks))):
                 return number
@@ -109,8 +137,42 @@ class ByRank(Composite):
         return codec.decode(unpack(codec, parts["payload"], spec), spec, key)
 
 
+def at_bandwidths(compression: Compression, bandwidths: Sequence[float]) -> Compression:
+    """The compression with ranks in its rules by bandwidth, given the bandwidths of all ranks."""
+
+    def ranked(rules: ByRank) -> ByRank:
+        return rules.with_ranks(bandwidths) if rules.needs_bandwidths else rules
+
+    replaced: Compression = with_replaced(compression, ByRank, ranked)
+    return replaced
+
+
+def check_no_bandwidths(compression: Compression) -> None:
+    """Refuses rules by bandwidth, where nobody says what bandwidths there are."""
+
+    def refused(rules: ByRank) -> ByRank:
+        rules.number_of(None)
+        return rules
+
+    with_replaced(compression, ByRank, refused)
+
+
+def _is_bandwidth(key: str) -> bool:
+    return key.startswith((">=", "<"))
+
+
+def _holds(key: str, rank: int, bandwidth: float) -> bool:
+    if key.startswith(">="):
+        return bandwidth >= parse_bandwidth(key[2:])
+    if key.startswith("<"):
+        return bandwidth < parse_bandwidth(key[1:])
+    return rank in set(_ranks(key))
+
+
 def _checked(ranks: object, text: object) -> Codec:
-    if not isinstance(ranks, str) or (ranks != _REST and not list(_ranks(ranks))):
+    if isinstance(ranks, str) and _is_bandwidth(ranks):
+        parse_bandwidth(ranks.lstrip("<>="))
+    elif not isinstance(ranks, str) or (ranks != _REST and not list(_ranks(ranks))):
         raise ValueError(f"by_rank: {ranks!r} has no rank")
     codec: Compression = COMPRESSION.parse(text)  # type: ignore[arg-type]
     if not isinstance(codec, Codec):
@@ -132,7 +194,7 @@ def _ranks(text: str) -> Iterator[int]:
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(
-                f'by_rank: {text!r} is no list of ranks. Write "0", "0-3", "0|4-7", or "*" for all '
-                "others."
+                f'by_rank: {text!r} is no list of ranks. Write "0", "0-3", "0|4-7", a bandwidth '
+                '">=1Gbit" or "<1Gbit", or "*" for all others.'
             )
         yield from range(int(match[1]), int(match[2] or match[1]) + 1)

@@ -11,9 +11,11 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 def notation_name(cls: type) -> str:
@@ -121,3 +123,25 @@ def nearest(name: str, valid: list[str]) -> str | None:
 def plain_name(name: str) -> str:
     """A name without what people write differently: case, hyphens, underscores."""
     return re.sub(r"[\W_]", "", name).lower()
+
+
+def with_replaced(value: Any, kind: type[T], replacing: Callable[[T], Any]) -> Any:
+    """An expression with all of a kind in it replaced; the same object if nothing changes."""
+    if isinstance(value, kind):
+        return replacing(value)
+    if isinstance(value, tuple):
+        items = tuple(with_replaced(item, kind, replacing) for item in value)
+        return value if _are_same(items, value) else items
+    if isinstance(value, Table):
+        new = {key: with_replaced(item, kind, replacing) for key, item in value.items()}
+        return value if _are_same(tuple(new.values()), tuple(value.values())) else Table(new)
+    if isinstance(value, Expression):  # all are dataclasses
+        own = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
+        changed = {name: with_replaced(item, kind, replacing) for name, item in own.items()}
+        changed = {name: item for name, item in changed.items() if item is not own[name]}
+        return replace(value, **changed) if changed else value  # type: ignore[type-var]
+    return value
+
+
+def _are_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return all(x is y for x, y in zip(a, b))

@@ -3,11 +3,21 @@
 Schedules decide by it what travels in one piece. All ranks of a run have the same profile.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from gradwire.core.replica import Bucket
+
+
+class Price(NamedTuple):
+    """What the exchange of a bucket costs, as it is encoded and sent."""
+
+    numel: int
+    busy_s: float  # how long it holds up the next exchange
+    delay_s: float  # how long after that its mean is there
 
 
 @dataclass(frozen=True)
@@ -20,8 +30,10 @@ class Profile:
     layers: tuple[Bucket, ...]  # what each holds of the flat vector
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    # Without prices, an exchange is one of float32:
     latency_s: float = 0.0  # of one exchange, however short
     bandwidth: float = float("inf")  # bytes of gradient exchanged per second
+    prices: tuple[Price, ...] = ()  # of exchanges, from small ones to large ones
 
     def __post_init__(self) -> None:
         if not len(self.layers) == len(self.forward_s) == len(self.backward_s):
@@ -50,8 +62,26 @@ class Profile:
         return layer_at(self.layers, bucket.start)
 
     def exchange_s(self, numel: int) -> float:
-        """How long the exchange of so many values takes on its own."""
-        return self.latency_s + 4 * numel / self.bandwidth
+        """How long the exchange of so many values holds up the next one."""
+        return self._price(numel).busy_s
+
+    def delay_s(self, numel: int) -> float:
+        """How long after that the mean is there."""
+        return self._price(numel).delay_s
+
+    def _price(self, numel: int) -> Price:
+        """Between two known sizes in proportion, and beyond the largest as from the last two."""
+        prices = self.prices
+        if not prices:
+            return Price(numel, self.latency_s + 4 * numel / self.bandwidth, 0.0)
+        if numel <= prices[0].numel or len(prices) == 1:
+            return prices[0]
+        number = min(bisect_left(prices, (numel,)), len(prices) - 1)
+        low, high = prices[number - 1], prices[number]
+        share = (numel - low.numel) / (high.numel - low.numel)
+        busy_s = low.busy_s + share * (high.busy_s - low.busy_s)
+        delay_s = low.delay_s + min(share, 1.0) * (high.delay_s - low.delay_s)
+        return Price(numel, max(busy_s, high.busy_s) if share > 1 else busy_s, delay_s)
 
 
 def layer_at(layers: Sequence[Bucket], position: int) -> int:

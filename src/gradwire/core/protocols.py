@@ -243,6 +243,11 @@ class Scheduling(Expression, ABC):
         """Whether some buckets leave before others that wait for the network."""
         return False
 
+    @property
+    def needs_prices(self) -> bool:
+        """Whether buckets or their order depend on what an exchange costs."""
+        return False
+
     def resolve(self, tensors: Sequence[Bucket], profile: Profile) -> "Scheduling":
         """With everything decided that depends on the profile, to be written into the record."""
         return self

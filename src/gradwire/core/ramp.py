@@ -9,12 +9,11 @@ DGC's warm-up (Lin et al. 2018, sec. 3.3) keeps 25%, 6.25%, 1.56%, 0.4% in the f
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
-from gradwire.core.notation import Expression, Table, written_as_text
+from gradwire.core.notation import Expression, with_replaced, written_as_text
 
 Shape = Literal["exponential", "linear", "cosine"]
 T = TypeVar("T")
@@ -165,7 +164,7 @@ def ramps(value: object) -> list[_Moving]:
         found.append(ramp)
         return ramp
 
-    _mapped(value, seen)
+    with_replaced(value, _Moving, seen)
     return found
 
 
@@ -178,36 +177,14 @@ def at(value: T, step: int, steps_per_epoch: float | None = None) -> T:
 
 @lru_cache(maxsize=256)
 def _at(value: Any, step: int, steps_per_epoch: float | None) -> Any:
-    return _mapped(value, lambda ramp: ramp.value(step, steps_per_epoch))
+    return with_replaced(value, _Moving, lambda ramp: ramp.value(step, steps_per_epoch))
 
 
 def at_start(value: T) -> T:
     """The expression as it is in the first step."""
-    return _mapped(value, lambda ramp: ramp.first)
+    return with_replaced(value, _Moving, lambda ramp: ramp.first)
 
 
 def at_end(value: T) -> T:
     """The expression as it is when all its ramps are over."""
-    return _mapped(value, lambda ramp: ramp.last)
-
-
-def _mapped(value: Any, replacing: Callable[[_Moving], Any]) -> Any:
-    """The same object if nothing in it is replaced."""
-    if isinstance(value, _Moving):
-        return replacing(value)
-    if isinstance(value, tuple):
-        items = tuple(_mapped(item, replacing) for item in value)
-        return value if _same(items, value) else items
-    if isinstance(value, Table):
-        new = {key: _mapped(item, replacing) for key, item in value.items()}
-        return value if _same(tuple(new.values()), tuple(value.values())) else Table(new)
-    if isinstance(value, Expression):  # all are dataclasses
-        own = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
-        changed = {name: _mapped(item, replacing) for name, item in own.items()}
-        changed = {name: item for name, item in changed.items() if item is not own[name]}
-        return replace(value, **changed) if changed else value  # type: ignore[type-var]
-    return value
-
-
-def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return all(x is y for x, y in zip(a, b))
+    return with_replaced(value, _Moving, lambda ramp: ramp.last)

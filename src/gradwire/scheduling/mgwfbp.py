@@ -12,11 +12,15 @@ only the best. Their Algorithm 1 looks at each layer once and merges it if that 
 exchange end earlier; what it has merged then may be worth less than it cost two layers on (see
 tests/scheduling/test_mgwfbp.py), so this file computes the minimum instead, in L^2 steps.
 
-a and b come from the profile of the run. Groups that were found are written into the expression, so
-that all ranks and a resumed run have the same: `mgwfbp(groups=(2, 5))` has the tensors 0 and 1, 2
-to 4, and 5 and more.
+Here an exchange of M bytes takes what the profile of the run says. That need not be a + bM: the
+profile knows the payloads of the codec, their route and the time of coding. Only the time for which
+an exchange holds up the next one counts, as exchanges overlap (core/profile.py); what remains of
+the last one is added at the end.
 
-When to use it: where many tensors are small and the network has a latency.
+Groups that were found are written into the expression, so that all ranks and a resumed run have the
+same: `mgwfbp(groups=(2, 5))` has the tensors 0 and 1, 2 to 4, and 5 and more.
+
+When to use it: where many tensors are small and each exchange has a fixed cost.
 """
 
 import itertools
@@ -49,6 +53,10 @@ class MGWFBP(Scheduling):
     def overlaps(self) -> bool:
         return True
 
+    @property
+    def needs_prices(self) -> bool:
+        return self.groups is None
+
     def resolve(self, tensors: Sequence[Bucket], profile: Profile) -> "MGWFBP":
         if self.groups is not None:
             return self
@@ -74,15 +82,14 @@ def merged_groups(tensors: Sequence[Bucket], profile: Profile) -> list[int]:
     best = [(0.0, 0, num)] * (num + 1)
     for first in reversed(range(num)):
         ready_s = total * ends[profile.first_layer(tensors[first])]
-        best[first] = min(
-            (
-                max(best[stop][0], ready_s)
-                + profile.exchange_s(tensors[stop - 1].stop - tensors[first].start),
-                best[stop][1] + 1,
-                stop,
-            )
-            for stop in range(first + 1, num + 1)
-        )
+        options = []
+        for stop in range(first + 1, num + 1):
+            numel = tensors[stop - 1].stop - tensors[first].start
+            end_s = max(best[stop][0], ready_s) + profile.exchange_s(numel)
+            if first == 0:  # nothing follows: the step waits until its mean is there
+                end_s += profile.delay_s(numel)
+            options.append((end_s, best[stop][1] + 1, stop))
+        best[first] = min(options)
     firsts = []
     first = best[0][2]
     while first < num:

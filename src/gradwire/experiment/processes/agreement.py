@@ -36,6 +36,10 @@ class Agreement:
         self._may_miss = may_miss
         self.absent: set[int] = set()  # workers that joined meanwhile, and do not participate
 
+    @property
+    def coordinator(self) -> int:
+        return self._coordinator
+
     def agree(self, report: Row, decide: Callable[[list[Row | None]], Row]) -> Row:
         """The coordinator's decision, given the reports of all ranks in order; None: lost."""
         coordinator = self._coordinator
@@ -56,7 +60,7 @@ class Agreement:
                     await node.send(rank, _DECISION, message)
             return decision
 
-        return self._run(program)
+        return self.run_uncounted(program)
 
     def collect(
         self, tensors: Sequence[Tensor], sources: Collection[int], count: int
@@ -78,7 +82,7 @@ class Agreement:
                     found[rank] = complete
             return found
 
-        return self._run(program)
+        return self.run_uncounted(program)
 
     async def _receive(self, node: Node, rank: int, tag: str) -> Tensor | None:
         if rank in self.absent:
@@ -90,14 +94,20 @@ class Agreement:
                 raise
             return None
 
-    def _run(self, program: Callable[[Node], Coroutine[Any, Any, R]]) -> R:
+    def run_uncounted(self, program: Callable[[Node], Coroutine[Any, Any, R]]) -> R:
+        """Runs a program on all nodes that is no part of the training."""
         engine = self._engine
         ledger, received, log = engine.ledger, engine.received, engine.log
+        call_s, spans = dict(engine.call_s), engine.spans
         engine.ledger, engine.received, engine.log = Ledger(engine.size), Ledger(engine.size), None
+        engine.spans = None
         try:
             result = engine.run(program, serves=False, is_patient=True)
         finally:
             engine.ledger, engine.received, engine.log = ledger, received, log
+            engine.spans = spans
+            engine.call_s.clear()
+            engine.call_s.update(call_s)
         assert result is not None, "a node did not receive the decision"
         return result
 

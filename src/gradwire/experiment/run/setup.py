@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,12 +11,13 @@ import torch
 from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
+from gradwire.compression.by_rank import at_bandwidths, check_no_bandwidths
 from gradwire.compression.feedback.ef import with_feedback
 from gradwire.core.epochs import steps_of_epochs
 from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
-from gradwire.core.profile import Profile, layers_of
+from gradwire.core.profile import Price, Profile, layers_of
 from gradwire.core.protocols import Ability, Bucket, ability_of
 from gradwire.core.reducer import unfed
 from gradwire.core.spec import Spec
@@ -37,14 +39,28 @@ from gradwire.runtime.virtual.compute_time import (
     Fixed,
     Measured,
 )
+from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
-from gradwire.training.layer_times import LAYER_TIMES, Shares, layer_flops, task_tensors
+from gradwire.training.layer_times import (
+    LAYER_TIMES,
+    Flops,
+    Hooks,
+    Shares,
+    layer_flops,
+    task_tensors,
+)
 from gradwire.training.plan import Plan
+from gradwire.training.prices import (
+    drawn_gradient,
+    price_exchanges,
+    priced_limits,
+    priced_numels,
+)
 from gradwire.training.task import Task
 
-_FLOPS = 2e10  # per second, where nothing was measured: what schedules assume of real processes
+_FLOPS = 2e10  # per second: what schedules assume of real processes that do not measure
 _TEST_CHUNK = 1024  # examples made into network inputs at a time
 
 
@@ -63,6 +79,11 @@ class Experiment:
     heartbeat_s: float = 0.0
     charge: Charge | None = None  # of coding; None on real processes
     measured: GradientTime | None = None  # if `compute` was measured
+
+    @property
+    def measures_schedule(self) -> bool:
+        """Whether real processes measure before they decide on the schedule."""
+        return _measures_schedule(self.config, self.plan)
 
     def test_batches(self) -> Iterator[Batch]:
         device = self.plan.task.device
@@ -107,6 +128,11 @@ def prepare(config: Config) -> Experiment:
         for bandwidth in (config.bandwidth, *config.what_if)
     )
     what_if = dict(zip(config.what_if, other_networks))
+    written = compression
+    if config.engine == "process":
+        check_no_bandwidths(compression)
+    else:
+        compression = at_bandwidths(compression, network.near_bandwidths())
     speeds = _speeds(config)
     dataset = data.load(config.data)
     model = MODELS.parse(config.model or default_model(dataset))
@@ -156,18 +182,26 @@ def prepare(config: Config) -> Experiment:
         accumulate=config.accumulate,
     )
     simulated, measured = config.engine == "simulator", None
+    charge = charge_of(config)
     if isinstance(compute, Measured) and simulated:
         measured = measure_gradient(warm_up(plan, 0), device, config.threads or 1)
         compute = Fixed(measured.seconds)
     computer = Computer(compute, stragglers, speeds, key.child("computer"))
     layer_times = LAYER_TIMES.parse(config.layer_times)
     if scheduling.overlaps:
-        layer_times = layer_times.resolve(task, batch(0, 0))
+        if simulated:
+            layer_times = layer_times.resolve(task, batch(0, 0))
+        # Real ranks would each measure something else: what they decide by is measured together.
+        own_times = Flops() if isinstance(layer_times, Hooks) else layer_times
         flops = sum(layer_flops(task, batch(0, 0)))
         seconds = computer.seconds(0, 0) if simulated else flops / _FLOPS
-        shares = layer_times.shares(task, batch(0, 0))
-        profile = make_profile(task_tensors(task), shares, seconds, network)
-        scheduling = scheduling.resolve(task_tensors(task), profile)
+        shares = own_times.shares(task, batch(0, 0))
+        measures = _measures_schedule(config, plan)
+        has_prices = scheduling.needs_prices and not measures
+        prices = simulated_prices(plan, network, charge) if has_prices else ()
+        profile = make_profile(task_tensors(task), shares, seconds, prices)
+        if not measures:
+            scheduling = scheduling.resolve(task_tensors(task), profile)
         plan = replace(plan, scheduling=scheduling, layer_profile=profile)
     resolved = replace(
         config,
@@ -177,7 +211,7 @@ def prepare(config: Config) -> Experiment:
         schedule=repr(schedule),
         partition=repr(partition),
         steps=steps,
-        compression=repr(compression),
+        compression=repr(written),
         synchronization=repr(synchronization),
         architecture=repr(architecture),
         scheduling=repr(scheduling),
@@ -201,30 +235,46 @@ def prepare(config: Config) -> Experiment:
         steps_per_epoch,
         faults,
         parse_duration(config.heartbeat),
-        charge_of(resolved) if simulated else None,
+        charge if simulated else None,
         measured,
     )
 
 
-def make_profile(
-    tensors: Sequence[Bucket], shares: Shares, seconds: float, network: Network
-) -> Profile:
-    """What schedules decide by, where a gradient takes so many seconds.
+def _measures_schedule(config: Config, plan: Plan) -> bool:
+    """See processes/node/schedule.py. With servers workers may come later, and miss it."""
+    needs = config.engine == "process" and plan.scheduling.needs_prices
+    return needs and plan.pauses and not plan.layout.others
 
-    An exchange is priced as a direct all-reduce: two latencies, and the bytes of one node.
-    """
+
+def make_profile(
+    tensors: Sequence[Bucket], shares: Shares, seconds: float, prices: tuple[Price, ...]
+) -> Profile:
+    """What schedules decide by, where a gradient takes so many seconds."""
     total = sum(shares.forward) + sum(shares.backward)
     if total <= 0:
         raise ValueError(f"times of layers must have a positive sum, got {shares}")
     factor = (seconds or 1.0) / total
-    size = network.size
     return Profile(
         layers_of(tensors),
         tuple(factor * own for own in shares.forward),
         tuple(factor * own for own in shares.backward),
-        2 * max(network.latency_s),
-        min(network.bandwidth) * size / (2 * max(1, size - 1)),
+        prices=prices,
     )
+
+
+def simulated_prices(plan: Plan, network: Network, charge: Charge) -> tuple[Price, ...]:
+    """What exchanges cost on the simulated network."""
+    numels = priced_numels(plan.task.initial_params().numel())
+    engine = VirtualEngine(
+        network,
+        plan.num_workers,
+        has_priorities=plan.scheduling.has_priorities,
+        coding=charge.time,
+    )
+    limits = priced_limits(numels)
+    daemons = [lambda node: plan.architecture.daemon(node, {}, limits)] * len(plan.layout.others)
+    program = partial(price_exchanges, plan, numels, drawn_gradient(plan, numels))
+    return engine.run([program] * plan.num_workers, daemons)[0]
 
 
 # Settings of the simulator, which have no meaning on real processes.

@@ -7,42 +7,11 @@ up in order of arrival. Sending and receiving do not disturb each other. With a 
 (`runtime/network/topology.py`) messages share links instead (`runtime/network/flows.py`).
 """
 
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gradwire.core.units import parse_bandwidth, parse_duration
 from gradwire.runtime.network.fabric import Fabric
-
-_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-
-
-def parse_bandwidth(text: str) -> float:
-    """Bytes per second in `10Gbit`, `100Mbit`, `2.5Gbit/s`, `1Gbps`."""
-    match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?)\s*(?:bit(?:/s)?|bps)", text.strip().lower())
-    try:
-        value = float(match[1]) * _BITS[match[2]] / 8 if match else 0.0
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise ValueError(
-            f"bandwidth {text!r} is not understood: write it in bits per second, "
-            "such as 10Gbit, 100Mbit or 2.5Gbit"
-        )
-    return value
-
-
-def parse_duration(text: str) -> float:
-    """Seconds in `50us`, `1ms`, `0.2s`."""
-    match = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?)\s*(s|ms|us|µs|ns)", text.strip().lower())
-    try:
-        value = float(match[1]) * _SECONDS[match[2]] if match else math.inf
-        if math.isfinite(value):
-            return value
-    except ValueError:
-        pass
-    raise ValueError(f"duration {text!r} is not understood: write it like 50us, 1ms or 0.2s")
 
 
 def per_node(text: str, num_nodes: int, what: str) -> list[str]:
@@ -69,6 +38,23 @@ class Network:
     @property
     def size(self) -> int:
         return len(self.bandwidth)
+
+    def near_bandwidths(self) -> tuple[float, ...]:
+        """Of each node: the least bandwidth of its own links, such as its NIC and its uplink.
+
+        Those are the links in the first half of its routes; the others are those of receivers.
+        """
+        if self.fabric is None:
+            return self.bandwidth
+        links = self.fabric.links
+        near = [
+            [number for route in routes for number in route[: (len(route) + 1) // 2]]
+            for routes in self.fabric.routes
+        ]
+        return tuple(
+            min((links[number].bandwidth for number in own), default=nic)
+            for own, nic in zip(near, self.bandwidth)
+        )
 
     @staticmethod
     def uniform(num_nodes: int, bandwidth: str = "10Gbit", latency: str = "50us") -> "Network":

@@ -5,6 +5,7 @@ the record, compares the reports and opens the record, or reports why the run ca
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gradwire.experiment.processes.differences import differences, summarize_differences
 from gradwire.experiment.processes.node.coordinator import Reports
@@ -28,10 +29,18 @@ def folder_content(where: RunFolder, experiment: Experiment) -> str:
 
 
 class Admission:
-    """The coordinator's decision. After it, `record` and `continues` are set."""
+    """The coordinator's decision. After it, `record` and `continues` are set.
+
+    `measures`: the schedule must be measured first; then all nodes report again.
+    """
 
     def __init__(
-        self, experiment: Experiment | None, where: RunFolder, rank: int, name: Callable[[int], str]
+        self,
+        experiment: Experiment | None,
+        where: RunFolder,
+        rank: int,
+        name: Callable[[int], str],
+        measures: bool = False,
     ) -> None:
         self.record: Record | None = None
         self.continues = False  # whether the run had begun before
@@ -39,11 +48,14 @@ class Admission:
         self._where = where
         self._rank = rank
         self._name = name
+        self._measures = measures
 
     def decide(self, reports: Reports) -> Row:
         failure = self._failed_node(reports) or self._different_settings(reports)
         if failure is not None:
             return failure
+        if self._measures:
+            return {"failure": "", "measures": True, "recorded": self._recorded_schedule()}
         folder, own = self._where.folder, reports[self._rank]
         assert own is not None
         self.continues = self._where.resumes or (
@@ -56,6 +68,17 @@ class Admission:
         if text:
             return {"failure": text}
         return {"failure": "", "folder": None if folder is None else str(folder)}
+
+    def _recorded_schedule(self) -> str:
+        """The schedule of this run, if it was started before; else ""."""
+        folder = self._where.folder
+        if folder is None or not self._where.is_restart or not Record(folder).exists:
+            return ""
+        assert self._experiment is not None
+        recorded = Record(folder).config
+        own = replace(self._experiment.config, scheduling=recorded.scheduling)
+        is_same = common_settings(own.to_toml()) == common_settings(recorded.to_toml())
+        return recorded.scheduling if is_same else ""
 
     def _failed_node(self, reports: Reports) -> Row | None:
         for rank, report in enumerate(reports):

@@ -17,6 +17,7 @@ from gradwire.experiment.processes.agreement import Agreement
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.processes.node.admission import Admission, folder_content
 from gradwire.experiment.processes.node.coordinator import Coordinator, Reports
+from gradwire.experiment.processes.node.schedule import measure_schedule
 from gradwire.experiment.processes.node.types import CountingTransport, RunFolder, StepFigures
 from gradwire.experiment.processes.resumption import choose_checkpoint, ranks_with_checkpoints
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
@@ -140,6 +141,18 @@ class NodeState:
 
     def _agree_to_start(self) -> None:
         """Checks that all nodes have the same configuration, and learns the folder."""
+        measures = not self.failure and self.experiment.measures_schedule
+        decision = self._admit(measures)
+        if decision.get("measures"):
+            recorded = decision["recorded"]
+            self.experiment = measure_schedule(
+                self.experiment, self.engine, self.agreement, recorded
+            )
+            decision = self._admit(measures=False)
+        self._prepare(decision["folder"])
+
+    def _admit(self, measures: bool) -> Row:
+        """The decision on whether and where the run begins; with `measures`, not yet where."""
         holds = ""
         try:
             if not self.failure:
@@ -152,7 +165,7 @@ class NodeState:
             "holds": holds,
         }
         experiment = None if self.failure else self.experiment
-        admission = Admission(experiment, self.where, self.rank, self._name)
+        admission = Admission(experiment, self.where, self.rank, self._name, measures)
         decision = self.agreement.agree(report, admission.decide)
         self._record, self._continues = admission.record, admission.continues
         if "lost" in decision:
@@ -162,7 +175,7 @@ class NodeState:
             raise DifferentSettingsError(text)
         if decision["failure"]:
             raise RefusedError(decision["failure"])
-        self._prepare(decision["folder"])
+        return decision
 
     def _prepare(self, folder: str | None) -> None:
         self.plan, self.config = self.experiment.plan, self.experiment.config

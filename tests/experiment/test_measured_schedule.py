@@ -1,0 +1,61 @@
+"""Schedules of real processes decide by what was measured; all ranks and resumed runs alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire
+from experiment.schedule_cases import SIZE, TINY
+from experiment.schedule_cases import run as run_cases
+from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.record import Record
+from gradwire.experiment.run.setup import prepare
+from runtime.process.launching import launch
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("schedules")
+    codes, results = launch(folder, SIZE, f"experiment.schedule_cases:{run_cases.__name__}", 90)
+    assert codes == [0] * SIZE
+    return folder, results
+
+
+def test_all_ranks_have_the_schedule_that_rank_0_decided_on(ranks):
+    _, results = ranks
+    assert {scheduling for result in results for scheduling in result["mgwfbp"]} == {"mgwfbp((1,))"}
+    assert results[0]["priority"] == results[1]["priority"] != "priority"
+
+
+@pytest.mark.parametrize("name", ["priority", "mgwfbp"])
+def test_the_record_has_what_was_decided_and_the_simulator_the_same_bits(ranks, name):
+    folder, results = ranks
+    recorded = Record.open(folder / name).config.scheduling
+    assert recorded.startswith(f"{name}(")
+    simulated = gradwire.simulate(**TINY, scheduling=recorded, compute="fixed(0.001)")
+    saved = torch.load(folder / name / "model.pt", weights_only=True)
+    assert torch.equal(saved["params"], simulated.params)
+    if name == "mgwfbp":  # the measurement counts neither in the ledger nor in the times of calls
+        assert results[0]["bytes_sent"] == simulated.summary["bytes_sent"]
+        assert results[0]["calls"] == sorted(simulated.summary["call_time_s"])
+
+
+def test_layers_and_exchanges_are_measured(ranks):
+    _, results = ranks
+    assert results[1]["profiles"] == []  # rank 0 makes the profile, the others receive it
+    ((forward_s, backward_s, prices),) = results[0]["profiles"]
+    assert len(forward_s) == len(backward_s) == 2
+    assert all(0 < seconds < 10 for seconds in (*forward_s, *backward_s))
+    assert [numel for numel, *_ in prices] == [16, 38, 152, 610]
+    assert all(busy_s + delay_s > 0 for _, busy_s, delay_s in prices)
+
+
+def test_with_servers_nothing_is_measured_since_workers_may_come_later():
+    config = Config(**TINY, engine="process", scheduling="mgwfbp")
+    assert prepare(config).measures_schedule
+    served = Config(**TINY, engine="process", scheduling="mgwfbp", architecture="parameter_server")
+    experiment = prepare(served)
+    assert not experiment.measures_schedule
+    assert experiment.config.scheduling.startswith("mgwfbp((")
