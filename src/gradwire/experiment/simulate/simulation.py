@@ -308,10 +308,16 @@ class _Simulation:
             compute_measured=None if measured is None else asdict(measured),
             threads=torch.get_num_threads(),
             lost=self.lost,
+            **self._processor_time(),
             noted={**noted(self.nodes.servers), **counted(self.plan, self.nodes.replicas)},
             wall_time_s=self.wall_s,
             call_time_s=dict(self.engine.call_s),
         )
+
+    def _processor_time(self) -> Row:
+        """Of all nodes, where they share cores."""
+        engine = self.engine
+        return {"processor_time_s": engine.processor_s} if isinstance(engine, SharedEngine) else {}
 
     def _checkpoint(self) -> dict[str, Any]:
         return {

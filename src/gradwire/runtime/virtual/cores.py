@@ -30,7 +30,7 @@ class Thread:
 class SharedCores:
     """All jobs under way. Each has the same rate, so one clock of the work done serves them all."""
 
-    def __init__(self, num_cores: int, events: Events) -> None:
+    def __init__(self, num_cores: float, events: Events) -> None:
         self._num_cores = num_cores
         self._events = events
         self._running: list[tuple[float, int, Thread, Callable[[], None]]] = []  # by their ends
@@ -38,6 +38,7 @@ class SharedCores:
         self._done_s = 0.0  # work that a job would have got done if it had always been running
         self._at = 0.0  # when that was
         self._version = 0  # of the event at which the next job ends
+        self.total_s = 0.0  # of all jobs so far
 
     def submit(self, thread: Thread, seconds: float, then: Callable[[], None]) -> None:
         """Adds a job. What a thread begins at the end of a job comes before what waits."""
@@ -86,6 +87,7 @@ class SharedCores:
 
     def _run(self, thread: Thread, seconds: float, then: Callable[[], None]) -> None:
         self._advance()
+        self.total_s += seconds
         thread.is_busy = True
         heappush(self._running, (self._done_s + seconds, next(self._numbers), thread, then))
         self._schedule()

@@ -9,7 +9,8 @@ time of a processor: nodes are machines with an accelerator and cores to spare.
 - A node has one thread for gradients, coding and messages. Coding and messages come first; a layer
   that has begun is not interrupted.
 - Sending and receiving a message takes that thread a time, and a second thread of the node, which
-  moves the bytes, another one.
+  moves the bytes, another one. Bytes are moved while the network carries them: a message is there
+  when all are done. Threads that wait for a message take longer, since they must wake up.
 - The threads of all nodes share the cores (`cores.py`).
 - A forward pass begins when all parameters are there, unless `forward` is "layers".
 
@@ -38,25 +39,25 @@ class Lanes(Host):
 
 @dataclass(frozen=True, repr=False)
 class Cores(Host):
-    """All nodes share the cores of one machine. Times are (seconds, seconds per byte)."""
+    """All nodes share the cores of one machine. Costs are (seconds, seconds per byte)."""
 
-    count: int
+    count: float  # of which others may use a part
     send: tuple[float, float] = (0.0, 0.0)  # of the node's thread, for each message
     receive: tuple[float, float] = (0.0, 0.0)  # likewise
-    transfer: tuple[float, float] = (0.0, 0.0)  # of its other threads, at each end of a message
+    # Of the other thread: for each message at its receiver, and for each byte at both ends.
+    transfer: tuple[float, float] = (0.0, 0.0)
+    wake: tuple[float, float] = (0.0, 0.0)  # seconds more, of each thread, if it has waited
     forward: Forward = "whole"  # whether a forward pass waits for all parameters
 
     examples = ("cores(2)", "cores(2, send=(5e-05, 1e-10), receive=(4e-05, 1e-10))")
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"{self!r}: there must be at least 1 core")
-        for name in ("send", "receive", "transfer"):
+        if not 0 < self.count < math.inf:
+            raise ValueError(f"{self!r}: the number of cores must be above 0")
+        for name in ("send", "receive", "transfer", "wake"):
             costs = getattr(self, name)
             if len(costs) != 2 or not all(0 <= cost < math.inf for cost in costs):
-                raise ValueError(
-                    f"cores: {name} is (seconds, seconds per byte), both at least 0, got {costs}"
-                )
+                raise ValueError(f"cores: {name} is two times, both at least 0, got {costs}")
         if self.forward not in get_args(Forward):
             raise ValueError(unknown_name("forward", str(self.forward), list(get_args(Forward))))
 

@@ -1,34 +1,42 @@
 """The simulator where all nodes share the cores of one machine: see `host.py` for the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire.core.node import Begin, Call, Computation, Compute, Open, Reach, Send, Tag
 from gradwire.runtime.interpreter.checks import check_send
-from gradwire.runtime.interpreter.interpreter import WAITING, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.cores import SharedCores, Thread
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.runtime.virtual.gradients import PendingGradient
 from gradwire.runtime.virtual.host import Cores
+from gradwire.runtime.virtual.spans import VirtualSpans
 
 
 class _InFlight:
-    """A message whose bytes the receiver's thread moves while the network carries them."""
+    """A message whose bytes threads move while the network carries them."""
 
-    __slots__ = ("data", "is_here", "nbytes", "then")
+    __slots__ = ("_is_here", "_num_moving", "_then", "data", "nbytes")
 
     def __init__(self, data: Any, nbytes: int) -> None:
         self.data = data
         self.nbytes = nbytes
-        self.is_here = False  # whether the thread is done with it
-        self.then: Callable[[], None] | None = None  # the network is done with it
+        self._num_moving = 2  # threads that are not done with it: the sender's, the receiver's
+        self._is_here = False  # whether the network is done with it
+        self._then: Callable[[], None] = _nothing
 
-    def arrive(self) -> None:
-        """The thread has moved its bytes."""
-        self.is_here = True
-        if self.then is not None:
-            self.then()
+    def moved(self) -> None:
+        """A thread has moved its bytes."""
+        self._num_moving -= 1
+        if self._is_here and not self._num_moving:
+            self._then()
+
+    def arrive(self, then: Callable[[], None]) -> None:
+        """The network has carried its last bit. `then` happens when threads are done, too."""
+        self._is_here, self._then = True, then
+        if not self._num_moving:
+            then()
 
 
 class _SharedComputation(Computation):
@@ -60,11 +68,22 @@ class SharedEngine(VirtualEngine):
         self._movers = [Thread() for _ in range(self.size)]
         self._handlers[Send] = self._send
 
-    def run(self, *args: Any, **options: Any) -> list[Any]:
-        if options.get("spans") is not None or len(args) > 3:
+    @property
+    def processor_s(self) -> float:
+        """Seconds of cores that all nodes have taken."""
+        return self._cores.total_s
+
+    def run(
+        self,
+        programs: Sequence[Program[R]],
+        daemons: Sequence[Program[Any]] = (),
+        rejoin: Program[R] | None = None,
+        spans: VirtualSpans | None = None,
+    ) -> list[R | Any]:
+        if spans is not None:
             raise ValueError(f"what nodes do on {self._host!r} cannot be recorded: take lanes")
         try:
-            return super().run(*args, **options)
+            return super().run(programs, daemons, rejoin)
         finally:
             self._cores.clear()
             self._threads[:] = [Thread() for _ in self._threads]
@@ -77,16 +96,25 @@ class SharedEngine(VirtualEngine):
             return None
         check_send(effect, src, self.size)
 
+        fixed_s, per_byte_s = self._host.send
+        moved = _InFlight(effect.data, nbytes)
+
         def leave() -> None:
-            moved = _InFlight(effect.data, nbytes)
-            seconds = _seconds(self._host.transfer, nbytes)
-            self._cores.submit(self._movers[src], seconds, _nothing)
-            self._cores.submit(self._movers[dst], seconds, moved.arrive)
+            move_s, per_byte = self._host.transfer
+            mover = self._movers[dst]
+            wake_s = 0.0 if mover.is_busy else self._host.wake[1]
+            self._cores.submit(self._movers[src], per_byte * nbytes, _nothing)
+            self._cores.submit(mover, wake_s + move_s + per_byte * nbytes, moved.moved)
             self._transport.send(task, Send(dst, effect.tag, moved, nbytes, effect.label))
+            # The network carries the first bytes while the thread hands over the others.
+            self._cores.submit(self._threads[src], per_byte_s * nbytes, sent)
+
+        def sent() -> None:
+            moved.moved()
             self._step(task)
 
         task.waiting_for = effect
-        self._cores.submit(self._threads[src], _seconds(self._host.send, nbytes), leave)
+        self._cores.submit(self._threads[src], fixed_s, leave)
         return WAITING
 
     def _deliver(self, src: int, dst: int, tag: Tag, message: Any) -> None:
@@ -97,15 +125,12 @@ class SharedEngine(VirtualEngine):
             return
 
         def receive() -> None:
-            seconds = _seconds(self._host.receive, message.nbytes)
-            self._cores.submit(
-                self._threads[dst], seconds, lambda: deliver(src, dst, tag, message.data)
-            )
+            thread, (fixed_s, per_byte) = self._threads[dst], self._host.receive
+            wake_s = 0.0 if thread.is_busy else self._host.wake[0]
+            seconds = wake_s + fixed_s + per_byte * message.nbytes
+            self._cores.submit(thread, seconds, lambda: deliver(src, dst, tag, message.data))
 
-        if message.is_here:
-            receive()
-        else:
-            message.then = receive
+        message.arrive(receive)
 
     def _call(self, task: Task, effect: Call[Any]) -> Any:
         value, seconds = self._calls.run(effect)
@@ -191,10 +216,6 @@ class SharedEngine(VirtualEngine):
 
         seconds = begun.seconds * (before + ends[layer] - begins)
         self._cores.submit_last(self._threads[rank], seconds, passed)
-
-
-def _seconds(cost: tuple[float, float], nbytes: int) -> float:
-    return cost[0] + cost[1] * nbytes
 
 
 def _nothing() -> None:
