@@ -102,7 +102,7 @@ def measure(rank: int, schedules: Sequence[str], codecs: Sequence[str], steps: i
     for number, (before, after) in enumerate(pairwise(probes)):
         processor = average(before, after)
         own = slice(number * len(codecs), (number + 1) * len(codecs))
-        shares = [mean(pair) for pair in pairwise(cores)]
+        shares = [round(mean(pair), 3) for pair in pairwise(cores)]
         found.append(simulate_cells(processor, cells[own], shares[own]))
     return found
 

@@ -135,7 +135,7 @@ def settings_on_cores(
 
 
 def _listed(seconds: Sequence[float]) -> str:
-    return "(" + "".join(f"{own:.4g}, " for own in seconds).rstrip() + ")"
+    return repr(tuple(_rounded(own) for own in seconds))
 
 
 def _solve(f: Callable[[float], float], target: float, limits: tuple[float, float]) -> float:

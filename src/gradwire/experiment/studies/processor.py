@@ -8,7 +8,8 @@ ranks share the cores of one machine. Times are processor time, so that waiting 
 - messages, short and long, which all exchange with all after each gradient, as in a step: the
   thread that sends and receives, and all other threads of the process. One message to each rank, or
   many at once: then threads need not wake up for each.
-- coding, likewise in a step, and on one rank alone: how many times as long it takes.
+- coding, likewise in a step, and after gradients of one rank alone, as the simulator codes: how
+  many times as long it takes.
 
 The time by the clock of such steps, and of long messages between two ranks, is measured, too:
 `network_fit.py` finds the network for which the simulator needs as long.
@@ -139,11 +140,13 @@ async def measure_processor(
 
     await step_row(node, SHORT, _SHORT_REPEATS, works.gradient, coding=coded)
     coding_s = await mean(node, median(coding[_WARM_UP:]))
-    # Rank 0 alone, while the others wait.
-    alone = [0.0]
+    # Rank 0 alone, while the others wait: also after a gradient, as in the simulator.
+    coding.clear()
     if node.rank == 0:
-        alone = await _repeat(node, works.coding, seconds / 4, lambda: clocks()[0])
-    alone_s = (await gather(node, median(alone)))[0]
+        for _ in range(_SHORT_REPEATS):
+            await works.gradient(node)
+            await coded(node)
+    alone_s = (await gather(node, median(coding or [0.0])))[0]
     return Processor(
         sum(await gather(node, cores)),
         gradient_s,
