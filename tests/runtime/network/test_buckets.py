@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from gradwire.runtime.network.network import Network
+from gradwire.runtime.spans import SpanLog
 from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.runtime.virtual.spans import VirtualSpans
 
 RATE, LATENCY, BURST = 1000.0, 0.1, 300
 
@@ -90,3 +92,18 @@ def test_a_bucket_survives_a_checkpoint():
         engine.run([sender, receiver])
         # Rank 0 was done at 0, so nothing has been filled since.
         assert engine.now == pytest.approx(LATENCY + 300 / RATE)
+
+
+def test_in_a_timeline_what_the_bucket_holds_leaves_at_once():
+    async def program(node):
+        if node.rank == 0:
+            await node.send(1, "x", torch.zeros(500, dtype=torch.uint8))
+        else:
+            await node.recv(0, "x")
+
+    log = SpanLog(2, 2)
+    engine = VirtualEngine(network(2))
+    engine.run([program] * 2, spans=VirtualSpans(log, network(2), []))
+    sent, received = log.spans
+    assert (sent.start_s, sent.end_s) == pytest.approx((0.0, (500 - BURST) / RATE))
+    assert (received.start_s, received.end_s) == pytest.approx((LATENCY, LATENCY + sent.end_s))
