@@ -65,6 +65,7 @@ def measured_on(network: Network) -> Processor:
     pairs_s = [run(partial(pair_row, nbytes=nbytes, repeats=PAIR_REPEATS)) for nbytes in PAIRS]
     return Processor(
         2.0,
+        2.0,
         GRADIENT_S,
         (0.003, 0.004, 0.006),
         1.5,

@@ -5,17 +5,21 @@ which a part runs while the network carries it, and ranks compete for cores. So 
 measured the ranks (`processor.py`) run on the simulator, with the measured costs of messages, and
 each parameter is the one for which its exchange takes as long as between the ranks:
 
-- the latency from steps of a gradient and short messages that all exchange with all,
+- the latency from short messages between two ranks, while the others wait,
 - the bandwidth from what a message between two ranks takes longer than one of half the length, and
   the burst from what it takes: buckets are filled in between,
-- a lower bandwidth if steps with long messages take longer: ranks share a link.
+- a lower bandwidth if steps take longer in which all exchange long messages with all: flows share
+  links unevenly.
+
+Of messages between two ranks the fastest counts, which no other work disturbed: all cores of the
+machine are there for it.
 
 A latency that hides behind what threads do with messages cannot be found, and makes no difference.
 Nothing of the runs that are predicted goes into it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +28,6 @@ from gradwire.experiment.studies.processor import (
     LONG,
     PAIR_REPEATS,
     PAIRS,
-    SHORT,
     Cost,
     Processor,
     layer_shares,
@@ -76,26 +79,25 @@ def calibrate(processor: Processor, size: int) -> Calibrated:
     async def gradient(node: Node) -> None:
         await node.compute(None)
 
-    def step_s(nbytes: int, latency_s: float, bandwidth: float, burst: float = 0.0) -> float:
+    def long_step_s(latency_s: float, bandwidth: float, burst: float) -> float:
         engine = SharedEngine(
             host,
             network(latency_s, bandwidth, burst),
             evaluate=lambda requests: requests,
             seconds=lambda rank, request: processor.gradient_s,
         )
-        program = partial(step_row, nbytes=nbytes, repeats=_NUM_STEPS, gradient=gradient)
+        program = partial(step_row, nbytes=LONG, repeats=_NUM_STEPS, gradient=gradient)
         return sum(engine.run([program] * size)) / size
 
     def pair_s(nbytes: int, latency_s: float, bandwidth: float, burst: float) -> float:
-        engine = SharedEngine(host, network(latency_s, bandwidth, burst))
+        undisturbed = replace(host, count=max(host.count, processor.machine_cores))
+        engine = SharedEngine(undisturbed, network(latency_s, bandwidth, burst))
         program = partial(pair_row, nbytes=nbytes, repeats=PAIR_REPEATS)
         return float(engine.run([program] * size)[0])
 
-    latency_s = _solve(
-        lambda x: step_s(SHORT, x, _BANDWIDTHS[1]), processor.short.step_s, _LATENCIES
-    )
-    half, whole = PAIRS
-    half_s, whole_s = processor.pairs_s
+    short, half, whole = PAIRS
+    short_s, half_s, whole_s = processor.pairs_s
+    latency_s = _solve(lambda x: pair_s(short, x, _BANDWIDTHS[1], 0.0), short_s, _LATENCIES)
     longer_s = max(whole_s - half_s, whole_s / 10)  # less is a matter of chance
     slowness = _solve(
         lambda x: pair_s(whole, latency_s, 1 / x, 0.0) - pair_s(half, latency_s, 1 / x, 0.0),
@@ -106,9 +108,9 @@ def calibrate(processor: Processor, size: int) -> Calibrated:
         lambda x: pair_s(whole, latency_s, 1 / slowness, whole - x), whole_s, (1.0, whole)
     )
     burst = round(whole - rest) if whole - rest >= _LEAST_BURST else 0
-    if step_s(LONG, latency_s, 1 / slowness, burst) < processor.long.step_s:
+    if long_step_s(latency_s, 1 / slowness, burst) < processor.long.step_s:
         slowness = _solve(
-            lambda x: step_s(LONG, latency_s, 1 / x, burst),
+            lambda x: long_step_s(latency_s, 1 / x, burst),
             processor.long.step_s,
             (slowness, _SLOWNESSES[1]),
         )

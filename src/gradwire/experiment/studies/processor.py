@@ -15,6 +15,7 @@ The time by the clock of such steps, and of long messages between two ranks, is 
 `network_fit.py` finds the network for which the simulator needs as long.
 """
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
@@ -29,7 +30,7 @@ from gradwire.core.group import Group
 from gradwire.core.node import Node
 
 SHORT, LONG = 64, 200_000  # bytes
-PAIRS = (200_000, 400_000)
+PAIRS = (SHORT, 200_000, 400_000)
 PAIR_REPEATS = 10
 MANY = 8  # messages to each rank at once
 _SHORT_REPEATS, _LONG_REPEATS = 40, 12
@@ -68,7 +69,8 @@ class Messages:
 class Processor:
     """Mean values of all ranks. Seconds of a core, but for those by the clock."""
 
-    cores: float
+    cores: float  # that ranks get while all of them compute
+    machine_cores: float  # that there are
     gradient_s: float
     layers_s: tuple[float, ...]  # until each layer's gradient is there, last layer first
     slowdown: float  # of coding in a step, relative to one rank alone
@@ -149,6 +151,11 @@ async def measure_processor(
     alone_s = (await gather(node, median(coding or [0.0])))[0]
     return Processor(
         sum(await gather(node, cores)),
+        float(
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        ),
         gradient_s,
         layers_s,
         max(1.0, coding_s / alone_s) if alone_s else 1.0,
@@ -219,9 +226,7 @@ async def _messages(
         await mean(node, median(sent) / number),
         await mean(node, median(received) / number),
         await mean(node, max(0.0, process - thread) / (number * repeats)),
-        # Other work makes steps with short messages slower, and nothing else does: the lower
-        # quartile. Long ones share links unevenly, too, which counts.
-        await mean(node, sorted(steps)[repeats // (4 if nbytes == SHORT else 2)]),
+        await mean(node, sorted(steps)[repeats // 4]),  # other work only makes them slower
     )
 
 
