@@ -1,7 +1,6 @@
 """The probe, on networks that are known."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,18 @@ from unittest.mock import patch
 import pytest
 
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.studies.probe import measure_machine, measure_network, settings_of
+from gradwire.experiment.studies.prediction import Probed
+from gradwire.experiment.studies.probe import (
+    Machine,
+    NetworkMeasurement,
+    measure_machine,
+    measure_network,
+    settings_of,
+)
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME
 from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.runtime.virtual.host import HOST, Cores
 from runtime.process.launching import launch
 from sampling import slow
 
@@ -82,14 +89,18 @@ def test_the_command_writes_what_the_simulator_reads(tmp_path):
     config = Config.from_toml(file)
     assert config.workers == 2
     assert config.coding == "measured"
-    assert config.coding_slowdown == pytest.approx(found["machine"]["slowdown"], abs=1e-3)
-    network = Network.parse(2, config.bandwidth, config.latency)
-    assert network.bandwidth == pytest.approx(found["network"]["bandwidth"], rel=1e-3)
-    latency_s = max(found["network"]["latency_s"][0], found["machine"]["latency_s"])
-    assert network.latency_s[0] == pytest.approx(latency_s, abs=1e-7)
+    processor = found["processor"]  # both ranks are on this machine
+    assert config.coding_slowdown == pytest.approx(processor["slowdown"], abs=1e-3)
+    assert found["settings"] == {name: getattr(config, name) for name in found["settings"]}
+    host = HOST.parse(config.host)
+    assert isinstance(host, Cores)
+    assert host.count == pytest.approx(processor["cores"], rel=1e-3)
+    assert COMPUTE_TIME.parse(config.compute).seconds == pytest.approx(
+        processor["gradient_s"], rel=1e-3
+    )
     (prediction,) = found["predictions"]
     assert prediction["compression"] == "identity"
-    assert prediction["predicted_s"] >= max(found["network"]["latency_s"])
+    assert prediction["predicted_s"] >= 0.99 * processor["gradient_s"]
     assert prediction["measured_s"] > 0
     error = prediction["predicted_s"] / prediction["measured_s"] - 1
     assert prediction["error"] == pytest.approx(error)
@@ -104,19 +115,20 @@ def test_it_says_what_compute_is_made_of(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "predicted" not in done.stdout
-    amount = r"\(([0-9.e+]+) (us|ms|s)\)"
-    parts = f"is a gradient {amount} and the overhead of a step {amount} together"
     said, written = " ".join(done.stdout.split()), file.read_text()
     config = Config.from_toml(file)
-    assert config.compute in said
-    for text in (said, written):
-        found = re.search(f"compute`? {parts}", text)
-        assert found, text
-        gradient, its, overhead, other = found.groups()
-        units = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-        seconds = float(gradient) * units[its] + float(overhead) * units[other]
-        compute = COMPUTE_TIME.parse(config.compute)
-        assert compute.mean == pytest.approx(seconds, rel=0.02)
+    assert f"is a gradient, in seconds of a core: {config.compute}" in said
+    assert f"All share {config.host}" in said
+    assert "compute is a gradient, in seconds of a core." in written
+
+
+def test_it_says_what_compute_is_made_of_on_several_machines():
+    machine = Machine((0.01, 0.02), 0.1, 1e-3, 0.003, 1.2)
+    network = NetworkMeasurement((1e-3,) * 2, (1e6,) * 2, (1e6,) * 2)
+    settings = settings_of(network, machine)
+    written = Probed(network, machine, settings, []).to_toml()
+    assert "compute is a gradient (20 ms) and the overhead of a step (3 ms) together." in written
+    assert COMPUTE_TIME.parse(settings["compute"]).mean == pytest.approx(0.023)
 
 
 STEPS = 8  # of which two do not count

@@ -97,8 +97,9 @@ class ProbeCommand:
         out.print(
             f"{settings['workers']} ranks: latency {settings['latency']}, bandwidth "
             f"{settings['bandwidth']} when all exchange with all. `compute` is "
-            f"{found.parts_of_compute} together: {settings['compute']}. Coding takes "
-            f"{found.machine.slowdown:.2f} times as long as on one rank alone.",
+            f"{found.parts_of_compute}: {settings['compute']}. Coding takes "
+            f"{settings['coding_slowdown']:.2f} times as long as on one rank alone."
+            + ("" if found.processor is None else f" All share {settings['host']}."),
             highlight=False,
         )
         if found.predictions:

@@ -95,6 +95,9 @@ class Config:
     scheduler) separated by commas."""
     latency: str = "50us"
     """Of a message; one value, or one per worker or per node separated by commas."""
+    burst: int = 0
+    """Bytes that a network card passes at once after a pause, before its bandwidth holds, as `tc
+    tbf` does."""
     topology: str = "switch"
     """What lies between the network cards: switch, racks(4, uplink="10Gbit"), wan(2), file(...)."""
     what_if: tuple[str, ...] = ()
@@ -103,6 +106,9 @@ class Config:
     """Time of one gradient: measured, fixed(0.01), lognormal(0.01), exponential(0.01), ..."""
     layer_times: str = "flops"
     """How that time divides among layers, where a schedule overlaps: flops, hooks, given(...)."""
+    host: str = "lanes"
+    """What nodes run on: lanes of their own, or cores(2, send=(5e-05, 1e-10), ...) of one machine
+    that all share, where messages take processor time, too."""
     speeds: str = "1"
     """Speed of the workers relative to that; one value, or one per worker."""
     stragglers: str = "nobody"
@@ -141,6 +147,7 @@ class Config:
             ("steps", 0),
             ("eval_every", 0),
             ("threads", 0),
+            ("burst", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")

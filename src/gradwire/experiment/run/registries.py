@@ -18,6 +18,7 @@ from gradwire.models import Model
 from gradwire.runtime.network.faults import FAULTS
 from gradwire.runtime.network.topology import TOPOLOGY
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, STRAGGLERS
+from gradwire.runtime.virtual.host import HOST
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.layer_times import LAYER_TIMES
@@ -69,6 +70,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "layer times": LAYER_TIMES,
     "stragglers": STRAGGLERS,
     "topology": TOPOLOGY,
+    "host": HOST,
     "fault": FAULTS,
 }
 

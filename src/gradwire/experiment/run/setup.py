@@ -40,6 +40,7 @@ from gradwire.runtime.virtual.compute_time import (
     Measured,
 )
 from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.runtime.virtual.host import HOST, Cores, Host, Lanes
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
@@ -61,6 +62,7 @@ from gradwire.training.prices import (
 from gradwire.training.task import Task
 
 _FLOPS = 2e10  # per second: what schedules assume of real processes that do not measure
+_LANES = Lanes()
 _TEST_CHUNK = 1024  # examples made into network inputs at a time
 
 
@@ -75,6 +77,7 @@ class Experiment:
     what_if: dict[str, Network]
     computer: Computer
     steps_per_epoch: float
+    host: Host = _LANES
     faults: tuple[Fault, ...] = ()
     heartbeat_s: float = 0.0
     charge: Charge | None = None  # of coding; None on real processes
@@ -123,10 +126,16 @@ def prepare(config: Config) -> Experiment:
     topology = TOPOLOGY.parse(config.topology)
     network, *other_networks = (
         topology.shape(
-            Network.parse(config.workers, bandwidth, config.latency, others), config.workers
+            replace(
+                Network.parse(config.workers, bandwidth, config.latency, others),
+                burst=config.burst,
+            ),
+            config.workers,
         )
         for bandwidth in (config.bandwidth, *config.what_if)
     )
+    host = HOST.parse(config.host)
+    _check_network(config, network, host)
     what_if = dict(zip(config.what_if, other_networks))
     written = compression
     if config.engine == "process":
@@ -218,6 +227,7 @@ def prepare(config: Config) -> Experiment:
         compute=repr(compute),
         layer_times=repr(layer_times),
         topology=repr(topology),
+        host=repr(host),
         stragglers=repr(stragglers),
         faults=tuple(map(repr, faults)),
         eval_every=config.eval_every or max(1, -(-steps // 10)),
@@ -233,6 +243,7 @@ def prepare(config: Config) -> Experiment:
         what_if,
         computer,
         steps_per_epoch,
+        host,
         faults,
         parse_duration(config.heartbeat),
         charge if simulated else None,
@@ -282,6 +293,8 @@ _SIMULATED = (
     "bandwidth",
     "latency",
     "topology",
+    "burst",
+    "host",
     "what_if",
     "compute",
     "speeds",
@@ -302,6 +315,20 @@ def check_real(config: Config) -> None:
         raise ValueError(
             f"{', '.join(given)}: this describes what the simulator models, and engine = "
             '"process" runs on a real network. Leave it out, or take engine = "simulator".'
+        )
+
+
+def _check_network(config: Config, network: Network, host: Host) -> None:
+    """Refuses what the models of token buckets and of shared cores leave out."""
+    if config.burst and (network.fabric is not None or config.faults):
+        raise ValueError(
+            f"burst = {config.burst} is for network cards on a switch, without faults: leave out "
+            "burst, or topology and faults"
+        )
+    if isinstance(host, Cores) and (config.faults or config.what_if or config.record_spans):
+        raise ValueError(
+            f"host = {host!r} goes with neither faults, what_if nor record_spans: leave them out, "
+            'or take host = "lanes"'
         )
 
 

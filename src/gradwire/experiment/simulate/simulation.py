@@ -32,9 +32,11 @@ from gradwire.experiment.timeline.store import nodes_of, write_spans
 from gradwire.runtime.network.faults import Arrive, Crash
 from gradwire.runtime.spans import SpanLog
 from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.runtime.virtual.host import Cores
+from gradwire.runtime.virtual.sharing import SharedEngine
 from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.training.gradient import GradientRequest
-from gradwire.training.program import rejoin
+from gradwire.training.program import Observer, rejoin
 from gradwire.training.worker import TrainingWorker
 
 
@@ -69,13 +71,17 @@ def simulate_prepared(
     record: Record | None = None,
     progress: Progress | None = None,
     spans: SpanLog | None = None,
+    observer: Observer | None = None,
 ) -> Run:
     """`simulate` for a configuration in which everything has been looked up.
 
-    `spans` is filled with what every node does when.
+    `spans` is filled with what every node does when. In runs that pause between steps `observer`
+    learns when a worker finishes a step.
     """
     with use_threads(experiment.config.threads):
-        return _Simulation(experiment, record, spans).run(progress)
+        simulation = _Simulation(experiment, record, spans)
+        simulation.observer = observer or simulation.log
+        return simulation.run(progress)
 
 
 def resume(
@@ -122,12 +128,15 @@ class _Simulation:
         if log is None and self.config.record_spans:
             log = SpanLog(self.config.workers, network.size)
         self.log = log
+        self.observer: Observer | None = log
         profile = self.plan.layer_profile
         layers = [] if profile is None else [layer.name for layer in profile.layers]
         self.spans = None if log is None else VirtualSpans(log, network, layers)
         assert experiment.charge is not None
         self.coding = experiment.charge.record
-        self.engine = VirtualEngine(
+        host = experiment.host
+        make = partial(SharedEngine, host) if isinstance(host, Cores) else VirtualEngine
+        self.engine = make(
             experiment.network,
             self.config.workers,
             evaluate=self.plan.task.gradients,
@@ -211,7 +220,7 @@ class _Simulation:
         """Evaluates after each segment."""
         while self.step < self.plan.num_steps:
             last = min(self.step + self.config.eval_every, self.plan.num_steps)
-            programs = self.nodes.programs(Segment(self.step, last, self.log))
+            programs = self.nodes.programs(Segment(self.step, last, self.observer))
             self.nodes.set_results(self.engine.run(*programs, spans=self.spans))
             self.step, self.progress = last, [last] * self.config.workers
             self.what_if.play(self.engine.trace)
@@ -299,10 +308,16 @@ class _Simulation:
             compute_measured=None if measured is None else asdict(measured),
             threads=torch.get_num_threads(),
             lost=self.lost,
+            **self._processor_time(),
             noted={**noted(self.nodes.servers), **counted(self.plan, self.nodes.replicas)},
             wall_time_s=self.wall_s,
             call_time_s=dict(self.engine.call_s),
         )
+
+    def _processor_time(self) -> Row:
+        """Of all nodes, where they share cores."""
+        engine = self.engine
+        return {"processor_time_s": engine.processor_s} if isinstance(engine, SharedEngine) else {}
 
     def _checkpoint(self) -> dict[str, Any]:
         return {

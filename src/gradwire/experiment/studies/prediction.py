@@ -1,10 +1,14 @@
 """Probes real ranks, lets the simulator predict their step time, and compares.
 
 All ranks call `probe`. It measures the network (`probe.py`), then what a gradient takes and by how
-much coding is slower when all ranks code at once. From these settings alone the simulator runs each
-method for a few steps; the same methods then run for real.
+much coding is slower when all ranks code at once. Ranks that share a machine compete for its cores:
+there it measures what gradients, coding and messages take of the processor (`processor.py`), and
+finds the network for which the simulator needs as long (`network_fit.py`). From these settings
+alone the simulator runs each method for a few steps; the same methods then run for real.
 """
 
+import hashlib
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,6 +35,7 @@ from gradwire.experiment.run.machine import default_threads, layout_of, own_devi
 from gradwire.experiment.run.outcome import Run, use_threads
 from gradwire.experiment.run.setup import prepare, warm_up
 from gradwire.experiment.simulate.simulation import simulate
+from gradwire.experiment.studies.network_fit import calibrate, settings_on_cores
 from gradwire.experiment.studies.probe import (
     Machine,
     NetworkMeasurement,
@@ -40,8 +45,10 @@ from gradwire.experiment.studies.probe import (
     num_skipped,
     settings_of,
 )
+from gradwire.experiment.studies.processor import Processor, Works, measure_processor
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.training.backward import PendingGradient
 from gradwire.training.plan import Plan
 from gradwire.training.worker import TrainingWorker
 
@@ -70,13 +77,16 @@ class Probed:
     machine: Machine
     settings: dict[str, Any]  # for the simulator
     predictions: list[Prediction]
+    processor: Processor | None = None  # if all ranks share a machine
 
     @property
     def parts_of_compute(self) -> str:
         """What the setting `compute` is made of."""
+        if self.processor is not None:
+            return "a gradient, in seconds of a core"
         gradient = format_seconds(max(self.machine.compute_s))
         overhead = format_seconds(self.machine.overhead_s)
-        return f"a gradient ({gradient}) and the overhead of a step ({overhead})"
+        return f"a gradient ({gradient}) and the overhead of a step ({overhead}) together"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: with what follows from the fields."""
@@ -91,7 +101,7 @@ class Probed:
         return (
             "# Measured between real ranks by `gradwire probe`. Use it as\n"
             '#     gradwire run --config FILE --compression "ef(topk(0.01))" ...\n'
-            f"# compute is {self.parts_of_compute} together.\n"
+            f"# compute is {self.parts_of_compute}.\n"
         ) + "".join(chosen)
 
 
@@ -111,7 +121,10 @@ def probe(
     with use_threads(threads):
         plan = prepare(base).plan
         transport = GlooTransport(headers=HEADERS, device=own_device(base))
-        engine = ProcessEngine(transport, evaluate=plan.task.gradients)
+        task = plan.task
+        engine = ProcessEngine(
+            transport, evaluate=task.gradients, evaluate_layers=task.gradient_by_layer
+        )
         say("the network")
         nbytes = 4 * plan.task.initial_params().numel() // config.workers
         network = engine.run(partial(measure_network, long_nbytes=nbytes))
@@ -120,8 +133,16 @@ def probe(
         machine = engine.run(lambda node: measure_machine(node, *work))
         assert network is not None
         assert machine is not None
+        settings, processor = settings_of(network, machine), None
+        if threads == 1 and _share_a_machine():
+            say("the processor")
+            works = works_of(plan, engine.rank)
+            processor = engine.run(partial(measure_processor, works=works))
+            assert processor is not None
+            found = calibrate(processor, size)
+            settings = settings_on_cores(processor, found, size, plan.scheduling.overlaps)
         transport.close()
-    settings = {**settings_of(network, machine), "threads": threads}
+    settings["threads"] = threads
     predictions = []
     for compression in compressions:
         say(compression)
@@ -137,7 +158,16 @@ def probe(
             values = {**asdict(chosen), **settings, "engine": "simulator", "native": False}
             predicted = simulate(Config.from_dict(values)).virtual_time_s / steps
         predictions.append(Prediction(compression, measured, predicted, compute, coding))
-    return Probed(network, machine, settings, predictions)
+    return Probed(network, machine, settings, predictions, processor)
+
+
+def _share_a_machine() -> bool:
+    """Whether all ranks of the process group run on one machine."""
+    digest = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
+    own = torch.tensor([int.from_bytes(digest, "big")])
+    all_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, own)
+    return all(other.equal(own) for other in all_ranks)
 
 
 class _Counting(NodeRun):
@@ -184,10 +214,11 @@ def _gradient(plan: Plan, rank: int) -> Work:
     return work
 
 
-def _coding(plan: Plan) -> Work:
-    """Work like that of codecs, on a vector like the gradient."""
+def _coding(plan: Plan, share: float = 1.0) -> Work:
+    """Work like that of codecs, on a vector like the gradient or like a share of it."""
     params = plan.task.initial_params()
-    x = torch.randn(params.numel(), generator=torch.Generator().manual_seed(0)).to(params)
+    numel = max(1, round(share * params.numel()))
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(params)
     codec, spec, key = Sign(), Spec.of(x), Key(0)
 
     def coded() -> None:
@@ -198,3 +229,20 @@ def _coding(plan: Plan) -> Work:
         await node.call(coded)
 
     return work
+
+
+def works_of(plan: Plan, rank: int) -> Works:
+    """What a worker of this plan computes in a step. Coding is that of a bucket."""
+    warm_up(plan, rank)
+    replica, steps, layers = plan.initial_replicas()[rank], count(), plan.profile.layers
+
+    async def gradient(node: Node) -> None:
+        await PendingGradient(TrainingWorker(plan, node), replica, next(steps)).whole()
+
+    async def by_layer(node: Node, on_layer: Callable[[], None]) -> None:
+        backward = PendingGradient(TrainingWorker(plan, node), replica, next(steps))
+        for layer in reversed(layers):
+            await backward.ready(layer)
+            on_layer()
+
+    return Works(gradient, by_layer, _coding(plan, 1 / len(layers)))

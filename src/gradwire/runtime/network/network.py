@@ -4,7 +4,8 @@ A message of s bytes leaves when its sender's NIC is free, occupies it for s / b
 the receiver `latency` later and occupies the receiver's NIC likewise. Uncontended it takes
 latency + s / bandwidth, the alpha-beta model of Hockney 1994; messages that meet at a NIC queue
 up in order of arrival. Sending and receiving do not disturb each other. With a topology
-(`runtime/network/topology.py`) messages share links instead (`runtime/network/flows.py`).
+(`runtime/network/topology.py`) messages share links instead (`runtime/network/flows.py`); with a
+burst NICs are token buckets (`runtime/network/buckets.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ class Network:
     latency_s: tuple[float, ...]
     bandwidth: tuple[float, ...]  # bytes per second, in each direction
     fabric: Fabric | None = None  # what lies between the NICs; None: a switch that never blocks
+    burst: int = 0  # bytes that a NIC passes at once after a pause, in each direction
 
     @property
     def size(self) -> int:

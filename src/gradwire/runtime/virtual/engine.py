@@ -57,6 +57,7 @@ from gradwire.runtime.virtual.events import (
     TAIL,
     TIMEOUT,
     WAKE,
+    WORK,
     Events,
 )
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
@@ -102,8 +103,7 @@ class VirtualEngine(VirtualClock):
         layout = NodeLayout.of(size, num_workers)
         num_workers = layout.num_workers
         self.clocks = [0.0] * size  # when each node's program last ended
-        self.on_crash = on_crash
-        self.on_return = on_return
+        self.on_crash, self.on_return = on_crash, on_return
         parsed = parse_faults(faults, num_workers)
         self._outages = Outages(parsed, num_workers, heartbeat_s)
         self._loses_workers = bool(self._outages.pending)
@@ -187,9 +187,7 @@ class VirtualEngine(VirtualClock):
         self.layout.check_programs(programs, daemons)
         outages = self._outages
         if rejoin is None and outages.returns:
-            raise ValueError(
-                "workers come (back) in this run: give it a program for them, `rejoin`"
-            )
+            raise ValueError("workers come (back): give the run a program for them, `rejoin`")
         self._rejoin = rejoin
         handlers = self._handlers
         try:
@@ -287,6 +285,8 @@ class VirtualEngine(VirtualClock):
                 self._transport.progress(what)
             elif kind == FREE:
                 self._transport.free(what)
+            elif kind == WORK:
+                what()
             else:
                 if spans is not None:
                     spans.receive_parcel(now, what)

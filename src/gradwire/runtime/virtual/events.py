@@ -8,9 +8,9 @@ from typing import Any
 # A message's first and last bit arrive; a program continues; a gradient is due; a wait times out; a
 # worker crashes or comes back; a parcel is sent again; its first and last bit arrive; the last bit
 # of a message leaves for a network with a topology; the backward pass leaves a layer; a NIC that
-# serves by priority is free.
+# serves by priority is free; cores that nodes share have done a job.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
-FLOW, REACHED, FREE = range(9, 12)
+FLOW, REACHED, FREE, WORK = range(9, 13)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
@@ -61,7 +61,7 @@ class Events:
                 return bool(what.task.rank != rank)
             if kind == TAIL:
                 return bool(what[1] != rank)  # of what it sent itself
-            return kind in (FAULT, FLOW, FREE) or what not in dropped
+            return kind in (FAULT, FLOW, FREE, WORK) or what not in dropped
 
         self.heap[:] = [entry for entry in self.heap if remains(entry[2], entry[3])]
         self.num_idle = sum(entry[2] in (TIMEOUT, FAULT) for entry in self.heap)

@@ -83,6 +83,8 @@ class VirtualSpans:
         src, dst, _, _, nbytes = message
         start = head_s - self._network.latency_s[src]
         left = start + nbytes / self._network.bandwidth[src]
+        if self._network.burst:  # it may have left at once
+            left = min(left, max(start, tail_s - self._network.latency_s[src]))
         received = max(head_s, tail_s - nbytes / self._network.bandwidth[dst])
         if left + self._network.latency_s[src] >= tail_s:  # no queue: the sender sets the pace
             received = head_s

@@ -11,6 +11,7 @@ from typing import Any
 from gradwire.core.node import RunningProgram, Send, Tag
 from gradwire.runtime.interpreter.checks import check_send
 from gradwire.runtime.ledger import Ledger
+from gradwire.runtime.network.buckets import BucketNics
 from gradwire.runtime.network.links import Links, Parcel
 from gradwire.runtime.network.network import Network, Nics
 from gradwire.runtime.virtual.events import HEAD, PARCEL_HEAD, PARCEL_TAIL, SEND, TAIL, Events
@@ -24,7 +25,7 @@ class SimulatedTransport:
     def __init__(
         self, network: Network, events: Events, links: Links | None, gone: Mapping[int, Any]
     ) -> None:
-        self.nics = Nics(network)
+        self.nics = BucketNics(network) if network.burst else Nics(network)
         self.ledger = Ledger(network.size)
         self._size = network.size
         self._events = events
