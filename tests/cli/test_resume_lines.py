@@ -109,13 +109,13 @@ def test_a_signal_to_the_simulator_says_how_to_go_on(tmp_path, number):
         cwd=tmp_path,
     ) as process:
         try:
-            until = time.monotonic() + 120
+            until = time.monotonic() + 300
             while not (tmp_path / "run" / "checkpoint.pt").exists():
                 assert process.poll() is None
                 assert time.monotonic() < until
                 time.sleep(0.02)
             os.kill(process.pid, number)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 128 + number

@@ -39,7 +39,9 @@ def test_the_record_has_what_was_decided_and_the_simulator_the_same_bits(ranks, 
     assert torch.equal(saved["params"], simulated.params)
     if name == "mgwfbp":  # the measurement counts neither in the ledger nor in the times of calls
         assert results[0]["bytes_sent"] == simulated.summary["bytes_sent"]
-        assert results[0]["calls"] == sorted(simulated.summary["call_time_s"])
+        # Only virtual workers join the pieces of a model: see training/pieces.py.
+        calls = simulated.summary["call_time_s"].keys() - {"concatenate"}
+        assert results[0]["calls"] == sorted(calls)
 
 
 def test_layers_and_exchanges_are_measured(ranks):

@@ -83,7 +83,7 @@ def test_the_foreseen_step_by_hand():
     assert foreseen_step(LAYERS, own, 160) == pytest.approx(13 + 4 - 4)
 
 
-def test_what_is_not_given_is_chosen_so_that_the_foreseen_step_is_shortest():
+def test_what_is_not_given_is_chosen_so_that_the_foreseen_step_is_short():
     tensors = [Bucket(f"{layer.name}.weight", layer.start, layer.stop) for layer in LAYERS]
     costly = Profile(LAYERS, (1.0,) * 4, (1.0,) * 4, latency_s=100.0)
     free = Profile(LAYERS, (1.0,) * 4, (1.0,) * 4, latency_s=0.0, bandwidth=10.0)
@@ -92,7 +92,9 @@ def test_what_is_not_given_is_chosen_so_that_the_foreseen_step_is_shortest():
         assert None not in (chosen.partition, chosen.credit, chosen.merge)
         best = foreseen_step(chosen.buckets(tensors, own), own, chosen.credit)
         for other in (Priority(40, 160, 0), Priority(160, 160, 160), Priority(20, 20, 0)):
-            assert best <= foreseen_step(other.buckets(tensors, own), own, other.credit)
+            # Within a tenth fewer partitions are better: they cost less that nobody foresees.
+            shortest = foreseen_step(other.buckets(tensors, own), own, other.credit)
+            assert best <= 1.1 * shortest
     assert len(Priority().buckets(tensors, costly)) == 1
     assert len(Priority().buckets(tensors, free)) > 4
     assert Priority(credit=24).resolve(tensors, free).credit == 24

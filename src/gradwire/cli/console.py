@@ -65,14 +65,18 @@ class Meter:
         def line(row: Row, steps: int) -> None:
             kind = "time" if "time_s" in row else "virtual time"
             seconds = row["time_s" if "time_s" in row else "virtual_time_s"]
-            print(
+            _write_line(
                 f"{name}: step {row['step']}/{steps}, test accuracy "
-                f"{100 * row['test_accuracy']:.1f}%, {kind} {format_seconds(seconds)}",
-                file=sys.stderr,
-                flush=True,
+                f"{100 * row['test_accuracy']:.1f}%, {kind} {format_seconds(seconds)}"
             )
 
         return line
+
+
+def _write_line(text: str) -> None:
+    """To standard error, in one call: Ctrl-C may come before or after it, not before its end."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -83,7 +87,7 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         def progress(what: str, done: int, total: int) -> None:
             status.update(f"{done}/{total} {escape(what)}")
             if not errors.is_terminal and what:
-                print(f"{done + 1}/{total} {what}", file=sys.stderr, flush=True)
+                _write_line(f"{done + 1}/{total} {what}")
 
         yield progress
 

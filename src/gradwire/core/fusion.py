@@ -8,7 +8,6 @@ here take the fused way where there is one, and otherwise compose the operation 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from gradwire import kernels
@@ -80,10 +79,6 @@ class Fusion(Generic[C]):
 
     def add_joined(self, total: Tensor, parts: Parts, spec: Spec, key: Key) -> Tensor | None:
         """See the function `add_joined`."""
-        return None
-
-    def touched(self, parts: Parts, spec: Spec) -> Tensor | None:
-        """The positions at which what the parts describe is not zero; None: not known."""
         return None
 
 
@@ -177,24 +172,11 @@ def _mean(codec: Codec, payloads: Sequence[Payload], spec: Spec, keys: Sequence[
     if fusion is not None and fusion.adds_few and codec.traits.coder is None and count > 1:
         flat, device = spec.flat(), payloads[0].parts[codec.parts[0]].device
         total = kernels.empty(spec.numel, scale_dtype(spec.dtype), device).zero_()
-        touched: list[Tensor | None] = []
         for payload, key in zip(payloads, keys):
-            parts = checked_parts(codec, payload, flat)
-            total = add_joined(codec, total, parts, flat, key)
-            touched.append(fusion.touched(parts, flat))
-        return _divided(total, touched, count).reshape(spec.shape).to(spec.dtype)
+            total = add_joined(codec, total, checked_parts(codec, payload, flat), flat, key)
+        return total.reshape(spec.shape).div_(count).to(spec.dtype)
     decoded = (codec.decode(payload, spec, key) for payload, key in zip(payloads, keys))
     return mean_in_order(decoded, count)
-
-
-def _divided(total: Tensor, touched: Sequence[Tensor | None], count: int) -> Tensor:
-    """`total` / count, where only the elements at `touched` are not zero; None: any may be."""
-    known = [positions for positions in touched if positions is not None]
-    num_touched = sum(positions.numel() for positions in known)
-    if len(known) < len(touched) or 8 * num_touched > total.numel():
-        return total.div_(count)
-    positions = torch.cat(known)  # an element may be there twice: all are read before one is set
-    return total.index_copy_(0, positions, total[positions].div_(count))
 
 
 @reported("add_joined")

@@ -34,6 +34,7 @@ from gradwire.scheduling import _ready
 from gradwire.scheduling._ready import VALUE_NBYTES, check_nbytes, cut
 
 _SMALL_NBYTES = 1024  # smaller limits of merging are not tried
+_UNCERTAIN = 0.1  # differences of foreseen times below this are not worth more partitions
 _MOST_PARTITIONS = 64  # of a model, besides its tensors, where the number is chosen here
 
 
@@ -80,13 +81,15 @@ class Priority(Scheduling):
     def resolve(self, tensors: Sequence[Bucket], profile: Profile) -> "Priority":
         if None not in (self.partition, self.credit, self.merge):
             return self
-        return min(
-            self._choices(tensors),
-            key=lambda own: foreseen_step(own.buckets(tensors, profile), profile, own.credit or 0),
-        )
+        foreseen = [
+            (own, foreseen_step(own.buckets(tensors, profile), profile, own.credit or 0))
+            for own in self._choices(tensors)
+        ]
+        best_s = min(seconds for _, seconds in foreseen)
+        return next(own for own, seconds in foreseen if seconds <= (1 + _UNCERTAIN) * best_s)
 
     def _choices(self, tensors: Sequence[Bucket]) -> Iterator["Priority"]:
-        """From few partitions to many: of those that take equally long the first is chosen."""
+        """From few partitions to many: of those that take about as long the first is chosen."""
         whole = VALUE_NBYTES * (tensors[-1].stop - tensors[0].start)
         partitions = [max(whole >> i, VALUE_NBYTES) for i in range(_MOST_PARTITIONS.bit_length())]
         for partition in partitions if self.partition is None else [self.partition]:

@@ -25,7 +25,7 @@ from gradwire.training.optimizer import State, clipped_update
 from gradwire.training.plan import Plan
 
 _SMALLEST, _LARGEST = 16, 1 << 18  # elements
-_TOGETHER = 3  # exchanges at once
+_TOGETHER = 6  # exchanges at once
 
 
 def priced_numels(num_params: int, factor: int = 2) -> list[int]:

@@ -31,7 +31,7 @@ def launch(case: list[str], folder: Path, is_durable: bool, steps: list[int]) ->
         text=True,
     )
     try:
-        output, _ = process.communicate(timeout=90)
+        output, _ = process.communicate(timeout=300)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -238,10 +238,6 @@ class EntriesFusion(Fusion[Any]):
         codec: Entries = self.codec
         return total.index_add_(0, codec.positions(parts, spec), parts["values"].to(total.dtype))
 
-    def touched(self, parts: Parts, spec: Spec) -> Tensor:
-        codec: Entries = self.codec
-        return codec.positions(parts, spec)
-
 
 class EntrySelectorFusion(EntriesFusion, SelectorFusion):
     """Fusion of selectors that send entries."""

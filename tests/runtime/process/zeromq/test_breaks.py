@@ -28,7 +28,7 @@ def test_a_break_in_the_middle_of_a_message_does_not_end_the_process() -> None:
         [sys.executable, "-m", "runtime.process.zeromq.test_breaks"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
