@@ -5,8 +5,10 @@ to be root), all on the cores of this machine. In one run for each rate: the pro
 ranks (experiment/studies/processor.py, network_fit.py); then every schedule runs with every codec
 for real; then the simulator gets what the probe measured, and nothing else, and runs the same
 configurations. Time of a step: the median over the steps of rank 0, the first ones left out.
-Other work on the machine changes what ranks get, so it is probed before and after each schedule,
-and the number of cores before and after each run; the mean of both counts.
+Other work on the machine changes what ranks get and how fast cores are, so it is probed before and
+after each schedule, and the number of cores and the processor time of a gradient before and after
+each run; the mean of both counts. A run is predicted with the costs that the probe found, times
+what a gradient took longer beside the run than beside the probe.
 
     python benchmarks/shaped_schedules.py --json shaped_schedules.json
 
@@ -21,13 +23,13 @@ import platform
 import subprocess
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,6 +52,7 @@ from gradwire.experiment.studies.processor import (
 )
 from gradwire.runtime.process.engine import ProcessEngine
 from gradwire.runtime.process.gloo import GlooTransport
+from gradwire.runtime.virtual.host import Cores
 from gradwire.training.plan import Plan
 from gradwire.training.worker import TrainingWorker
 from ranks import on_ranks
@@ -76,9 +79,20 @@ CODECS = ("identity", "fp16", "ef(sign)", "ef(topk(0.01))")
 WITHIN = 0.15
 SKIPPED = 4  # steps of a run in which connections are made and memory is allocated
 SIMULATED_STEPS = 8
-PROBE_S = 0.5  # for which each kind of gradient is measured
-CORES_S = 0.3  # for which all ranks compute, to see how many cores they get
+PROBE_S = 1.0  # for which each kind of gradient is measured
+PACE_S = 0.5  # for which all ranks compute, to see how many cores they get and how fast these are
 BUSY = 0.85  # from this share of the cores on, a step is bound by them
+
+
+class Pace(NamedTuple):
+    """What all ranks together get of the machine."""
+
+    cores: float
+    gradient_s: float  # processor time of one
+
+    @staticmethod
+    def mean(*paces: "Pace") -> "Pace":
+        return Pace(*(mean(values) for values in zip(*paces)))
 
 
 def measure(rank: int, schedules: Sequence[str], codecs: Sequence[str], steps: int) -> Any:
@@ -87,22 +101,33 @@ def measure(rank: int, schedules: Sequence[str], codecs: Sequence[str], steps: i
     warnings.simplefilter("ignore")
     base = replace(BASE, engine="process", steps=steps, eval_every=steps)
     plan = prepare(replace(base, scheduling="wfbp")).plan
-    probes, cores = [probe(plan, rank)], [shared_cores(plan, rank)]
+    evaluate = warm_up(plan, rank)
+    probes, paces, alone_s = [probe(plan, rank)], [pace(evaluate)], [gradient_alone_s(evaluate)]
     cells = []
     for scheduling in schedules:
         for compression in codecs:
             node = run_real(replace(base, scheduling=scheduling, compression=compression))
             cells.append((node.experiment.config.scheduling, compression, *node.figures()))
-            cores.append(shared_cores(plan, rank))
+            paces.append(pace(evaluate))
         probes.append(probe(plan, rank))
+        alone_s.append(gradient_alone_s(evaluate))
     if rank:
         return None
     found = []
     for number, (before, after) in enumerate(pairwise(probes)):
-        processor = average(before, after)
-        own = slice(number * len(codecs), (number + 1) * len(codecs))
-        shares = [round(mean(pair), 3) for pair in pairwise(cores)]
-        found.append(simulate_cells(processor, cells[own], shares[own]))
+        first, last = number * len(codecs), (number + 1) * len(codecs)
+        beside = [Pace.mean(*pair) for pair in pairwise(paces[first : last + 1])]
+        # The simulator codes now, on a machine that may have another speed than then.
+        faster = mean(alone_s[number : number + 2]) / timed(evaluate).gradient_s
+        found.append(
+            simulate_cells(
+                average(before, after),
+                cells[first:last],
+                beside,
+                Pace.mean(paces[first], paces[last]).gradient_s,
+                faster,
+            )
+        )
     return found
 
 
@@ -119,15 +144,26 @@ def probe(plan: Plan, rank: int) -> Processor:
 
 
 def simulate_cells(
-    processor: Processor, cells: Sequence[tuple[str, str, float, float]], cores: Sequence[float]
+    processor: Processor,
+    cells: Sequence[tuple[str, str, float, float]],
+    paces: Sequence[Pace],
+    probed_gradient_s: float,
+    faster: float,
 ) -> dict[str, Any]:
-    """What the probe found, and the cells of one schedule."""
+    """What the probe found, and the cells of one schedule.
+
+    `paces`: beside the cells. `probed_gradient_s`: of a gradient beside the probe. `faster`: how
+    many times as fast as beside the probe this machine codes now.
+    """
     found = calibrate(processor, RANKS)
     rows = []
-    for (scheduling, compression, measured_s, cpu_s), num_cores in zip(cells, cores):
-        own = replace(found, host=replace(found.host, count=num_cores))
+    for (scheduling, compression, measured_s, cpu_s), pace in zip(cells, paces):
+        longer = pace.gradient_s / probed_gradient_s
+        host = slower(found.host, longer)
+        own = replace(found, host=replace(host, count=round(pace.cores, 3)))
         overlaps = not scheduling.startswith("sequential")
-        settings = settings_on_cores(processor, own, RANKS, overlaps)
+        settings = settings_on_cores(slower_gradients(processor, longer), own, RANKS, overlaps)
+        settings["coding_slowdown"] = round(processor.slowdown * longer * faster, 3)
         simulated_s, simulated_cpu_s = simulated_step(
             replace(
                 BASE,
@@ -145,7 +181,8 @@ def simulate_cells(
                 "measured_s": measured_s,
                 "simulated_s": simulated_s,
                 "ratio": simulated_s / measured_s,
-                "cores": num_cores,
+                "cores": pace.cores,
+                "slower": longer,
                 "measured_cpu_s": cpu_s,
                 "simulated_cpu_s": simulated_cpu_s,
             }
@@ -153,17 +190,42 @@ def simulate_cells(
     return {"processor": asdict(processor), "settings": settings, "rows": rows}
 
 
-def shared_cores(plan: Plan, rank: int) -> float:
-    """How many cores all ranks together get while all compute."""
-    evaluate = warm_up(plan, rank)
+def slower(host: Cores, factor: float) -> Cores:
+    """Threads that take so many times as long for messages."""
+    costs = {name: getattr(host, name) for name in ("send", "receive", "transfer", "wake")}
+    return replace(host, **{name: (factor * a, factor * b) for name, (a, b) in costs.items()})
+
+
+def slower_gradients(processor: Processor, factor: float) -> Processor:
+    layers_s = tuple(factor * own for own in processor.layers_s)
+    return replace(processor, gradient_s=factor * processor.gradient_s, layers_s=layers_s)
+
+
+def pace(evaluate: Callable[[], object]) -> Pace:
+    """What all ranks get while all compute. All ranks call it."""
     dist.barrier()
-    began, cpu = time.monotonic(), time.process_time()
-    while time.monotonic() - began < CORES_S:
-        evaluate()
-    share = (time.process_time() - cpu) / (time.monotonic() - began)
-    total = torch.tensor([share], dtype=torch.float64)
+    own = timed(evaluate)
+    total = torch.tensor([own.cores, own.gradient_s / RANKS], dtype=torch.float64)
     dist.all_reduce(total)
-    return float(total)
+    return Pace(*total.tolist())
+
+
+def gradient_alone_s(evaluate: Callable[[], object]) -> float:
+    """Processor time of a gradient of rank 0, while the others wait. All ranks call it."""
+    dist.barrier()
+    seconds = timed(evaluate).gradient_s if dist.get_rank() == 0 else 0.0
+    dist.barrier()
+    return seconds
+
+
+def timed(evaluate: Callable[[], object]) -> Pace:
+    """Of this process."""
+    began, cpu, count = time.monotonic(), time.process_time(), 0
+    while time.monotonic() - began < PACE_S:
+        evaluate()
+        count += 1
+    cpu_s = time.process_time() - cpu
+    return Pace(cpu_s / (time.monotonic() - began), cpu_s / count)
 
 
 class TimedRun(NodeRun):
@@ -242,7 +304,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, nargs="*", default=[100.0, 1000.0])
     parser.add_argument("--schedules", nargs="*", default=list(SCHEDULES))
     parser.add_argument("--codecs", nargs="*", default=list(CODECS))
-    parser.add_argument("--steps", type=int, default=24, help="of each real run")
+    parser.add_argument("--steps", type=int, default=32, help="of each real run")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     began, results = time.monotonic(), {}

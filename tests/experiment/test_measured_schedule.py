@@ -7,11 +7,16 @@ import pytest
 import torch
 
 import gradwire
-from experiment.schedule_cases import SIZE, TINY
+from experiment.schedule_cases import LONGER, SIZE, TINY
 from experiment.schedule_cases import run as run_cases
+from gradwire.experiment.processes.node.drift import Drift
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.record import Record
 from gradwire.experiment.run.setup import prepare
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.engine import VirtualEngine
+from gradwire.training.program import train
+from gradwire.training.regroup import regroup
 from runtime.process.launching import launch
 
 
@@ -61,3 +66,48 @@ def test_with_servers_nothing_is_measured_since_workers_may_come_later():
     experiment = prepare(served)
     assert not experiment.measures_schedule
     assert experiment.config.scheduling.startswith("mgwfbp((")
+
+
+def test_after_a_drift_ranks_continue_with_other_groups_and_all_residuals(ranks):
+    folder, results = ranks
+    (step, scheduling), *more = results[0]["drifted"][0]
+    assert scheduling == "mgwfbp((2,))"
+    assert not more
+    plans = [
+        prepare(Config(**LONGER, scheduling=text, compute="fixed(0.001)")).plan
+        for text in ("mgwfbp((1,))", scheduling)
+    ]
+
+    def trained(plan, replicas, first, last):
+        engine = VirtualEngine(
+            Network.uniform(SIZE), evaluate=plan.task.gradients, profile=plan.profile
+        )
+        return engine.run([lambda node: train(plan, node, replicas[node.rank], first, last)] * SIZE)
+
+    before = trained(plans[0], plans[0].initial_replicas(), 0, step)
+    after = trained(plans[1], regroup(before, *plans), step, plans[1].num_steps)
+    saved = torch.load(folder / "drifted" / "model.pt", weights_only=True)
+    assert torch.equal(saved["params"], after[0].params)
+
+
+def test_a_run_is_resumed_with_the_groups_it_had(ranks):
+    _, results = ranks
+    for result in results:
+        first, continued = result["drifted"]
+        assert first == continued
+        assert result["is_same"]
+
+
+def test_drift_is_several_segments_that_are_off():
+    now_s = 0.0
+    drift = Drift(lambda: now_s)
+    assert not drift.note(5.0, 10)  # the first one does not count
+    assert not drift.note(1.0, 10)  # this is usual
+    assert not any(drift.note(own, 10) for own in (1.2, 1.3, 1.3, 0.9, 1.3, 1.3))
+    assert not drift.note(0.001, 10)  # too short to say anything
+    assert drift.note(1.3, 10)
+    drift.note_decision(2.0)
+    times = [3.0, 1.3, 0.9, 0.9, 0.9]  # the second is usual now
+    assert not any(drift.note(own, 10) for own in times)
+    now_s = 40.0  # 20 times the duration of the measurement
+    assert drift.note(0.9, 10)

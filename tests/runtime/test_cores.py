@@ -64,6 +64,36 @@ def test_one_core_does_the_work_of_all():
     assert max(ends(Cores(1), [0.3, 0.7, 1.1])) == pytest.approx(2.1)
 
 
+class WithPrograms(Seconds):
+    """Programs take time, too: by a clock that they wind themselves, and three times as long."""
+
+    now_s = 0.0
+    program_slowdown = 3.0
+
+    def clock(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize("num_cores", [2, 1])
+def test_what_programs_do_between_effects_takes_their_thread(num_cores):
+    coding = WithPrograms()
+
+    async def program(node):
+        coding.now_s += 0.1
+        await node.call(identity, 0.5)
+        first = await node.now()
+        coding.now_s += 0.2
+        await node.send(node.rank, "x", torch.zeros(1))
+        await node.recv(node.rank, "x")  # after what its thread does before
+        return first, await node.now()
+
+    made = SharedEngine(Cores(num_cores), Network((LATENCY,) * 2, (RATE,) * 2), coding=coding)
+    share = 2 / num_cores
+    for times in made.run([program] * 2):
+        assert times == pytest.approx([share * 0.8, share * 1.4])
+    assert made.processor_s == pytest.approx(2 * (0.5 + 3 * 0.3))
+
+
 def test_messages_take_time_of_both_ends():
     host = Cores(4, send=(0.1, 0.001), receive=(0.2, 0.002), transfer=(0.0, 0.0))
 

@@ -22,6 +22,7 @@ def test_layers_came_differently_on_each_rank(ranks: list[Any]) -> None:
     assert set(at_once) == {0}
     for arrived in (first, slow):
         assert {0, 1} < set(arrived)
+    assert first != slow
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -6,6 +6,7 @@ import torch
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
 from gradwire.core.key import Key
+from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.spec import Spec
 from gradwire.experiment.run.config import Config
@@ -13,7 +14,7 @@ from gradwire.experiment.run.setup import prepare
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.training.program import train
-from gradwire.training.regroup import regroup, regroup_states
+from gradwire.training.regroup import regroup, regroup_here, regroup_states
 from sampling import slow
 
 
@@ -100,6 +101,77 @@ def test_what_servers_owe_is_paid_without_them() -> None:
     # Four workers' mean before, two workers' mean of the same sum after.
     torch.testing.assert_close(4 * first + 2 * rest, given, rtol=0, atol=1e-9)
     assert float(states[0][0]["residual"].norm()) == 0
+
+
+@pytest.mark.parametrize("route", ["gather", "scatter"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ef(topk(0.1))",
+        "qsgd(bits=4)",
+        slow("ef21(topk(0.1), momentum=0.5)"),
+        slow("dgc(0.1)"),
+        'partition({"b": ef(sign), "*": ef(topk(0.1))})',
+    ],
+)
+def test_each_rank_moves_its_own_states_to_other_buckets(text, route) -> None:
+    """Without the states of the others, but for what owners of shards keep."""
+    reducer = lift(COMPRESSION.parse(text))
+    tensors = {"a": (60, 40), "b": (1600,), "c": (1000,)}
+    size = 3
+
+    def spec(names: str) -> Spec:
+        placed, start = [], 0
+        for name in names:
+            numel = torch.Size(tensors[name]).numel()
+            placed.append((name, start, start + numel, tensors[name]))
+            start += numel
+        return Spec((start,), torch.float64, tensors=tuple(placed))
+
+    old, new = [spec("ab"), spec("c")], [spec("a"), spec("bc")]
+
+    async def program(node: Node):
+        states = [reducer.init(own, size) for own in old]
+        for step in range(3):
+            key = Key(2).at(step).private(node.rank)
+            for i, own in enumerate(old):
+                x = key.child(i).normal(own.numel).double()
+                group = AllReduce(route).group(node, str(i))
+                states[i] = (await reducer.mean(x, states[i], key.child(i), group)).state
+        return tuple(states), await regroup_here(reducer, states, old, new, node)
+
+    results = VirtualEngine(Network.uniform(size)).run([program] * size)
+    expected = regroup_states(reducer, [states for states, _ in results], old, new, size)
+    for (_, moved), own in zip(results, expected):
+        _assert_equal(moved, own)
+
+
+def test_buckets_may_have_their_tensors_in_another_order() -> None:
+    reducer = lift(COMPRESSION.parse("ef(topk(0.5))"))
+    forward = Spec((5,), torch.float32, tensors=(("a", 0, 3, (3,)), ("b", 3, 5, (2,))))
+    backward = Spec((5,), torch.float32, tensors=(("b", 0, 2, (2,)), ("a", 2, 5, (3,))))
+    state = {**reducer.init(forward, 1), "residual": torch.arange(5.0)}
+
+    async def program(node: Node):
+        return await regroup_here(reducer, [state], [forward], [backward], node)
+
+    ((moved,),) = VirtualEngine(Network.uniform(1)).run([program])
+    assert moved["residual"].tolist() == [3.0, 4.0, 0.0, 1.0, 2.0]
+
+
+def _assert_equal(a, b) -> None:
+    if isinstance(a, torch.Tensor):  # `regroup_states` forms the mean of estimates again
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a:
+            _assert_equal(a[name], b[name])
+    elif isinstance(a, tuple | list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            _assert_equal(x, y)
+    else:
+        assert a == b
 
 
 def test_another_compression_or_model_is_refused() -> None:

@@ -34,7 +34,8 @@ from gradwire.scheduling import _ready
 from gradwire.scheduling._ready import VALUE_NBYTES, check_nbytes, cut
 
 _SMALL_NBYTES = 1024  # smaller limits of merging are not tried
-_UNCERTAIN = 0.1  # differences of foreseen times below this are not worth more partitions
+# Not worth more partitions: these shares of the exposed communication and of a gradient's time.
+_UNCERTAIN, _NEGLIGIBLE = 0.1, 0.005
 _MOST_PARTITIONS = 64  # of a model, besides its tensors, where the number is chosen here
 
 
@@ -86,7 +87,9 @@ class Priority(Scheduling):
             for own in self._choices(tensors)
         ]
         best_s = min(seconds for _, seconds in foreseen)
-        return next(own for own, seconds in foreseen if seconds <= (1 + _UNCERTAIN) * best_s)
+        exposed_s = max(0.0, best_s - profile.total_s)
+        limit_s = best_s + _UNCERTAIN * exposed_s + _NEGLIGIBLE * profile.total_s
+        return next(own for own, seconds in foreseen if seconds <= limit_s)
 
     def _choices(self, tensors: Sequence[Bucket]) -> Iterator["Priority"]:
         """From few partitions to many: of those that take about as long the first is chosen."""

@@ -1,9 +1,14 @@
 """Continues a run with other buckets or another number of workers, keeping all residuals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 
 from gradwire.core.codec import State
-from gradwire.core.memory import cut, joined, resized
+from gradwire.core.group import Group
+from gradwire.core.memory import Memories, Memory, cut, joined, resized
+from gradwire.core.node import Node
 from gradwire.core.protocols import Replica
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
@@ -56,3 +61,80 @@ def regroup_states(
         buckets.append(reducer.restored(fresh, own, spec))
         start += spec.numel
     return list(zip(*buckets))
+
+
+async def regroup_here(
+    reducer: Reducer,
+    states: Sequence[State],
+    old: Sequence[Spec],
+    new: Sequence[Spec],
+    node: Node,
+) -> tuple[State, ...]:
+    """The states of this rank for the new buckets. All ranks call it.
+
+    The buckets hold the same tensors, perhaps in another order; a tensor that buckets cut apart is
+    cut apart in order. What owners of shards keep is gathered, everything else stays on its rank.
+    """
+    whole = [await _with_whole_shards(state, node) for state in states]
+    parts = [reducer.remembered([state], spec) for state, spec in zip(whole, old)]
+    memories = joined(parts, old)
+    places = _places(old)
+    fresh = [[reducer.init(spec, node.size)] * node.size for spec in new]
+    taken: dict[str, int] = {}  # elements of each tensor that the buckets before have
+    restored = []
+    for spec, own in zip(new, fresh):
+        runs = []
+        for name, start, stop, _ in spec.layout:
+            first = places[name] + taken.get(name, 0)
+            runs.append((first, first + stop - start))
+            taken[name] = taken.get(name, 0) + stop - start
+        picked = _on_all(_picked(memories, runs), node.size)
+        restored.append(reducer.restored(own, picked, spec)[node.rank])
+    return tuple(restored)
+
+
+def _places(specs: Sequence[Spec]) -> dict[str, int]:
+    """Where each tensor begins in the vector of all buckets, one after the other."""
+    places: dict[str, int] = {}
+    before = 0
+    for spec in specs:
+        for name, start, _, _ in spec.layout:
+            places.setdefault(name, before + start)
+        before += spec.numel
+    return places
+
+
+def _picked(memories: Memories, runs: Sequence[tuple[int, int]]) -> dict[str, Memory]:
+    parts = [cut(memories, start, stop) for start, stop in runs]
+    return {
+        name: memory._replace(
+            vectors=tuple(
+                torch.cat([part[name].vectors[i] for part in parts])
+                for i in range(len(memory.vectors))
+            )
+        )
+        for name, memory in memories.items()
+    }
+
+
+def _on_all(memories: Memories, size: int) -> dict[str, Memory]:
+    """The memories of one rank in the place of those of all: only its own are used."""
+    return {
+        name: memory if memory.is_shared else memory._replace(vectors=memory.vectors * size)
+        for name, memory in memories.items()
+    }
+
+
+async def _with_whole_shards(state: Any, node: Node) -> Any:
+    """The state with the residuals of all owners of shards in the place of its own
+    (`core/lifted.py`)."""
+    if isinstance(state, Mapping):
+        owned = state.get("scatter") and state["scatter"].get("owned")
+        if owned and owned["residual"] is not None:
+            pieces = await Group(node, "regroup").all_gather(owned["residual"].reshape(-1))
+            scatter = {**state["scatter"], "owned": {**owned, "residual": torch.cat(pieces)}}
+            return {**state, "scatter": scatter}
+        return {name: await _with_whole_shards(value, node) for name, value in state.items()}
+    if isinstance(state, tuple | list):
+        return tuple([await _with_whole_shards(value, node) for value in state])
+    return state

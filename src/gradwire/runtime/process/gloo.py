@@ -16,6 +16,7 @@ Tensors on accelerators: see accelerator.py. Means by gloo's own all-reduce: see
 
 import threading
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -38,6 +39,7 @@ from gradwire.runtime.process.transport import (
     DONE,
     GOODBYE,
     LOST,
+    WOKEN,
     Arrival,
     message_nbytes,
     tensor_of,
@@ -49,6 +51,18 @@ _NEVER = timedelta(days=365)
 BLOCK_NBYTES = 1 << 19
 _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 _NO_HEADERS = Headers()
+
+
+def _new_group(timeout: timedelta, ranks: Sequence[int] | None) -> dist.ProcessGroup:
+    """A process group on gloo; only its members make it."""
+    group = dist.new_group(
+        None if ranks is None else list(ranks),
+        timeout=timeout,
+        backend="gloo",
+        use_local_synchronization=ranks is not None,
+    )
+    assert isinstance(group, dist.ProcessGroup), "this rank is not in the group"
+    return group
 
 
 class _CopiedArrival(NamedTuple):
@@ -69,7 +83,8 @@ class _Outgoing(NamedTuple):
 
 
 class GlooTransport:
-    """The transport of one rank. All ranks of the default process group make theirs together.
+    """The transport of one rank. All ranks of the default process group make theirs together, or
+    some `ranks` of it; `rank` and `size` count among them.
 
     `group` is used as it is if given: its timeout must be longer than any rank is ever silent.
     Tensors that lay on an accelerator are moved to `device` on arrival. Through `payloads` they go
@@ -88,9 +103,9 @@ class GlooTransport:
         device: torch.device | None = None,
         max_bytes_unread: int = 64 << 20,  # of one peer
         payloads: PayloadGroups | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
-        made = dist.new_group(backend="gloo", timeout=_NEVER) if group is None else group
-        assert isinstance(made, dist.ProcessGroup), "this rank is not in the group"
+        made = _new_group(_NEVER, ranks) if group is None else group
         self._group = made
         self.rank, self.size = made.rank(), made.size()
         self._headers = headers
@@ -121,7 +136,7 @@ class GlooTransport:
         self._ended: list[Arrival] = []  # peers that left or were lost
         send_timeout = timedelta(seconds=send_s)
         self._sends = PostedSends(self.size, max_bytes_posted, send_timeout, self._set_sending)
-        reducing = dist.new_group(backend="gloo", timeout=send_timeout) if group is None else None
+        reducing = _new_group(send_timeout, ranks) if group is None else None
         device_group = None if payloads is None else payloads.up
         self._means = GroupMeans(reducing, device_group, self.rank, self.size, self._arrivals.put)
         self._expected = [ExpectedLength() for _ in range(self.size)]  # by each peer, from this one
@@ -167,6 +182,10 @@ class GlooTransport:
     def native_mean(self, x: Tensor) -> int | None:
         """Starts an all-reduce and returns its number. None: not possible for such tensors."""
         return self._means.start(x)
+
+    def wake(self) -> None:
+        """Lets `next` return. Any thread may call it."""
+        self._arrivals.put(Arrival(WOKEN, self.rank))
 
     def send_done(self, dst: int, job: int, number: int) -> None:
         self._flush()

@@ -5,6 +5,9 @@ programs continue differs between ranks; the order of the actions of one program
 programs take turns in the order in which they were spawned: one may start a collective when all
 that were spawned before it, and what those spawned, have ended. A program that has not joined all
 that it spawned gets none; that, too, holds on all ranks or on none.
+
+Posted programs (`posting.py`) take turns in the order in which they were posted. One that may start
+a single collective lets the next have its turn once it has started it.
 """
 
 from collections import defaultdict
@@ -44,6 +47,8 @@ class NativeMeans:
         self._unjoined: defaultdict[Task, set[Task]] = defaultdict(set)
         self._waiting: dict[Path, tuple[Task, Collective]] = {}  # for their turn
         self._started: dict[int, tuple[Task, Collective]] = {}  # by number
+        self._num_posted = 0
+        self._left: dict[Task, int] = {}  # collectives that posted programs may still start
 
     @property
     def are_offered(self) -> bool:
@@ -52,6 +57,20 @@ class NativeMeans:
     def begin(self, main: Task) -> None:
         """A run of this program begins."""
         self._paths[main] = ()
+
+    def begin_posting(self) -> None:
+        """Programs will be posted."""
+        self._num_posted = 0
+
+    def post(self, task: Task, most: int | None) -> None:
+        """A program was posted that starts at most one collective, or none, or any number."""
+        if not self.are_offered:
+            return
+        if most != 0:
+            self._paths[task] = (self._num_posted,)
+            self._num_posted += 1
+        if most is not None:
+            self._left[task] = most
 
     def spawn(self, task: Task, spawned: Task) -> None:
         if not self.are_offered:
@@ -66,14 +85,18 @@ class NativeMeans:
 
     def end(self, task: Task) -> None:
         """A program has ended: it may be the turn of another."""
-        self._paths.pop(task, None)
         self._unjoined.pop(task, None)
+        self._left.pop(task, None)
+        self._give_up_turn(task)
+
+    def _give_up_turn(self, task: Task) -> None:
+        self._paths.pop(task, None)
         if self._waiting:
             self._start_next()
 
     def start(self, task: Task, effect: Collective) -> bool:
         """Whether the program waits for a collective now, or for its turn to start one."""
-        if self._start_mean is None or self._unjoined[task]:
+        if self._start_mean is None or self._unjoined[task] or self._left.get(task) == 0:
             return False
         if self._peers.gone:
             raise self._peers.error(min(self._peers.gone))
@@ -93,11 +116,14 @@ class NativeMeans:
     def _start(self, task: Task, effect: Collective) -> bool:
         assert self._start_mean is not None
         number = self._start_mean(effect)
-        if number is None:
-            return False
-        self._started[number] = (task, effect)
-        task.waiting_for = effect
-        return True
+        if number is not None:
+            self._started[number] = (task, effect)
+            task.waiting_for = effect
+        if task in self._left:
+            self._left[task] -= 1
+            if self._left[task] == 0:
+                self._give_up_turn(task)
+        return number is not None
 
     def _start_next(self) -> None:
         """Starts the collectives whose turn it is."""
@@ -125,7 +151,8 @@ class NativeMeans:
 
     def peer_lost(self, rank: int) -> None:
         """Collectives that wait for this rank get some time to end."""
-        for task in self._paths:
+        waiting = [task for task, _ in (*self._waiting.values(), *self._started.values())]
+        for task in waiting:
             if type(task.waiting_for) is Collective:
                 self.failure = self._peers.error(rank)
                 self._timers.set(task, _GRACE_S)
@@ -137,3 +164,4 @@ class NativeMeans:
         self._paths.clear()
         self._unjoined.clear()
         self._num_spawned.clear()
+        self._left.clear()

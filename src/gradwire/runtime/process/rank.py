@@ -46,6 +46,7 @@ from gradwire.runtime.process.transport import (
     GOODBYE,
     JOINED,
     LOST,
+    WOKEN,
     Arrival,
     Transport,
     message_nbytes,
@@ -238,7 +239,7 @@ class RankInterpreter(Interpreter):
             has_expired = True
         return has_expired
 
-    def _take(self, timeout_s: float) -> bool:
+    def _take(self, timeout_s: float | None) -> bool:
         """Takes in what has arrived; whether there was something.
 
         If too much is unread it takes one arrival: a program may wait for that one.
@@ -273,7 +274,7 @@ class RankInterpreter(Interpreter):
             self._report(arrival, True)
             if self.on_change is not None:
                 self.on_change(src, True, "")
-        else:
+        elif kind != WOKEN:
             self._remove(arrival)
 
     def _receive(self, src: int, tag: int, message: Any) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 ARRIVED, DONE, GOODBYE, LOST, JOINED = "arrived", "done", "goodbye", "lost", "joined"
 FINISHED = "finished"  # a native collective of this rank: `tag` is its number
+WOKEN = "woken"  # by another thread of this rank
 # By peer: its incarnation, and the numbers of the last messages received from it and sent to it.
 LinkCounts = dict[int, tuple[float, int, int]]
 
@@ -45,7 +46,8 @@ class Transport(Protocol):
 
     A transport with an all-reduce of its own also has `native_mean(x)`: it starts one among all its
     ranks and returns a number, with which `next` later returns FINISHED; None if it cannot add such
-    tensors. All ranks start the same ones in the same order. With `notices_silence` a rank is LOST
+    tensors. All ranks start the same ones in the same order. One with `wake()` returns WOKEN from
+    `next` when another thread has called it. With `notices_silence` a rank is LOST
     when nothing was received from it for some time.
     """
 

@@ -75,6 +75,12 @@ class CodingTime(ABC):
     clock: Clock = staticmethod(time.perf_counter)  # by which calls are timed here
     times_codecs = False  # whether codecs report seconds of that clock
 
+    @property
+    def program_slowdown(self) -> float | None:
+        """Where nodes share cores: how many times as long as here programs take themselves,
+        between two effects. None: no time."""
+        return None
+
     @abstractmethod
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
         """Given the result of the call, the reports of codecs and the time it took here."""
@@ -94,6 +100,10 @@ class MeasuredCoding(CodingTime):
     @property
     def clock(self) -> Clock:  # type: ignore[override]
         return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    @property
+    def program_slowdown(self) -> float:
+        return self.slowdown
 
     def seconds(self, call: Call[Any], result: Any, work: Sequence[Work], taken_s: float) -> float:
         return self.slowdown * taken_s

@@ -1,7 +1,7 @@
 """The simulator where all nodes share the cores of one machine: see `host.py` for the model."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
 
 from gradwire.core.node import Begin, Call, Computation, Compute, Open, Reach, Send, Tag
 from gradwire.runtime.interpreter.checks import check_send
@@ -53,6 +53,30 @@ class _SharedComputation(Computation):
         self.waiting: list[tuple[Task, int]] = []
 
 
+class _TimedProgram:
+    """A program, and the seconds it has run."""
+
+    __slots__ = ("_clock", "_program", "close", "seconds")
+
+    def __init__(self, program: Coroutine[Any, Any, Any], clock: Callable[[], float]) -> None:
+        self._program, self._clock = program, clock
+        self.close = program.close
+        self.seconds = 0.0
+
+    def send(self, value: Any) -> Any:
+        return self._timed(self._program.send, value)
+
+    def throw(self, error: BaseException) -> Any:
+        return self._timed(self._program.throw, error)
+
+    def _timed(self, resume: Callable[[Any], Any], value: Any) -> Any:
+        began = self._clock()
+        try:
+            return resume(value)
+        finally:
+            self.seconds += self._clock() - began
+
+
 class SharedEngine(VirtualEngine):
     """Runs programs on virtual nodes that share cores. Without faults, traces and spans."""
 
@@ -67,6 +91,9 @@ class SharedEngine(VirtualEngine):
         self._threads = [Thread() for _ in range(self.size)]
         self._movers = [Thread() for _ in range(self.size)]
         self._handlers[Send] = self._send
+        coding = options.get("coding")
+        self._program_slowdown = None if coding is None else coding.program_slowdown
+        self._clock = None if coding is None else coding.clock
 
     @property
     def processor_s(self) -> float:
@@ -88,6 +115,33 @@ class SharedEngine(VirtualEngine):
             self._cores.clear()
             self._threads[:] = [Thread() for _ in self._threads]
             self._movers[:] = [Thread() for _ in self._movers]
+
+    def _start(self, rank: int, program: Coroutine[Any, Any, Any], priority: int = 0) -> Task:
+        return self._timed(super()._start(rank, program, priority))
+
+    def _start_at(self, rank: int, program: Program[Any], at: float) -> Task:
+        return self._timed(super()._start_at(rank, program, at))
+
+    def _timed(self, task: Task) -> Task:
+        if self._program_slowdown is not None:
+            assert self._clock is not None
+            timed = _TimedProgram(task.program, self._clock)
+            task.program = cast(Coroutine[Any, Any, Any], timed)
+        return task
+
+    def _own_s(self, task: Task) -> float:
+        """Seconds that a program has taken itself since it last waited."""
+        program: Any = task.program
+        if not isinstance(program, _TimedProgram):
+            return 0.0
+        assert self._program_slowdown is not None
+        seconds, program.seconds = self._program_slowdown * program.seconds, 0.0
+        return seconds
+
+    def _step(self, task: Task, value: Any = None, failure: Exception | None = None) -> None:
+        super()._step(task, value, failure)
+        if own_s := self._own_s(task):  # it waits for something, or has ended
+            self._cores.submit(self._threads[task.rank], own_s, _nothing)
 
     def _send(self, task: Task, effect: Send) -> Any:
         src, dst, nbytes = task.rank, effect.dst, effect.nbytes
@@ -114,7 +168,7 @@ class SharedEngine(VirtualEngine):
             self._step(task)
 
         task.waiting_for = effect
-        self._cores.submit(self._threads[src], fixed_s, leave)
+        self._cores.submit(self._threads[src], self._own_s(task) + fixed_s, leave)
         return WAITING
 
     def _deliver(self, src: int, dst: int, tag: Tag, message: Any) -> None:
@@ -134,6 +188,7 @@ class SharedEngine(VirtualEngine):
 
     def _call(self, task: Task, effect: Call[Any]) -> Any:
         value, seconds = self._calls.run(effect)
+        seconds += self._own_s(task)
         if seconds <= 0.0:
             return value
         task.waiting_for = effect

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire.experiment.processes.measured import make_summary, total_ledger
+from gradwire.experiment.processes.node.drift import Drift
 from gradwire.experiment.processes.node.types import StepFigures
 from gradwire.experiment.report.figures import distance_of, number
 from gradwire.experiment.run.outcome import Progress, metrics_row
@@ -45,6 +46,7 @@ class Coordinator:
         self._saved_step = 0  # of the last checkpoint, perhaps under way
         self._saved_s = time.monotonic()  # when the last one was finished
         self._save_s = 0.0  # its duration
+        self.drift = Drift()
 
     def begin(self, step: int, metrics: list[Row]) -> None:
         """Begins at a step, with the rows of earlier steps. A checkpoint is written before the
@@ -69,11 +71,15 @@ class Coordinator:
             self._saved_step = step
         workers = self._workers(reports)
         last = min(step + _segment_length(workers), (step // every + 1) * every, num_steps)
+        slowest_s, segment_steps = (
+            max(report[name] for report in workers) for name in ("step_s", "segment_steps")
+        )
         decision: Row = {
             "signal": 0 if step == num_steps else signal,
             "evaluate": evaluates,
             "checkpoint": saves,
             "last": last,
+            "drifted": self.drift.note(slowest_s, segment_steps) and step < num_steps,
         }
         if evaluates:
             num_bytes, timed = sum(report["bytes_sent"] for report in present), workers
@@ -160,11 +166,13 @@ class Coordinator:
         lost: Sequence[Row],
         resumed: Sequence[int] = (),
         resumed_from_servers: bool = False,
+        schedules: Sequence[tuple[int, str]] = (),
     ) -> Row:
         """The summary, and what else all nodes need at the end.
 
         `resumed`: steps of the checkpoints from which the run was resumed. `resumed_from_servers`:
-        it continued from the state of the servers, and figures are those since then.
+        it continued from the state of the servers, and figures are those since then. `schedules`:
+        those that were decided on later, and from which step on they held.
         """
         summary, ledger = make_summary(self.experiment, self.metrics[-1], reports)
         first = self.config.workers
@@ -178,6 +186,7 @@ class Coordinator:
             "wall_time_s": wall_s,
             "resumed": list(resumed),
             "resumed_from_servers": resumed_from_servers,
+            "schedules": [list(one) for one in schedules],
         }
         if resumed_from_servers or lost:  # not all workers took all steps
             steps = max(1, summary["gradients"])

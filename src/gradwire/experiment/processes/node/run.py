@@ -15,10 +15,10 @@ Evaluations, checkpoints and agreements count neither as training time nor in th
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradwire.core.errors import LostError, PeerLost, RefusedError
 from gradwire.core.node import Framed
@@ -26,7 +26,8 @@ from gradwire.core.protocols import Replica
 from gradwire.core.wire import ANSWER, Failed
 from gradwire.experiment.processes.launch.signals import Interrupted
 from gradwire.experiment.processes.node.coordinator import Reports
-from gradwire.experiment.processes.node.state import NodeState
+from gradwire.experiment.processes.node.evaluating import EvaluatingNode
+from gradwire.experiment.processes.node.schedule import measure_schedule, regroup_worker
 from gradwire.experiment.processes.node.types import StepFigures
 from gradwire.experiment.processes.replay import finish_recording, make_recorder, record_order
 from gradwire.experiment.processes.state.model_snapshots import ModelSnapshots
@@ -46,7 +47,7 @@ from gradwire.training.worker import TrainingWorker
 _STEP_LIMIT_S, _LEAVE_LIMIT_S = 1.0, 3.0
 
 
-class NodeRun(NodeState):
+class NodeRun(EvaluatingNode):
     """One node while it runs."""
 
     def run(self, state: dict[str, Any] | None = None) -> Run:
@@ -104,7 +105,32 @@ class NodeRun(NodeState):
                 raise self._interrupted(decision["signal"])
             if self.step == self.plan.num_steps:
                 return
+            if decision["drifted"] and self._undecided:
+                self._decide_schedule_again()
             self._train_segment(decision["last"])
+
+    def _decide_schedule_again(self) -> None:
+        """All ranks measure again, and continue with what they decide then."""
+        began_s = time.monotonic()
+        role, old = self.role, self.plan
+        assert isinstance(role, WorkerRole), "with servers nothing is measured"
+        measured = measure_schedule(
+            self.experiment, self.engine, self.agreement, recorded=self._undecided
+        )
+        if measured.plan.scheduling != old.scheduling:
+            program = partial(regroup_worker, replica=role.replica, old=old, new=measured.plan)
+            replica = self.agreement.run_uncounted(program)
+            self._take_schedule(measured)
+            assert isinstance(self.role, WorkerRole)
+            self.role.replica = replica
+            self.schedules.append((self.step, repr(self.plan.scheduling)))
+        if self._coordinator is not None:
+            self._coordinator.drift.note_decision(time.monotonic() - began_s)
+            if measured.plan.scheduling != old.scheduling:
+                self._notify(
+                    f"steps take another time than before: {self.plan.scheduling!r} from step "
+                    f"{self.step} on"
+                )
 
     def _wait_for_all(self) -> None:
         """Waits until all nodes are here, however long that takes."""
@@ -281,87 +307,6 @@ class NodeRun(NodeState):
             if self.layout.others:  # otherwise the run ends with an error that names the reason
                 self._notify(f"worker {rank} was lost after {now:.1f} s: {why}")
 
-    # Notices of all nodes, which the coordinator shows to the user.
-
-    def _take_notices(self) -> Row:
-        notices, self.notices = self.notices, []
-        return {"notices": notices}
-
-    def _show_notices(self, reports: Reports) -> Row:
-        for rank, report in enumerate(reports):
-            for text in [] if report is None else report["notices"]:
-                self._notify(f"{self._name(rank)}: {text}")
-        return {}
-
-    # Agreements and evaluations.
-
-    def _agree(self) -> Row:
-        """What comes next, as the coordinator decides it."""
-        is_last = self.step == self.plan.num_steps
-        report = {
-            "signal": self.signals.wanted,
-            "bytes_sent": self.engine.ledger.total_bytes,
-            "training_s": self.spent["training_s"],
-            "segment_steps": self.segment_steps,
-            "step_s": self.step_s,
-            **self._take_notices(),
-            **self.role.report(digests=is_last or self.step % self.config.eval_every == 0),
-        }
-        if not self.plan.pauses:
-            report |= self._ledgers()
-
-        def decide(reports: Reports) -> Row:
-            assert self._coordinator is not None
-            self._show_notices(reports)
-            return self._coordinator.decide(self.step, reports)
-
-        return self.agreement.agree(report, decide)
-
-    def _evaluate(self, decision: Row) -> None:
-        """The coordinator collects the model and evaluates it."""
-        model = self._collect_model(decision)
-        params: dict[int, list[Tensor]] = {}
-        if decision["differ"]:
-            own = [self.role.replica.params] if isinstance(self.role, WorkerRole) else []
-            count = 1
-            if self.plan.mixes:
-                own += self.role.model()
-                count = 2 + len(self.plan.task.initial_buffers())
-            params = self.agreement.collect(own, self.layout.workers, count)
-        if self._coordinator is not None:
-            workers = [params[rank] for rank in sorted(params)]
-            self._coordinator.evaluate(self.step, decision, model, workers)
-
-    def _collect_model(self, decision: Row) -> list[Tensor]:
-        """On the coordinator: the model, parameters and then statistics; elsewhere nothing."""
-        ranks, source, own = decision["holders"], decision["statistics_rank"], self.role.model()
-        initial = list(self.plan.task.initial_buffers().values())
-        if self.layout.is_worker(ranks[0]):
-            return self.agreement.collect(own, ranks, 1 + len(initial)).get(ranks[0], [])
-        shards = self.agreement.collect(own[:1], ranks, 1)
-        statistics: dict[int, list[Tensor]] = {}
-        if initial:
-            statistics = self.agreement.collect(own[1:], [source], len(initial))
-        if not self.is_coordinator:
-            return []
-        params = torch.cat([shards[rank][0] for rank in ranks])
-        return [params, *statistics.get(source, initial)]
-
-    def _evaluate_snapshots(self, steps: list[str], reports: Reports) -> None:
-        """The coordinator evaluates the model snapshots of rank 0, one after the other."""
-        count = 1 + len(self.plan.task.initial_buffers())
-        # The clock of rank 0 began when it joined, and its earlier snapshots are lost with it.
-        joined_s = max([row.get("back_s", 0.0) for row in self.lost if row["rank"] == 0] or [0.0])
-        for step in steps:
-            own = [] if self.model_snapshots is None else self.model_snapshots.load(int(step))
-            model = self.agreement.collect(own, [0], count).get(0)
-            if self._coordinator is not None and model:
-                self._coordinator.evaluate_snapshot(step, model, reports, joined_s)
-
-    def _ledgers(self) -> Row:
-        ledger, received = self.engine.ledger, self.engine.received
-        return {"ledger": ledger.snapshot(), "received": received.snapshot()}
-
     def _finish(self) -> Run:
         self._add_wall_time()
         report = {
@@ -380,6 +325,7 @@ class NodeRun(NodeState):
                 lost=self.lost,
                 resumed=self.resumed,
                 resumed_from_servers=self._rejoins,
+                schedules=self.schedules,
             )
 
         decision = self.agreement.agree(report, summarize)

@@ -3,7 +3,8 @@
 Rank 0 measures the layers with hooks while the others wait. Then all exchange buckets of several
 sizes as they will in the run (`training/prices.py`). Rank 0 decides, and all get its decision and
 its numbers: groups of `mgwfbp` become part of the configuration, so a resumed run has the same; the
-order of `priority` depends on the numbers.
+order of `priority` depends on the numbers. If steps take much longer or shorter later (`drift.py`),
+all measure again. After another decision ranks move the state of compression to the new buckets.
 
 With servers workers may come later, which could not take part: there schedules decide by what the
 configuration assumes.
@@ -13,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gradwire.core.node import Node
 from gradwire.core.profile import Price, Profile
-from gradwire.core.protocols import Scheduling
+from gradwire.core.protocols import Replica
 from gradwire.experiment.processes.agreement import Agreement
 from gradwire.experiment.run.record import Row
 from gradwire.experiment.run.setup import Experiment, make_profile
@@ -23,6 +25,7 @@ from gradwire.scheduling import SCHEDULING
 from gradwire.training.layer_times import LAYER_TIMES, Flops, measure_layers, task_tensors
 from gradwire.training.plan import Plan
 from gradwire.training.prices import drawn_gradient, price_exchanges, priced_numels
+from gradwire.training.regroup import regroup_here
 
 _FACTOR, _REPEATS = 4, 3  # between sizes of buckets; times that each is measured
 
@@ -56,9 +59,7 @@ def measure_schedule(
         return {"scheduling": repr(resolved), "profile": numbers}
 
     decision = agreement.agree({}, decide)
-    return _with_schedule(
-        experiment, SCHEDULING.parse(decision["scheduling"]), _profile(plan, decision["profile"])
-    )
+    return with_schedule(experiment, decision["scheduling"], _profile(plan, decision["profile"]))
 
 
 def _layer_seconds(experiment: Experiment) -> dict[str, Any]:
@@ -79,9 +80,25 @@ def _profile(plan: Plan, row: Row) -> Profile:
     )
 
 
-def _with_schedule(experiment: Experiment, scheduling: Scheduling, profile: Profile) -> Experiment:
+def with_schedule(
+    experiment: Experiment, scheduling: str, profile: Profile | None = None
+) -> Experiment:
+    """The experiment with another schedule, and perhaps another profile."""
+    plan = experiment.plan
     return replace(
         experiment,
-        plan=replace(experiment.plan, scheduling=scheduling, layer_profile=profile),
-        config=replace(experiment.config, scheduling=repr(scheduling)),
+        plan=replace(
+            plan,
+            scheduling=SCHEDULING.parse(scheduling),
+            layer_profile=profile or plan.layer_profile,
+        ),
+        config=replace(experiment.config, scheduling=scheduling),
     )
+
+
+async def regroup_worker(node: Node, replica: Replica, old: Plan, new: Plan) -> Replica:
+    """The replica of this rank for the buckets of another schedule. All ranks call it."""
+    dtype = replica.params.dtype
+    before, after = ([p.spec(unit.bucket, dtype) for unit in p.units()] for p in (old, new))
+    states = await regroup_here(old.reducer, replica.exchange, before, after, node)
+    return replica.having(exchange=states)

@@ -8,6 +8,7 @@ run. What it does between start and end is in `run.py`.
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gradwire.experiment.processes.agreement import Agreement
 from gradwire.experiment.processes.launch.signals import Signals
 from gradwire.experiment.processes.node.admission import Admission, folder_content
 from gradwire.experiment.processes.node.coordinator import Coordinator, Reports
-from gradwire.experiment.processes.node.schedule import measure_schedule
+from gradwire.experiment.processes.node.schedule import measure_schedule, with_schedule
 from gradwire.experiment.processes.node.types import CountingTransport, RunFolder, StepFigures
 from gradwire.experiment.processes.resumption import choose_checkpoint, ranks_with_checkpoints
 from gradwire.experiment.processes.state.checkpoints import Checkpoints
@@ -29,7 +30,6 @@ from gradwire.experiment.processes.state.recovery import (
     initial_checkpoint,
     recover,
     remove_other_stores,
-    store_entry,
 )
 from gradwire.experiment.run.config import common_settings
 from gradwire.experiment.run.outcome import Progress
@@ -126,6 +126,8 @@ class NodeState:
         self._coordinator: Coordinator | None = None  # on the coordinator
         self._record: Record | None = None
         self._continues = False  # on the coordinator: whether the run had begun before
+        self._undecided = ""  # the schedule, if it was decided by a measurement and may change
+        self.schedules: list[tuple[int, str]] = []  # later ones, and the steps where they began
 
     @property
     def sent_nbytes(self) -> float:
@@ -145,6 +147,8 @@ class NodeState:
         decision = self._admit(measures)
         if decision.get("measures"):
             recorded = decision["recorded"]
+            if not self.experiment.config.record_order:  # a replay has one schedule
+                self._undecided = self.experiment.config.scheduling
             self.experiment = measure_schedule(
                 self.experiment, self.engine, self.agreement, recorded
             )
@@ -221,6 +225,9 @@ class NodeState:
                     f"{self.folder}: config.toml is not the configuration this run was started "
                     "with; put it back, or start a new run"
                 )
+            self.schedules = saved["schedules"]
+            if self.schedules:
+                self._take_schedule(with_schedule(self.experiment, self.schedules[-1][1]))
             self.role.restore(saved["role"])
             if self.plan.pauses:  # else the counters of the workers are lost: all begin at 0
                 self.engine.ledger.restore(saved["ledger"])
@@ -241,6 +248,17 @@ class NodeState:
                 self._notify(changed)
             self._coordinator.begin(step or 0, self.metrics)
         self.step = self.current_step = self.saved_step = step or 0
+
+    def _take_schedule(self, experiment: Experiment) -> None:
+        """Continues with a schedule that differs from the one the run began with.
+
+        The configuration stays, since it is that of the record.
+        """
+        self.experiment = replace(experiment, config=self.config)
+        self.plan = experiment.plan
+        self.role = make_role(self.plan, self.rank)
+        if self._coordinator is not None:
+            self._coordinator.experiment, self._coordinator.plan = self.experiment, self.plan
 
     def _choose_checkpoint(self, reports: Reports) -> Row:
         """On the coordinator: from which checkpoint the run continues."""
@@ -288,43 +306,6 @@ class NodeState:
         self.engine.num_runs = _NUM_AGREEMENTS_BEFORE_TRAINING
         self.is_in_segment = True
 
-    # A durable server, whose process may be restarted.
-
-    def state(self) -> dict[str, Any] | None:
-        """The whole state of this node in a segment, if its program waits; else None."""
-        if not self.is_in_segment or not self.engine.is_at_rest:
-            return None
-        return {
-            "role": self.role.snapshot(),
-            "step": self.step,
-            "last": self.last,
-            "num_runs": self.engine.num_runs,
-            "ledger": self.engine.ledger.snapshot(),
-            "received": self.engine.received.snapshot(),
-            "bytes_at_push": self.bytes_at_push,
-            "call_s": dict(self.engine.call_s),
-            "spent": {**self.spent, "sent_nbytes": self.sent_nbytes},
-            "metrics": self.metrics,
-            "folder": None if self.folder is None else str(self.folder),
-            "saved_step": self.saved_step,
-        }
-
-    def _restore_in_segment(self, state: dict[str, Any]) -> None:
-        """Continues from a state in a segment."""
-        self._prepare(state["folder"])
-        self.role = make_role(self.plan, self.rank)
-        self.role.restore(state["role"], is_replayed=True)
-        self.step, self.last, self.current_step = state["step"], state["last"], state["step"]
-        self.saved_step = state["saved_step"]
-        self.engine.num_runs = state["num_runs"] - 1  # it enters that run again
-        self.engine.ledger.restore(state["ledger"])
-        self.engine.received.restore(state["received"])
-        self.bytes_at_push = state["bytes_at_push"]
-        self.engine.call_s.update(state["call_s"])
-        self.spent.update(state["spent"])
-        self.metrics = state["metrics"]
-        self.is_in_segment = True
-
     # Checkpoints.
 
     def _save_checkpoint(self) -> None:
@@ -344,15 +325,8 @@ class NodeState:
             "metrics": metrics,
             "step": self.step,
             "resumed": self.resumed,
+            "schedules": self.schedules,
         }
-
-    def _save_server_state(self) -> None:
-        """Saves the state of a server when a run that does not pause ends early."""
-        if self.checkpoints is not None and isinstance(self.role, ServerRole):
-            self.role.server.forget_workers()
-            num_handed = getattr(self.transport, "num_handed", 0)
-            own = store_entry(self._store_folder, num_handed, resumed_from_servers=self._rejoins)
-            self.checkpoints.write(SERVER_STATE_STEP, {**self._checkpoint_state(), **own})
 
     def _add_wall_time(self) -> None:
         now = time.perf_counter()
