@@ -13,18 +13,77 @@ if TYPE_CHECKING:
     from gradwire.experiment.run.outcome import Run
     from gradwire.experiment.run.registries import register
     from gradwire.experiment.simulate.simulation import resume, simulate
+    from gradwire.integration.ddp import ddp_comm_hook
+    from gradwire.integration.optimizer import DistributedOptimizer
+    from gradwire.integration.process import (
+        Average,
+        Compression,
+        Sum,
+        allreduce,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+        init,
+        local_rank,
+        local_size,
+        push_pull,
+        rank,
+        shutdown,
+        size,
+    )
 
     __version__: str
 
-__all__ = ["Config", "Run", "__version__", "register", "resume", "run", "simulate"]
+__all__ = [
+    "Average",
+    "Compression",
+    "Config",
+    "DistributedOptimizer",
+    "Run",
+    "Sum",
+    "__version__",
+    "allreduce",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ddp_comm_hook",
+    "init",
+    "local_rank",
+    "local_size",
+    "push_pull",
+    "rank",
+    "register",
+    "resume",
+    "run",
+    "shutdown",
+    "simulate",
+    "size",
+]
+
+_IN_PROCESS = (
+    "Average",
+    "Compression",
+    "Sum",
+    "allreduce",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "init",
+    "local_rank",
+    "local_size",
+    "push_pull",
+    "rank",
+    "shutdown",
+    "size",
+)
 
 _WHERE = {
     "Config": "gradwire.experiment.run.config",
+    "DistributedOptimizer": "gradwire.integration.optimizer",
     "Run": "gradwire.experiment.run.outcome",
+    "ddp_comm_hook": "gradwire.integration.ddp",
     "register": "gradwire.experiment.run.registries",
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",
     "simulate": "gradwire.experiment.simulate.simulation",
+    **dict.fromkeys(_IN_PROCESS, "gradwire.integration.process"),
 }
 
 

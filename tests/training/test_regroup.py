@@ -5,6 +5,7 @@ import torch
 
 from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.compression import COMPRESSION
+from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Node
@@ -138,7 +139,7 @@ def test_each_rank_moves_its_own_states_to_other_buckets(text, route) -> None:
                 x = key.child(i).normal(own.numel).double()
                 group = AllReduce(route).group(node, str(i))
                 states[i] = (await reducer.mean(x, states[i], key.child(i), group)).state
-        return tuple(states), await regroup_here(reducer, states, old, new, node)
+        return tuple(states), await regroup_here(reducer, states, old, new, Group(node, "r"))
 
     results = VirtualEngine(Network.uniform(size)).run([program] * size)
     expected = regroup_states(reducer, [states for states, _ in results], old, new, size)
@@ -153,7 +154,7 @@ def test_buckets_may_have_their_tensors_in_another_order() -> None:
     state = {**reducer.init(forward, 1), "residual": torch.arange(5.0)}
 
     async def program(node: Node):
-        return await regroup_here(reducer, [state], [forward], [backward], node)
+        return await regroup_here(reducer, [state], [forward], [backward], Group(node, "r"))
 
     ((moved,),) = VirtualEngine(Network.uniform(1)).run([program])
     assert moved["residual"].tolist() == [3.0, 4.0, 0.0, 1.0, 2.0]

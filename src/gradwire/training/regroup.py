@@ -8,7 +8,6 @@ import torch
 from gradwire.core.codec import State
 from gradwire.core.group import Group
 from gradwire.core.memory import Memories, Memory, cut, joined, resized
-from gradwire.core.node import Node
 from gradwire.core.protocols import Replica
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
@@ -68,18 +67,20 @@ async def regroup_here(
     states: Sequence[State],
     old: Sequence[Spec],
     new: Sequence[Spec],
-    node: Node,
+    group: Group,
 ) -> tuple[State, ...]:
-    """The states of this rank for the new buckets. All ranks call it.
+    """The states of this rank for the new buckets. All ranks of the group call it.
 
-    The buckets hold the same tensors, perhaps in another order; a tensor that buckets cut apart is
-    cut apart in order. What owners of shards keep is gathered, everything else stays on its rank.
+    The new buckets hold tensors of the old ones, perhaps in another order; a tensor that buckets
+    cut apart is cut apart in order. What owners of shards keep is gathered, everything else stays
+    on its rank.
     """
-    whole = [await _with_whole_shards(state, node) for state in states]
+    rank, size = group.rank, group.size
+    whole = [await _with_whole_shards(state, group) for state in states]
     parts = [reducer.remembered([state], spec) for state, spec in zip(whole, old)]
     memories = joined(parts, old)
     places = _places(old)
-    fresh = [[reducer.init(spec, node.size)] * node.size for spec in new]
+    fresh = [[reducer.init(spec, size)] * size for spec in new]
     taken: dict[str, int] = {}  # elements of each tensor that the buckets before have
     restored = []
     for spec, own in zip(new, fresh):
@@ -88,8 +89,8 @@ async def regroup_here(
             first = places[name] + taken.get(name, 0)
             runs.append((first, first + stop - start))
             taken[name] = taken.get(name, 0) + stop - start
-        picked = _on_all(_picked(memories, runs), node.size)
-        restored.append(reducer.restored(own, picked, spec)[node.rank])
+        picked = _on_all(_picked(memories, runs), size)
+        restored.append(reducer.restored(own, picked, spec)[rank])
     return tuple(restored)
 
 
@@ -125,16 +126,16 @@ def _on_all(memories: Memories, size: int) -> dict[str, Memory]:
     }
 
 
-async def _with_whole_shards(state: Any, node: Node) -> Any:
+async def _with_whole_shards(state: Any, group: Group) -> Any:
     """The state with the residuals of all owners of shards in the place of its own
     (`core/lifted.py`)."""
     if isinstance(state, Mapping):
         owned = state.get("scatter") and state["scatter"].get("owned")
         if owned and owned["residual"] is not None:
-            pieces = await Group(node, "regroup").all_gather(owned["residual"].reshape(-1))
+            pieces = await group.all_gather(owned["residual"].reshape(-1))
             scatter = {**state["scatter"], "owned": {**owned, "residual": torch.cat(pieces)}}
             return {**state, "scatter": scatter}
-        return {name: await _with_whole_shards(value, node) for name, value in state.items()}
+        return {name: await _with_whole_shards(value, group) for name, value in state.items()}
     if isinstance(state, tuple | list):
-        return tuple([await _with_whole_shards(value, node) for value in state])
+        return tuple([await _with_whole_shards(value, group) for value in state])
     return state

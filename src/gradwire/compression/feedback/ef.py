@@ -10,6 +10,7 @@ it out around unbiased ones of large variance (`terngrad`, `wangni`, `atomo`, `q
 residual may grow; it holds one more vector of the gradient's size per worker.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from gradwire.compression.feedback._wrapping import (
     warn_unless_contracts,
 )
 from gradwire.core.codec import Codec, Compression, State
+from gradwire.core.errors import UnfedWarning
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
 from gradwire.core.node import Node
@@ -48,6 +50,18 @@ def with_feedback(compression: Compression, spec: Spec) -> Compression:
 
     changed = {f.name: inside(getattr(compression, f.name)) for f in fields(compression)}  # type: ignore[arg-type]
     return replace(compression, **changed)  # type: ignore[type-var]
+
+
+def warn_if_unfed(compression: Compression, spec: Spec, stacklevel: int = 2) -> None:
+    """Warns if a part of the gradients would be lost for good."""
+    part = unfed(compression, spec)
+    if part is not None:
+        warnings.warn(
+            f"{part!r} is biased, and nothing feeds back what it drops: a part of the gradients "
+            f"is lost for good. Write {with_feedback(compression, spec)!r}.",
+            UnfedWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,6 +1,5 @@
 """From a configuration to a plan: looks up all names and checks all choices."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,14 +11,12 @@ from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.compression.by_rank import at_bandwidths, check_no_bandwidths
-from gradwire.compression.feedback.ef import with_feedback
+from gradwire.compression.feedback.ef import warn_if_unfed
 from gradwire.core.epochs import steps_of_epochs
-from gradwire.core.errors import UnfedWarning
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.profile import Price, Profile, layers_of
 from gradwire.core.protocols import Ability, Bucket, ability_of
-from gradwire.core.reducer import unfed
 from gradwire.core.spec import Spec
 from gradwire.data.dataset import Dataset
 from gradwire.data.sampler import Sampler
@@ -160,14 +157,8 @@ def prepare(config: Config) -> Experiment:
     mixes = ability in ("mix", "mix_async")
     placed = place(optimizer, compression, synchronization, config.momentum_at, mixes)
     spec = Spec.of(task.initial_params())
-    part = unfed(compression, spec)
-    if part is not None and not (mixes or synchronization.sends_changes):
-        warnings.warn(
-            f"{part!r} is biased, and nothing feeds back what it drops: a part of the gradients "
-            f"is lost for good. Write {with_feedback(compression, spec)!r}.",
-            UnfedWarning,
-            stacklevel=2,
-        )
+    if not (mixes or synchronization.sends_changes):
+        warn_if_unfed(compression, spec)
     batch = _batches(config, dataset, sampler, device, key.child("augment"))
     plan = Plan(
         task=task,

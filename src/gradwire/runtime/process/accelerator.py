@@ -11,11 +11,13 @@ operations run one after the other. So there are two: payloads to higher ranks, 
 """
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from gradwire.runtime.process.transport import Arrival
 
 
 def device_of_rank(name: str) -> torch.device:
@@ -97,3 +99,20 @@ class DeviceCopy:
         stream = torch.cuda.current_stream(self.tensor.device)
         self._event.wait(stream)
         self.tensor.record_stream(stream)
+
+
+class CopiedArrival(NamedTuple):
+    """An arrival whose tensor is still being copied to the accelerator."""
+
+    arrival: Arrival
+    copy: DeviceCopy
+
+
+class Outgoing(NamedTuple):
+    """A message that is posted when its tensor has come from the accelerator."""
+
+    dst: int
+    job: int
+    tag: int
+    message: Any
+    copy: HostCopy | None  # None: it needs none, but waits behind others

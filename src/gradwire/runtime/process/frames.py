@@ -65,6 +65,7 @@ class Frame(NamedTuple):
     on_device: bool
     start: int  # where the payload begins in the block; 0: it follows by itself
     is_direct: bool = False  # the payload comes from accelerator to accelerator
+    total_nbytes: int = 0  # of the block and of the payload
 
     @property
     def num_to_come(self) -> int:
@@ -239,7 +240,8 @@ def unpack(
         raise WireError(f"the block continues for {len(block) - stop} bytes behind its frame")
     start = end if is_inside else 0
     on_device = bool(flags & _ON_DEVICE)
-    return Frame(kind, job, tag, header, dtype, shape, nbytes, on_device, start, is_direct)
+    total = end + nbytes
+    return Frame(kind, job, tag, header, dtype, shape, nbytes, on_device, start, is_direct, total)
 
 
 def _check_size(shape: tuple[int, ...], itemsize: int, nbytes: int, max_nbytes: int) -> None:

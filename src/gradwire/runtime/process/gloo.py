@@ -16,11 +16,10 @@ Tensors on accelerators: see accelerator.py. Means by gloo's own all-reduce: see
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +28,13 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.core.errors import WireError
 from gradwire.runtime.process import frames
-from gradwire.runtime.process.accelerator import DeviceCopy, HostCopy, PayloadGroups
+from gradwire.runtime.process.accelerator import (
+    CopiedArrival,
+    DeviceCopy,
+    HostCopy,
+    Outgoing,
+    PayloadGroups,
+)
 from gradwire.runtime.process.expected import ExpectedLength, PayloadReceiver
 from gradwire.runtime.process.frames import Headers, Packed
 from gradwire.runtime.process.group_means import FinishedMean, GroupMeans
@@ -53,33 +58,12 @@ _NO_BYTES = torch.empty(0, dtype=torch.uint8)
 _NO_HEADERS = Headers()
 
 
-def _new_group(timeout: timedelta, ranks: Sequence[int] | None) -> dist.ProcessGroup:
+def _new_group(timeout: timedelta, ranks: list[int] | None) -> dist.ProcessGroup:
     """A process group on gloo; only its members make it."""
-    group = dist.new_group(
-        None if ranks is None else list(ranks),
-        timeout=timeout,
-        backend="gloo",
-        use_local_synchronization=ranks is not None,
-    )
+    is_local = ranks is not None
+    group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=is_local)
     assert isinstance(group, dist.ProcessGroup), "this rank is not in the group"
     return group
-
-
-class _CopiedArrival(NamedTuple):
-    """An arrival whose tensor is still being copied to the accelerator."""
-
-    arrival: Arrival
-    copy: DeviceCopy
-
-
-class _Outgoing(NamedTuple):
-    """A message that is posted when its tensor has come from the accelerator."""
-
-    dst: int
-    job: int
-    tag: int
-    message: Any
-    copy: HostCopy | None  # None: it needs none, but waits behind others
 
 
 class GlooTransport:
@@ -103,7 +87,7 @@ class GlooTransport:
         device: torch.device | None = None,
         max_bytes_unread: int = 64 << 20,  # of one peer
         payloads: PayloadGroups | None = None,
-        ranks: Sequence[int] | None = None,
+        ranks: list[int] | None = None,
     ) -> None:
         made = _new_group(_NEVER, ranks) if group is None else group
         self._group = made
@@ -122,12 +106,13 @@ class GlooTransport:
         if device is not None and device.type == "cuda":
             self._host_copy_stream = torch.cuda.Stream(device)
             self._device_copy_stream = torch.cuda.Stream(device)
-        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing: deque[Outgoing] = deque()
         # What was packed last: the next peer often gets the same.
         self._last: tuple[Any, tuple[int, int], Packed] | None = None
-        self._arrivals: SimpleQueue[Arrival | _CopiedArrival | FinishedMean] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival | CopiedArrival | FinishedMean] = SimpleQueue()
         self._max_bytes_unread = max_bytes_unread
         self._bytes_unread = [0] * self.size  # by peer
+        self.num_bytes_received = 0  # with frames
         # Taken as a lock, not as a condition: then a signal's handler cannot raise in between.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
@@ -163,9 +148,9 @@ class GlooTransport:
             payloads is not None and data is not None and data.device.type == payloads.device_type
         )
         if data is not None and self._needs_copy(data) and not is_direct:
-            self._outgoing.append(_Outgoing(dst, job, tag, message, self._copy_to_host(data)))
+            self._outgoing.append(Outgoing(dst, job, tag, message, self._copy_to_host(data)))
         elif self._outgoing and not is_direct:
-            self._outgoing.append(_Outgoing(dst, job, tag, message, None))
+            self._outgoing.append(Outgoing(dst, job, tag, message, None))
         else:
             self._flush()
             self._post(dst, self._pack(job, tag, message, is_direct=is_direct))
@@ -203,7 +188,7 @@ class GlooTransport:
             return None
         if isinstance(came, FinishedMean):
             return came.arrival(self.rank)
-        if isinstance(came, _CopiedArrival):
+        if isinstance(came, CopiedArrival):
             came.copy.wait()
             came = came.arrival
         if came.kind == ARRIVED and came.src != self.rank:
@@ -345,6 +330,8 @@ class GlooTransport:
                     block_nbytes=BLOCK_NBYTES,
                     inline_nbytes=BLOCK_NBYTES,
                 )
+                with self._lock:
+                    self.num_bytes_received += frame.total_nbytes
                 if frame.kind == frames.GOODBYE:
                     if frame.tag > self.size:
                         raise WireError(f"it lost rank {frame.tag - 1} of {self.size}")
@@ -359,7 +346,7 @@ class GlooTransport:
                 arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message, monotonic())
                 with self._lock:
                     self._bytes_unread[peer] += message_nbytes(message)
-                self._arrivals.put(arrival if copy is None else _CopiedArrival(arrival, copy))
+                self._arrivals.put(arrival if copy is None else CopiedArrival(arrival, copy))
                 self._await_room(peer)
         except WireError as error:
             # The start of the next block is not known any more.

@@ -75,12 +75,15 @@ class NativeMeans:
     def spawn(self, task: Task, spawned: Task) -> None:
         if not self.are_offered:
             return
+        if task in self._left:  # what it may start, it starts itself
+            self._left[spawned] = 0
+            return
         self._paths[spawned] = (*self._paths[task], self._num_spawned[task])
         self._num_spawned[task] += 1
         self._unjoined[task].add(spawned)
 
     def join(self, task: Task, spawned: Task) -> None:
-        if self.are_offered:
+        if task in self._unjoined:
             self._unjoined[task].discard(spawned)
 
     def end(self, task: Task) -> None:

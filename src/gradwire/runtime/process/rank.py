@@ -72,6 +72,7 @@ class RankInterpreter(Interpreter):
         # What a server or scheduler received from workers, as they count it: the record of workers
         # that are lost.
         self.received = Ledger(size)
+        self.native_nbytes = 0  # that native means stand for, sent and received alike
         self.unread = UnreadMessages(self.rank, layout, max_unread_nbytes)
         # Called with a rank that came (True) or was lost (False), and why.
         self.on_change: Callable[[int, bool, str], None] | None = None
@@ -216,6 +217,7 @@ class RankInterpreter(Interpreter):
             return None
         for dst, nbytes in effect.sends:
             self.ledger.record(self.rank, dst, nbytes, effect.label)
+            self.native_nbytes += nbytes
         return WAITING
 
     def _start_native_mean(self, effect: Collective) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gradwire.core.group import Group
 from gradwire.core.node import Node
 from gradwire.core.profile import Price, Profile
 from gradwire.core.protocols import Replica
@@ -100,5 +101,6 @@ async def regroup_worker(node: Node, replica: Replica, old: Plan, new: Plan) -> 
     """The replica of this rank for the buckets of another schedule. All ranks call it."""
     dtype = replica.params.dtype
     before, after = ([p.spec(unit.bucket, dtype) for unit in p.units()] for p in (old, new))
-    states = await regroup_here(old.reducer, replica.exchange, before, after, node)
+    group = Group(node, "regroup")
+    states = await regroup_here(old.reducer, replica.exchange, before, after, group)
     return replica.having(exchange=states)

@@ -1,0 +1,210 @@
+"""Buckets of a model's parameters, which leave when all their gradients are there.
+
+`Buckets` divides parameters as a schedule says, as in simulated runs: flat vectors in the order of
+the parameters, one for each dtype and device. A hook on each parameter notes when its gradient is
+there; buckets leave in one order on all ranks, last one first, whatever order gradients come in. At
+the end of the backward pass those that are left leave as well, with zeros for parameters without a
+gradient; then all means are awaited, and become the gradients.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from gradwire.core.profile import Profile, layers_of
+from gradwire.core.protocols import Scheduling
+from gradwire.core.replica import Bucket
+from gradwire.integration.exchange import Exchange, Layout
+from gradwire.integration.stats import Meter
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+@dataclass
+class ParameterBucket:
+    """Parameters whose gradients are exchanged together."""
+
+    name: str
+    parameters: list[Tensor]
+    layout: Layout
+    num_missing: int = 0  # parameters whose gradient is not there yet
+    future: "Future[Tensor] | None" = field(default=None, repr=False)
+
+    def gradient(self) -> Tensor:
+        """All gradients as one vector; those that are missing are zero."""
+        parts = []
+        for parameter in self.parameters:
+            grad = parameter.grad
+            parts.append(torch.zeros_like(parameter) if grad is None else grad)
+        if len(parts) == 1:
+            return parts[0].detach().reshape(-1)
+        return torch.cat([part.detach().reshape(-1) for part in parts])
+
+    def take(self, mean: Tensor) -> None:
+        """The mean becomes the gradient of the parameters."""
+        for parameter, (_, start, stop, shape) in zip(self.parameters, self.layout):
+            own = mean[start:stop].view(shape)
+            if parameter.grad is None or parameter.grad.is_contiguous():
+                parameter.grad = own
+            else:  # keep its memory format
+                parameter.grad.copy_(own)
+
+
+def cut_into_buckets(named: Named, scheduling: Scheduling) -> list[ParameterBucket]:
+    """The buckets of a schedule, in the order of the parameters."""
+    kinds: dict[Any, list[tuple[str, Tensor]]] = {}
+    for name, parameter in named:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
+    made = []
+    for (dtype, _), own in kinds.items():
+        prefix = "" if len(kinds) == 1 else f"{dtype} "
+        made += _buckets_of(own, scheduling, prefix)
+    return made
+
+
+def _buckets_of(named: Named, scheduling: Scheduling, prefix: str) -> list[ParameterBucket]:
+    tensors, start = [], 0
+    for name, parameter in named:
+        tensors.append(Bucket(name, start, start + parameter.numel()))
+        start += parameter.numel()
+    layers = layers_of(tensors)
+    numels = tuple(float(layer.numel) for layer in layers)
+    profile = Profile(layers, numels, tuple(2 * numel for numel in numels))
+    made = []
+    for bucket in scheduling.buckets(tensors, profile):
+        inside = [
+            (tensor, parameter)
+            for tensor, (_, parameter) in zip(tensors, named)
+            if bucket.start <= tensor.start < bucket.stop
+        ]
+        layout = tuple(
+            (t.name, t.start - bucket.start, t.stop - bucket.start, tuple(p.shape))
+            for t, p in inside
+        )
+        made.append(ParameterBucket(prefix + bucket.name, [p for _, p in inside], layout))
+    return made
+
+
+class BucketExchange:
+    """Exchanges gradients while the backward pass runs.
+
+    `overlaps`: a bucket leaves as soon as it is complete, not at the end of the backward pass.
+    `num_passes`: backward passes whose gradients add up before they are exchanged.
+    """
+
+    def __init__(
+        self,
+        named: Named,
+        scheduling: Scheduling,
+        make_exchange: Callable[[torch.device], Exchange],
+        *,
+        num_passes: int = 1,
+        densifies: bool = False,
+    ) -> None:
+        self.named = list(named)
+        self._scheduling = scheduling
+        self._make_exchange = make_exchange
+        self._num_passes = num_passes
+        self._densifies = densifies
+        self.exchange: Exchange | None = None
+        self.meter = Meter()
+        self._names = {id(parameter): name for name, parameter in named}
+        self._buckets = cut_into_buckets(self.named, scheduling)
+        self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
+        self._num_seen: dict[int, int] = {}  # gradients of each parameter since the last exchange
+        self._num_done = 0  # backward passes since the last exchange
+        self._is_in_backward = False
+        self._next = len(self._buckets) - 1  # the bucket that leaves next
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+            for _, parameter in self.named
+        ]
+        self._reset()
+
+    def remove(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _reset(self) -> None:
+        self._num_seen.clear()
+        self._num_done = 0
+        self._next = len(self._buckets) - 1
+        for bucket in self._buckets:
+            bucket.num_missing, bucket.future = len(bucket.parameters), None
+
+    def _gradient_is_there(self, parameter: Tensor) -> None:
+        if not self._is_in_backward:
+            self._is_in_backward = True
+            Variable._execution_engine.queue_callback(self._end_of_backward)
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self._densify(parameter)
+        bucket, key = self._bucket_of[id(parameter)], id(parameter)
+        if bucket.future is not None:
+            raise RuntimeError(
+                f"another gradient of {self._names[key]} came after it had been sent: it is "
+                'computed in several parts (reentrant checkpointing?). Take scheduling="sequential"'
+            )
+        self._num_seen[key] = self._num_seen.get(key, 0) + 1
+        if self._num_seen[key] != self._num_passes:
+            return
+        bucket.num_missing -= 1
+        if self._scheduling.overlaps and self._num_done == self._num_passes - 1:
+            while self._next >= 0 and not self._buckets[self._next].num_missing:
+                self._send_next()
+
+    def _densify(self, parameter: Tensor) -> None:
+        if not self._densifies:
+            raise ValueError(
+                f"the gradient of {self._names[id(parameter)]} is sparse, and compression works "
+                "on dense ones. Make the layer with sparse=False, or the optimizer with "
+                "sparse_as_dense=True"
+            )
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.to_dense()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._next]
+        x = bucket.gradient()
+        if self.exchange is None:
+            self.exchange = self._make_exchange(x.device)
+        after = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+        is_last = self._next == 0
+        bucket.future = self.exchange.mean(
+            bucket.name, bucket.layout, x, is_last=is_last, after=after
+        )
+        self.meter.add_bucket(x, self.exchange.communicator.size)
+        self._next -= 1
+
+    def _end_of_backward(self) -> None:
+        self._is_in_backward = False
+        self._num_done += 1
+        if self._num_done >= self._num_passes:
+            self.finish()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether there are gradients that have not been exchanged."""
+        return self._num_done > 0
+
+    def finish(self) -> None:
+        """Exchanges what is left, waits for all means, and makes them the gradients."""
+        while self._next >= 0:
+            self._send_next()
+        began = time.perf_counter()
+        means = []
+        for bucket in self._buckets:
+            assert bucket.future is not None
+            means.append(bucket.future.result())  # raises what went wrong
+        assert self.exchange is not None
+        self.exchange.finish_step()
+        self.meter.add_step(time.perf_counter() - began)
+        for bucket, mean in zip(self._buckets, means):
+            bucket.take(mean)
+        self._reset()

@@ -1,0 +1,151 @@
+"""Compression under DistributedDataParallel, by its communication hook.
+
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(*gradwire.ddp_comm_hook("ef(topk(0.01) >> fp16)"))
+
+DDP hands over a bucket of gradients when all of them are there, and goes on with the backward pass;
+the communicator's thread exchanges it meanwhile. At the end of the backward pass all means are
+there. An error of an exchange is raised by `backward()`, as it is.
+
+DDP's hook does not tell the names of parameters. They are numbered in the order in which they come
+first, unless `named_parameters` are given: compressions that choose by name need them.
+"""
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+
+from gradwire.core.codec import Compression
+from gradwire.integration.communicator import communicator_of
+from gradwire.integration.exchange import Exchange, Layout
+from gradwire.integration.settings import Settings
+from gradwire.integration.stats import Meter, Stats
+
+Hook = Any
+
+
+class DDPState:
+    """The state of the hook: what it exchanges and what that took."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: dist.ProcessGroup | None,
+        named_parameters: Iterable[tuple[str, Tensor]] | None,
+        timeout_s: float,
+        native: bool,
+    ) -> None:
+        self._settings, self._group = settings, group
+        self._timeout_s, self._native = timeout_s, native
+        self._names = {id(p): name for name, p in named_parameters or ()}
+        self._exchange: Exchange | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._pending: list[Future[Tensor]] = []
+        self._layouts: dict[tuple[int, ...], Layout] = {}  # by the parameters of a bucket
+        self._meter = Meter()
+
+    def stats(self) -> Stats:
+        """What the hook has sent so far, and what that took."""
+        exchange = self._exchange
+        return self._meter.stats(None if exchange is None else exchange.communicator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
+        return {} if self._exchange is None else self._exchange.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continues from a saved state of the same rank."""
+        if self._exchange is None:
+            self._loaded = saved
+        elif saved:
+            self._exchange.load_state_dict(saved)
+
+    def run(self, bucket: dist.GradBucket) -> "torch.futures.Future[Tensor]":
+        """The hook of DDP."""
+        x = bucket.buffer()
+        exchange = self._exchange_on(x.device)
+        if not self._pending:  # the first bucket of a backward pass
+            Variable._execution_engine.queue_callback(self._finish)
+        after = None
+        if x.is_cuda:
+            after = torch.cuda.current_stream(x.device).record_event()
+        tensors = self._layout(bucket)
+        name = f"bucket {bucket.index()}"
+        future = exchange.mean(name, tensors, x, is_last=bucket.is_last(), after=after)
+        self._pending.append(future)
+        self._meter.add_bucket(x, exchange.communicator.size)
+        result: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[x.device] if x.is_cuda else []
+        )
+
+        def done(future: "Future[Tensor]") -> None:
+            # After an error `_finish` raises, and the value is not used.
+            result.set_result(x if future.exception() is not None else future.result())
+
+        future.add_done_callback(done)
+        return result
+
+    def _exchange_on(self, device: torch.device) -> Exchange:
+        if self._exchange is None:
+            communicator = communicator_of(
+                self._group, timeout_s=self._timeout_s, native=self._native, device=device
+            )
+            self._exchange = Exchange(communicator, self._settings, communicator.new_label())
+            if self._loaded:
+                self._exchange.load_state_dict(self._loaded)
+        return self._exchange
+
+    def _finish(self) -> None:
+        """At the end of the backward pass, before DDP uses the means."""
+        pending, self._pending = self._pending, []
+        began = time.perf_counter()
+        for future in pending:
+            future.result()  # raises what went wrong
+        assert self._exchange is not None
+        self._exchange.finish_step()
+        self._meter.add_step(time.perf_counter() - began)
+
+    def _layout(self, bucket: dist.GradBucket) -> Layout:
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        if key not in self._layouts:
+            placed, start = [], 0
+            for parameter in parameters:
+                name = self._names.setdefault(id(parameter), str(len(self._names)))
+                stop = start + parameter.numel()
+                placed.append((name, start, stop, tuple(parameter.shape)))
+                start = stop
+            self._layouts[key] = tuple(placed)
+        return self._layouts[key]
+
+
+# DDP looks at these annotations.
+def _hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    return state.run(bucket)
+
+
+def ddp_comm_hook(
+    compression: str | Compression,
+    *,
+    architecture: str = "allreduce",
+    process_group: dist.ProcessGroup | None = None,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    seed: int = 0,
+    steps_per_epoch: float | None = None,
+    timeout_s: float = 300.0,
+    native: bool = True,
+) -> tuple[DDPState, Hook]:
+    """State and hook for `DistributedDataParallel.register_comm_hook`.
+
+    `process_group`: the one that DDP got, if any. `timeout_s`: how long nothing may happen while
+    this rank waits for others. `native`: gradients that are not compressed are averaged by gloo's
+    all-reduce; without it by messages, with the simulator's bits.
+    """
+    settings = Settings.parse(compression, architecture, seed, steps_per_epoch)
+    return DDPState(settings, process_group, named_parameters, timeout_s, native), _hook

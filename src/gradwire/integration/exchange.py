@@ -1,0 +1,208 @@
+"""Means of gradients over all ranks, bucket by bucket, through a compression.
+
+A bucket is a flat vector with the names and shapes of the tensors in it. Its exchange is the same
+program as in simulated runs, posted to the communicator's thread. The state of compression belongs
+to the tensors: where they come in other buckets than before (DDP rebuilds its buckets after the
+first iteration), all ranks move it.
+
+NaN and infinity, which mixed precision produces while the loss scale is too high, must neither stop
+a run nor enter a residual. A rank that finds them sends zeros instead, and with the last bucket of
+a step all ranks tell each other. If any rank had some, that bucket's mean is NaN on all ranks, as
+it would be without compression, so a GradScaler skips the step everywhere. The state of compression
+stays that of the step before.
+"""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.compression.feedback.ef import warn_if_unfed
+from gradwire.compression.identity import Identity
+from gradwire.core.codec import State, is_finite
+from gradwire.core.errors import DifferentSettingsError
+from gradwire.core.group import Group
+from gradwire.core.key import Key
+from gradwire.core.lifted import lift
+from gradwire.core.node import Node
+from gradwire.core.spec import Placed, Spec
+from gradwire.integration.communicator import Communicator
+from gradwire.integration.settings import Settings
+from gradwire.training.regroup import regroup_here
+
+Layout = tuple[Placed, ...]  # the tensors of a bucket, in order
+
+
+class Exchange:
+    """The exchanges of one model's gradients. All ranks make theirs with the same settings."""
+
+    def __init__(self, communicator: Communicator, settings: Settings, label: str) -> None:
+        self.communicator = communicator
+        self.settings = settings
+        self.reducer = lift(settings.compression, settings.steps_per_epoch)
+        self.step = 0
+        self._label = label  # of this one among those of the communicator
+        self._key = Key(settings.seed)
+        # These belong to the communicator's thread while programs are under way.
+        self._states: dict[Layout, State] = {}
+        self._before: dict[Layout, State] = {}  # those of the step before
+        self._used: set[Layout] = set()  # in this step
+        self._found_nonfinite = False  # on this rank, in this step
+        self._is_spoiled = False  # this step, on some rank
+        self._is_checked = False
+        self._is_exact = isinstance(settings.compression, Identity)
+
+    def mean(
+        self, name: str, tensors: Layout, x: Tensor, *, is_last: bool, after: Any = None
+    ) -> "Future[Tensor]":
+        """Starts to average a bucket. x must not change until the mean is there.
+
+        `after`: an event of the accelerator, after which x is complete.
+        """
+        if not self._is_checked:
+            self._is_checked = True
+            self.communicator.post(lambda node: self._check(node, tensors, x))
+            warn_if_unfed(self.settings.compression, self._spec(tensors, x), stacklevel=3)
+        step = self.step
+        self._used.add(tensors)
+        return self.communicator.post(
+            lambda node: self._mean(node, name, tensors, x, step, is_last, after),
+            num_collectives=1 if self._is_exact else 0,
+        )
+
+    def finish_step(self) -> bool:
+        """All means of a step are there; whether they can be used."""
+        is_good = not self._is_spoiled
+        if self._is_spoiled:
+            self._states = dict(self._before)
+        else:
+            self._forget_old_buckets()
+            self._before = dict(self._states)
+        self._used.clear()
+        self._found_nonfinite = self._is_spoiled = False
+        self.step += 1
+        return is_good
+
+    def _forget_old_buckets(self) -> None:
+        """Drops the states of buckets whose tensors now come in others."""
+        names = {placed[0] for layout in self._used for placed in layout}
+        for layout in list(self._states):
+            if layout not in self._used and names >= {placed[0] for placed in layout}:
+                del self._states[layout]
+
+    async def _mean(
+        self,
+        node: Node,
+        name: str,
+        tensors: Layout,
+        x: Tensor,
+        step: int,
+        is_last: bool,
+        after: Any,
+    ) -> Tensor:
+        if after is not None:
+            torch.cuda.current_stream(x.device).wait_event(after)
+        label = f"{self._label}{name}"
+        group = self.settings.architecture.group(node, label)
+        if self._is_exact:  # NaN is added like any other value
+            return await group.mean(x)
+        if not await node.call(is_finite, x):
+            self._found_nonfinite = True
+            x = torch.zeros_like(x)
+        told = None
+        if is_last:  # all other buckets of the step have been looked at
+            flag = torch.tensor([float(self._found_nonfinite)])
+            told = await node.spawn(Group(node, f"{label} nonfinite").max(flag))
+        state = await self._state(tensors, x, Group(node, f"{label} regroup"))
+        key = self._key.at(step).private(node.rank).child(name)
+        reduced = await self.reducer.mean(x, state, key, group)
+        self._states[tensors] = reduced.state
+        if told is None:
+            return reduced.mean
+        bad: Tensor = await node.join(told)
+        if not float(bad):
+            return reduced.mean
+        self._is_spoiled = True
+        return torch.full_like(reduced.mean, float("nan"))
+
+    async def _state(self, tensors: Layout, x: Tensor, group: Group) -> State:
+        """The state of a bucket; a new one, or moved from other buckets, at its first exchange."""
+        if tensors in self._states:
+            return self._states[tensors]
+        spec, names = self._spec(tensors, x), {placed[0] for placed in tensors}
+        old = {
+            layout: state
+            for layout, state in self._states.items()
+            if names & {placed[0] for placed in layout}
+        }
+        if {placed[0] for layout in old for placed in layout} >= names:
+            specs = [self._spec(layout, x) for layout in old]
+            (state,) = await regroup_here(self.reducer, list(old.values()), specs, [spec], group)
+        else:
+            state = self.reducer.init(spec, group.size)
+        self._states[tensors] = state
+        return state
+
+    def _spec(self, tensors: Layout, x: Tensor) -> Spec:
+        return Spec((tensors[-1][2],), x.dtype, tensors=tensors)
+
+    async def _check(self, node: Node, tensors: Layout, x: Tensor) -> None:
+        """Raises if ranks have different settings or tensors."""
+        own = {
+            **self.settings.described(),
+            "tensors": [[name, list(shape)] for name, _, _, shape in tensors],
+            "dtype": str(x.dtype),
+        }
+        group = Group(node, f"{self._label} settings")
+        everyone = [json.loads(bytes(row.numpy())) for row in await group.all_gather(_packed(own))]
+        check_same(everyone, node.rank)
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps from step to step."""
+        buckets = [{"tensors": layout, "state": state} for layout, state in self._states.items()]
+        return {
+            "version": 1,
+            "compression": repr(self.settings.compression),
+            "step": self.step,
+            "buckets": buckets,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if saved.get("version") != 1 or saved["compression"] != repr(self.settings.compression):
+            raise ValueError(
+                f"the saved state is of {saved.get('compression')}, this is "
+                f"{self.settings.compression!r}: load it with the same compression, or start "
+                "without it"
+            )
+        self.step = saved["step"]
+        self._states = {_layout(row["tensors"]): row["state"] for row in saved["buckets"]}
+        self._before = dict(self._states)
+
+
+def check_same(rows: Sequence[dict[str, Any]], rank: int) -> None:
+    """Raises on every rank if the settings of one differ from those of rank 0."""
+    for other, row in enumerate(rows):
+        for name, value in row.items():
+            if value != rows[0].get(name):
+                raise DifferentSettingsError(
+                    f"rank 0 has {name} = {_shown(rows[0].get(name))}, rank {other} "
+                    f"{_shown(value)} (this is rank {rank}): all ranks need the same"
+                )
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 200 else f"{text[:200]} ..."
+
+
+def _packed(row: dict[str, Any]) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
+
+
+def _layout(rows: Sequence[Any]) -> Layout:
+    return tuple((name, start, stop, tuple(shape)) for name, start, stop, shape in rows)

@@ -1,0 +1,72 @@
+"""What gradwire did in a user's loop: bytes and times, read off the engine."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.integration.communicator import Communicator
+
+_ENCODING = ("encode", "statistic")  # functions whose names begin so
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of this rank, since it began; times in seconds."""
+
+    steps: int
+    bytes_sent: int
+    bytes_received: int
+    dense_bytes: int  # that gradients have in their own dtype
+    encode_s: float
+    decode_s: float  # and average
+    wait_s: float  # in which the exchange waited for messages
+    exposed_s: float  # from the end of the backward pass until all means were there
+
+    @property
+    def ratio(self) -> float:
+        """Bytes that an all-reduce of the gradients would send, to those that were sent."""
+        return self.dense_bytes / self.bytes_sent if self.bytes_sent else float("nan")
+
+    def __str__(self) -> str:
+        steps = max(1, self.steps)
+        return (
+            f"{self.steps} steps, each: {self.bytes_sent / steps / 1e6:.3g} MB sent, "
+            f"{self.bytes_received / steps / 1e6:.3g} MB received ({self.ratio:.3g}x less than an "
+            f"all-reduce), {1e3 * self.encode_s / steps:.3g} ms encoding, "
+            f"{1e3 * self.decode_s / steps:.3g} ms decoding, "
+            f"{1e3 * self.exposed_s / steps:.3g} ms exposed communication"
+        )
+
+
+class Meter:
+    """Counts what one hook or optimizer does. Those of a communicator share its thread."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._exposed_s = 0.0
+        self._dense_nbytes = 0.0
+
+    def add_bucket(self, x: Tensor, size: int) -> None:
+        """A bucket will be exchanged by so many ranks."""
+        self._dense_nbytes += 2 * (size - 1) / size * x.numel() * x.element_size()
+
+    def add_step(self, exposed_s: float) -> None:
+        self._steps += 1
+        self._exposed_s += exposed_s
+
+    def stats(self, communicator: Communicator | None) -> Stats:
+        if communicator is None:
+            return Stats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        engine, transport = communicator.engine, communicator.transport
+        calls = dict(engine.call_s)
+        encode_s = sum(own for name, own in calls.items() if name.startswith(_ENCODING))
+        return Stats(
+            steps=self._steps,
+            bytes_sent=transport.num_bytes_sent + engine.native_nbytes,
+            bytes_received=transport.num_bytes_received + engine.native_nbytes,
+            dense_bytes=round(self._dense_nbytes),
+            encode_s=encode_s,
+            decode_s=sum(calls.values()) - encode_s,
+            wait_s=engine.wait_s,
+            exposed_s=self._exposed_s,
+        )

@@ -1,0 +1,229 @@
+"""What the ranks of test_ddp.py run, one after the other in one process group."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from integration.loops import ddp, flat, is_same_everywhere, loss_of, make_model, sgd, train
+
+SIZE = 2
+COMPRESSIONS = (
+    "identity",
+    "fp16",
+    "ef(topk(0.1))",
+    "ef(topk(0.1) >> fp16)",
+    "ef(sign)",
+    "qsgd(bits=4)",
+    "powersgd(1)",
+    "dgc(0.1)",
+    'partition({"0": ef(sign), "*": ef(topk(0.1))})',
+)
+
+
+def run(rank: int, folder: Path) -> Any:
+    torch.set_num_threads(1)
+    return {
+        "exact": _difference_to_ddp("identity", rank),
+        "near": _difference_to_ddp("fp16", rank),
+        "same": {text: _replicas_stay_equal(text, rank) for text in COMPRESSIONS},
+        "owed": _owed_after_rebuild(rank),
+        "accumulated": _accumulated(rank),
+        "unused": _unused(rank),
+        "scaled": _scaled(rank),
+        "continued": _continued(rank, folder),
+        "stats": _stats(rank),
+        "shapes": _other_models(rank),
+    }
+
+
+def _difference_to_ddp(compression: str, rank: int) -> float:
+    models = []
+    for own in (None, compression):
+        model, _ = ddp(make_model(), own)
+        train(model, sgd(model), range(6), rank)
+        models.append(flat(model))
+    return float((models[0] - models[1]).abs().max())
+
+
+def _replicas_stay_equal(compression: str, rank: int) -> bool:
+    model, _ = ddp(make_model(), compression)
+    return train(model, sgd(model), range(5), rank)
+
+
+class _Sum(nn.Module):
+    """Its gradients are what they are multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(50)) for _ in range(6))
+
+    def forward(self, factors: torch.Tensor) -> torch.Tensor:
+        return sum((own * part).sum() for own, part in zip(factors, self.parts))
+
+
+def _owed_after_rebuild(rank: int) -> list[float]:
+    """What was given, less what was applied and what is still owed, after each step."""
+    inner = _Sum()
+    model, state = ddp(inner, "ef(topk(0.1))", has_names=True)
+    given = torch.zeros(6, 50, dtype=torch.float64)
+    applied = torch.zeros(6, 50, dtype=torch.float64)
+    left = []
+    for step in range(5):
+        factors = torch.randn(6, 50, generator=torch.Generator().manual_seed(10 * step + rank))
+        model.zero_grad()
+        model(factors).backward()
+        given += factors
+        applied += torch.stack([part.grad for part in inner.parts])
+        owed = torch.zeros(6, 50, dtype=torch.float64)
+        for row in state.state_dict()["buckets"]:
+            for name, start, stop, _ in row["tensors"]:
+                owed[int(name.removeprefix("parts."))] = row["state"]["residual"][start:stop]
+        total = given - owed
+        dist.all_reduce(total)
+        left.append(float((total / SIZE - applied).abs().max()))
+    return left
+
+
+def _accumulated(rank: int) -> float:
+    """Two passes under no_sync, then one that is exchanged, against DDP without a hook."""
+    models = []
+    for own in (None, "identity"):
+        model, _ = ddp(make_model(), own)
+        optimizer = sgd(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            with model.no_sync():
+                loss_of(model, rank, 10 * step).backward()
+                loss_of(model, rank, 10 * step + 1).backward()
+            loss_of(model, rank, 10 * step + 2).backward()
+            optimizer.step()
+        models.append(flat(model))
+    return float((models[0] - models[1]).abs().max())
+
+
+class _Sometimes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = make_model(), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        y = self.always(x)
+        return y + self.sometimes(x) if both else y
+
+
+def _unused(rank: int) -> bool:
+    torch.manual_seed(0)
+    model, _ = ddp(_Sometimes(), "ef(topk(0.1))", find_unused_parameters=True)
+    optimizer = sgd(model)
+    is_same = True
+    for step in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step + 10 * rank))
+        model(x, step % 2 == rank).square().mean().backward()
+        optimizer.step()
+        is_same = is_same and is_same_everywhere(flat(model))
+    return is_same
+
+
+def _scaled(rank: int) -> Any:
+    """Step 2 has infinite gradients on rank 1: all ranks skip it, and residuals stay."""
+    model, state = ddp(make_model(), "ef(topk(0.1))")
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=8.0)
+    found = []
+    for step in range(5):
+        optimizer.zero_grad()
+        before, kept = flat(model).clone(), _residuals(state)
+        loss = loss_of(model, rank, step)
+        if step == 2 and rank == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        moved = not torch.equal(flat(model), before)
+        has_kept = step > 0 and torch.equal(_residuals(state), kept)
+        found.append([moved, has_kept, is_same_everywhere(flat(model)), scaler.get_scale()])
+    return found
+
+
+def _residuals(state: Any) -> torch.Tensor:
+    rows = state.state_dict().get("buckets", [])
+    found = {
+        name: row["state"]["residual"][start:stop]
+        for row in rows
+        for name, start, stop, _ in row["tensors"]
+    }
+    return torch.cat([found[name] for name in sorted(found)]) if found else torch.empty(0)
+
+
+def _continued(rank: int, folder: Path) -> float:
+    """The difference between a run that is saved and continued, and one that is not."""
+    # DDP does not rebuild buckets then, so the first step of a continued run has the same.
+    options: dict[str, Any] = {"has_names": True, "find_unused_parameters": True}
+    whole, _ = ddp(make_model(), "ef(topk(0.1))", **options)
+    train(whole, sgd(whole), range(6), rank)
+    first, state = ddp(make_model(), "ef(topk(0.1))", **options)
+    train(first, sgd(first), range(3), rank)
+    path = folder / f"saved{rank}.pt"
+    torch.save({"model": first.module.state_dict(), "hook": state.state_dict()}, path)
+    saved = torch.load(path, weights_only=True)
+    inner = make_model()
+    inner.load_state_dict(saved["model"])
+    second, state = ddp(inner, "ef(topk(0.1))", **options)
+    state.load_state_dict(saved["hook"])
+    train(second, sgd(second), range(3, 6), rank)
+    return float((flat(whole) - flat(second)).abs().max())
+
+
+def _stats(rank: int) -> Any:
+    model, state = ddp(make_model(), "ef(topk(0.1))")
+    before = state.stats()
+    train(model, sgd(model), range(4), rank)
+    stats = state.stats()
+    return {
+        "before": before.steps,
+        "steps": stats.steps,
+        "sent": stats.bytes_sent,
+        "received": stats.bytes_received,
+        "ratio": stats.ratio,
+        "times": [stats.encode_s, stats.decode_s, stats.exposed_s],
+        "text": str(stats),
+    }
+
+
+def _other_models(rank: int) -> Any:
+    """Half precision, channels last, tied weights, frozen layers."""
+    found = {}
+    half = make_model().to(torch.bfloat16)
+    model, _ = ddp(half, "ef(topk(0.1))")
+    for step in range(3):
+        model.zero_grad()
+        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step + 10 * rank))
+        model(x.bfloat16()).square().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.05 * p.grad
+    found["half"] = is_same_everywhere(flat(model).float())
+    torch.manual_seed(0)
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    convolutions = convolutions.to(memory_format=torch.channels_last)
+    model, _ = ddp(convolutions, "ef(sign)")
+    optimizer = sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step + 10 * rank))
+        model(x.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+    found["channels_last"] = is_same_everywhere(flat(model))
+    tied = make_model()
+    tied[2].weight = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))
+    tied.append(nn.Linear(4, 4))
+    tied[4].weight.requires_grad_(False)
+    tied[5].weight = nn.Parameter(torch.eye(4))
+    tied.append(nn.Linear(4, 4))
+    tied[6].weight = tied[5].weight
+    model, _ = ddp(tied, "ef(topk(0.1))")
+    found["tied"] = train(model, sgd(model), range(3), rank)
+    return found

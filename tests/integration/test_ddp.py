@@ -1,0 +1,70 @@
+"""gradwire as a communication hook of DistributedDataParallel."""
+
+from typing import Any
+
+import pytest
+
+from integration.ddp_cases import COMPRESSIONS, SIZE
+from integration.ddp_cases import run as run_cases
+from runtime.process.launching import launch
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("ddp")
+    codes, results = launch(folder, SIZE, f"integration.ddp_cases:{run_cases.__name__}", 300)
+    assert codes == [0] * SIZE
+    return results
+
+
+def test_identity_is_ddp_bit_for_bit(ranks):
+    assert [result["exact"] for result in ranks] == [0.0] * SIZE
+    assert all(0 < result["near"] < 1e-3 for result in ranks)
+
+
+@pytest.mark.parametrize("text", COMPRESSIONS)
+def test_replicas_stay_equal(ranks, text):
+    assert all(result["same"][text] for result in ranks)
+
+
+def test_nothing_is_lost_when_ddp_rebuilds_its_buckets(ranks):
+    for result in ranks:
+        assert max(result["owed"]) < 1e-6
+
+
+def test_gradients_accumulate_under_no_sync(ranks):
+    assert [result["accumulated"] for result in ranks] == [0.0] * SIZE
+
+
+def test_parameters_without_gradient(ranks):
+    assert all(result["unused"] for result in ranks)
+
+
+def test_a_grad_scaler_skips_the_step_on_all_ranks(ranks):
+    for result in ranks:
+        for step, (has_moved, has_kept, is_same, _) in enumerate(result["scaled"]):
+            assert has_moved == (step != 2)
+            assert has_kept == (step == 2)
+            assert is_same
+        scales = [row[3] for row in result["scaled"]]
+        assert scales == [8.0, 8.0, 4.0, 4.0, 4.0]
+
+
+def test_a_saved_run_continues(ranks):
+    assert [result["continued"] for result in ranks] == [0.0] * SIZE
+
+
+def test_stats(ranks):
+    for result in ranks:
+        stats = result["stats"]
+        assert stats["before"] == 0
+        assert stats["steps"] == 4
+        assert stats["sent"] > 0
+        assert all(seconds > 0 for seconds in stats["times"])
+    # What one sends the other receives.
+    assert ranks[0]["stats"]["sent"] == ranks[1]["stats"]["received"]
+
+
+@pytest.mark.parametrize("name", ["half", "channels_last", "tied"])
+def test_other_models(ranks, name):
+    assert all(result["shapes"][name] for result in ranks)
