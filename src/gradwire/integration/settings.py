@@ -7,6 +7,7 @@ from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Compression
 from gradwire.core.protocols import Architecture
+from gradwire.integration.own_compressor import OwnCompressor, is_compressor
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,19 @@ class Settings:
 
     @staticmethod
     def parse(
-        compression: str | Compression,
+        compression: Any,
         architecture: str = "allreduce",
         seed: int = 0,
         steps_per_epoch: float | None = None,
     ) -> "Settings":
         made = COMPRESSION.parse(compression) if isinstance(compression, str) else compression
+        if not isinstance(made, Compression) and is_compressor(made):
+            made = OwnCompressor(made)
         if not isinstance(made, Compression):
             raise ValueError(
-                'a compression is an expression such as "ef(topk(0.01))" or an object of gradwire, '
-                f"got {compression!r}. See: gradwire list compression"
+                'a compression is an expression such as "ef(topk(0.01))", an object of gradwire, '
+                f"or one with compress and decompress, got {compression!r}. See: gradwire list "
+                "compression"
             )
         placed = ARCHITECTURE.parse(architecture)
         if "mean" not in placed.offers or placed.num_others:
