@@ -118,3 +118,8 @@ def test_real_processes_are_not_told_their_bandwidth():
 def test_what_is_no_bandwidth_is_refused(key):
     with pytest.raises(ValueError, match=r"bandwidth .* is not understood"):
         COMPRESSION.parse(f'by_rank({{"{key}": "fp16", "*": "sign"}})')
+
+
+def test_ranges_may_be_long():
+    rules = COMPRESSION.parse('by_rank({"2-99999999999": "topk(0.1)", "*": "fp16"})')
+    assert [rules.number_of(rank) for rank in (0, 1, 2, 10**9, 10**12)] == [1, 1, 0, 0, 1]

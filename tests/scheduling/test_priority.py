@@ -152,3 +152,8 @@ def test_the_credit_limits_what_is_under_way(credit, most):
 def test_a_partition_larger_than_the_credit_leaves_alone():
     """A tensor may be cut unevenly, and a credit of one partition must not block it."""
     assert foreseen_order(LAYERS, profile(10.0), 4) == [3, 0, 1, 2]
+
+
+def test_a_credit_below_all_partitions_is_the_partition():
+    own = Priority(credit=4).resolve(LAYERS, profile(1.0))
+    assert (own.partition, own.credit) == (4, 4)

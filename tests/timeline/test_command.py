@@ -106,3 +106,9 @@ def test_native_collectives_are_on_the_network(tmp_path, capfd):
         if event["ph"] == "X" and event["name"].startswith("all-reduce ")
     }
     assert names == {(rank, lane) for rank in (0, 1) for lane in ("send", "receive")}
+
+
+def test_the_architecture_is_one_on_which_all_synchronizations_run(tmp_path, capsys):
+    both = ["--synchronization", "bsp", "ssp(2)", "localsgd(4)", "--out", str(tmp_path / "d.png")]
+    main(["timeline", *SMALL, *both, "--json"])
+    assert list(json.loads(capsys.readouterr().out)) == ["bsp", "ssp(2)", "localsgd(4)"]

@@ -10,6 +10,7 @@ from gradwire.core.key import Key
 from gradwire.core.profile import layers_of
 from gradwire.experiment.run.registries import MODELS
 from gradwire.models.base import build_seeded
+from gradwire.training.evaluation.arriving import ArrivingParams
 from gradwire.training.gradient import GradientRequest, StepResult
 from gradwire.training.layer_times import Flops, layer_flops, measure_layers, task_tensors
 from gradwire.training.task import Task
@@ -173,3 +174,17 @@ def test_every_layer_takes_some_time(model, shape, mode):
     ):
         assert len(shares.forward) == len(shares.backward) == len(layers)
         assert min(*shares.forward, *shares.backward) > 0
+
+
+@pytest.mark.parametrize("read", [lambda w: w.T, lambda w: w.mT, lambda w: w.data, lambda w: w.t()])
+def test_views_of_parameters_are_waited_for(read):
+    """A product of `weight.T` reads the weight, though no operation has it as an argument."""
+    weight, waited = nn.Parameter(torch.zeros(2, 2)), []
+    with ArrivingParams({id(weight): 0}, waited.append):
+        assert weight.shape == (2, 2)
+        assert weight.dtype is torch.float32
+        assert waited == []
+        view = read(weight)
+        assert waited == [0]
+        torch.ones(1, 2) @ view
+    assert waited == [0]

@@ -6,6 +6,7 @@ from gradwire.core.profile import Price, Profile
 from gradwire.core.replica import Bucket
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.setup import prepare, simulated_prices
+from gradwire.runtime.virtual.host import HOST
 from gradwire.training.prices import priced_numels
 
 BANDWIDTH = 1.25e6  # bytes per second: 10 Mbit/s
@@ -86,3 +87,34 @@ def test_between_measured_sizes_costs_are_in_proportion():
     cheaper = Profile(layers, (1.0,), (2.0,), prices=(Price(10, 3.0, 0.0), Price(20, 1.0, 0.0)))
     assert cheaper.exchange_s(15) == 2.0  # another route
     assert cheaper.exchange_s(60) == 1.0  # but no cost becomes negative
+
+
+def test_methods_that_begin_in_another_way_have_prices():
+    """onebit_adam sends signs after its warm-up, which must have come before."""
+    settings = {"compression": "onebit_adam(sign, warmup=2)", "optimizer": "sgd(0.001)", "steps": 8}
+    for scheduling in ("mgwfbp", "priority"):
+        experiment = prepare(Config(**{**SETTINGS, **settings, "scheduling": scheduling}))
+        assert experiment.config.scheduling.startswith(f"{scheduling}(")
+    last = prices(**settings)[-1]
+    assert last.busy_s < prices(compression="identity")[-1].busy_s / 4
+
+
+def test_nodes_that_share_cores_pay_for_messages():
+    host = "cores(2, send=(0.002, 1e-09), receive=(0.002, 1e-09))"
+    experiment = prepare(Config(**{**SETTINGS, "coding": "free"}))
+    plan, network, charge = experiment.plan, experiment.network, experiment.charge
+    shared = simulated_prices(plan, network, charge, HOST.parse(host))
+    alone = simulated_prices(plan, network, charge)
+    assert shared[0].busy_s > alone[0].busy_s + 0.005  # 6 messages of 2 ms, on two cores
+    own = {**SETTINGS, "host": host, "bandwidth": "1Gbit", "scheduling": "mgwfbp"}
+    assert prepare(Config(**own)).config.scheduling == "mgwfbp(())"
+
+
+def test_the_time_of_a_gradient_is_the_usual_one_of_the_slowest_worker():
+    def total_s(**settings):
+        return prepare(Config(**{**SETTINGS, **settings})).plan.profile.total_s
+
+    straggling = {"compute": "fixed(0.005)", "stragglers": "sometimes(0.2, slowdown=20.0)"}
+    assert [total_s(**straggling, seed=seed) for seed in range(3)] == [pytest.approx(0.005)] * 3
+    for speeds in ("0.5,1,1,1", "1,1,1,0.5"):
+        assert total_s(compute="fixed(0.005)", speeds=speeds) == pytest.approx(0.01)

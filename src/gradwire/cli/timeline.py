@@ -69,7 +69,8 @@ class TimelineCommand:
         ]
         several = len(panels) > 1
         with naming(self.out):
-            draw(panels, self.out, _rest(self.config) if several else "")
+            rest = replace(self.config, architecture=self._architecture())
+            draw(panels, self.out, _rest(rest) if several else "")
         if self.trace is not None:
             _write_trace(panels[0], self.trace)
         _show(panels, self.json)
@@ -102,6 +103,18 @@ class TimelineCommand:
                 "gradwire run --record-spans and draw with gradwire timeline --run FOLDER"
             )
 
+    def _architecture(self) -> str:
+        """The one that is given; by default one on which all synchronizations run."""
+        from gradwire.architecture import ARCHITECTURE
+        from gradwire.synchronization import SYNCHRONIZATION
+
+        if self.config.architecture != Config().architecture:
+            return self.config.architecture
+        rules = [SYNCHRONIZATION.parse(text) for text in self.config.synchronization]
+        offered = ARCHITECTURE.parse(self.config.architecture).offers
+        needs_servers = not all(set(rule.needs) & set(offered) for rule in rules)
+        return "parameter_server" if needs_servers else self.config.architecture
+
     def _logs(self) -> dict[str, SpanLog]:
         """What is drawn, by title."""
         from gradwire.experiment.timeline.store import read_log
@@ -109,6 +122,7 @@ class TimelineCommand:
         if self.run is not None:
             return {str(self.run): read_log(self.run)}
         shared = {name: getattr(self.config, name) for name in _SETTINGS}
+        shared["architecture"] = self._architecture()
         logs = {}
         for synchronization in self.config.synchronization:
             config = Config(**{**shared, "synchronization": synchronization})

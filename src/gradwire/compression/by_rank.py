@@ -17,9 +17,9 @@ with a narrow uplink), little for the others. The guarantee is that of the weake
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -115,7 +115,7 @@ class ByRank(Composite):
                 'Write ranks instead, such as "0-3".'
             )
         for number, ranks in enumerate(self.rules):
-            if ranks == _REST or (rank is not None and rank in set(_ranks(ranks))):
+            if ranks == _REST or (rank is not None and _has(ranks, rank)):
                 return number
         raise AssertionError("the last rule has all ranks")
 
@@ -166,13 +166,13 @@ def _holds(key: str, rank: int, bandwidth: float) -> bool:
         return bandwidth >= parse_bandwidth(key[2:])
     if key.startswith("<"):
         return bandwidth < parse_bandwidth(key[1:])
-    return rank in set(_ranks(key))
+    return _has(key, rank)
 
 
 def _checked(ranks: object, text: object) -> Codec:
     if isinstance(ranks, str) and _is_bandwidth(ranks):
         parse_bandwidth(ranks.lstrip("<>="))
-    elif not isinstance(ranks, str) or (ranks != _REST and not list(_ranks(ranks))):
+    elif not isinstance(ranks, str) or (ranks != _REST and not _ranges(ranks)):
         raise ValueError(f"by_rank: {ranks!r} has no rank")
     codec: Compression = COMPRESSION.parse(text)  # type: ignore[arg-type]
     if not isinstance(codec, Codec):
@@ -188,8 +188,14 @@ def _checked(ranks: object, text: object) -> Codec:
     return codec
 
 
-def _ranks(text: str) -> Iterator[int]:
-    """The ranks in "0|4-7"."""
+def _has(text: str, rank: int) -> bool:
+    return any(first <= rank <= last for first, last in _ranges(text))
+
+
+@lru_cache(maxsize=256)
+def _ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """The first and last ranks of the ranges in "0|4-7"."""
+    ranges = []
     for part in text.split("|"):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if not match or int(match[2] or match[1]) < int(match[1]):
@@ -197,4 +203,5 @@ def _ranks(text: str) -> Iterator[int]:
                 f'by_rank: {text!r} is no list of ranks. Write "0", "0-3", "0|4-7", a bandwidth '
                 '">=1Gbit" or "<1Gbit", or "*" for all others.'
             )
-        yield from range(int(match[1]), int(match[2] or match[1]) + 1)
+        ranges.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(ranges)

@@ -65,7 +65,7 @@ def named_vectors(
         if all(vector is None for vector in vectors):
             continue
         known = next(vector for vector in vectors if vector is not None)
-        zero = torch.zeros(spec.numel, dtype=known.dtype)
+        zero = torch.zeros(spec.numel, dtype=known.dtype, device=known.device)
         found[name] = Memory(role, tuple(zero if v is None else v.reshape(-1) for v in vectors))
     return found
 
@@ -74,7 +74,7 @@ def joined(parts: Sequence[Memories], specs: Sequence[Spec]) -> dict[str, Memory
     """The memories of several buckets as those of one; a bucket without one of them has zeros."""
     whole = {}
     for name, known in {n: m for part in parts for n, m in part.items()}.items():
-        zeros = [torch.zeros(spec.numel, dtype=known.vectors[0].dtype) for spec in specs]
+        zeros = [known.vectors[0].new_zeros(spec.numel) for spec in specs]
         ranks = range(len(known.vectors))
         whole[name] = replaced(
             known,

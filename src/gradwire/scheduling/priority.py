@@ -95,9 +95,9 @@ class Priority(Scheduling):
         """From few partitions to many: of those that take about as long the first is chosen."""
         whole = VALUE_NBYTES * (tensors[-1].stop - tensors[0].start)
         partitions = [max(whole >> i, VALUE_NBYTES) for i in range(_MOST_PARTITIONS.bit_length())]
+        if self.credit is not None:
+            partitions = [own for own in partitions if own <= self.credit] or [self.credit]
         for partition in partitions if self.partition is None else [self.partition]:
-            if self.credit is not None and self.credit < partition:
-                continue
             for merge in _quartered(partition) if self.merge is None else [self.merge]:
                 for count in (1, 2, 4) if self.credit is None else [1]:
                     yield Priority(partition, self.credit or count * partition, merge)

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import gradwire
 from gradwire.architecture import ARCHITECTURE
 from gradwire.core.key import Key
 from gradwire.core.node import Node
@@ -227,3 +228,48 @@ def test_a_rest_that_the_clock_cannot_show_is_nothing():
         elif following is not None:
             done += flows.finish(following)
     assert len(done) == 200
+
+
+@pytest.mark.parametrize("scheduling", ["fusion(1000, first=1000)", "dear(1000)", "priority"])
+def test_background_traffic_slows_every_schedule(scheduling, tmp_path):
+    """Priorities order a node's own messages; links are shared with others all the same."""
+    star = "".join(
+        f'[[link]]\nbetween = [{rank}, "hub"]\nbandwidth = "10Mbit"\nlatency = "0s"\n'
+        for rank in range(2)
+    )
+    busy = star + '[[background]]\nfrom = 0\nto = 1\nbandwidth = "10Mbit"\n'
+    times = []
+    for name, content in (("free", star), ("busy", busy)):
+        run = gradwire.simulate(
+            workers=2,
+            steps=3,
+            model="mlp((32,))",
+            data="digits",
+            compute="fixed(0.0001)",
+            scheduling=scheduling,
+            topology=write(tmp_path / f"{name}.toml", content),
+        )
+        times.append(run.virtual_time_s)
+    assert times[1] > 1.3 * times[0]
+
+
+def test_messages_of_a_higher_priority_leave_first():
+    """The third of three messages to one node has the highest priority."""
+    network = shaped(2, f'racks(2, uplink="{SLOW}", latency="0s")')
+
+    async def sender(node: Node) -> None:
+        for number, priority in enumerate((1, 1, 5)):
+            await node.spawn(one(node, number), priority)
+
+    async def one(node: Node, number: int) -> None:
+        await node.send(1, number, torch.zeros(1000, dtype=torch.uint8))
+
+    async def receiver(node: Node) -> list[float]:
+        times = []
+        for number in (0, 2, 1):
+            await node.recv(0, number)
+            times.append(await node.now())
+        return times
+
+    first, third, second = VirtualEngine(network, has_priorities=True).run([sender, receiver])[1]
+    assert first < third < second

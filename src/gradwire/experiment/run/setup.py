@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -36,8 +37,8 @@ from gradwire.runtime.virtual.compute_time import (
     Fixed,
     Measured,
 )
-from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.runtime.virtual.host import HOST, Cores, Host, Lanes
+from gradwire.runtime.virtual.sharing import make_engine
 from gradwire.scheduling import SCHEDULING
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.training.gradient import Batch, GradientRequest
@@ -60,6 +61,7 @@ from gradwire.training.task import Task
 
 _FLOPS = 2e10  # per second: what schedules assume of real processes that do not measure
 _LANES = Lanes()
+_DRAWS = 31  # of the time of a gradient, for what a schedule decides by
 _TEST_CHUNK = 1024  # examples made into network inputs at a time
 
 
@@ -194,11 +196,11 @@ def prepare(config: Config) -> Experiment:
         # Real ranks would each measure something else: what they decide by is measured together.
         own_times = Flops() if isinstance(layer_times, Hooks) else layer_times
         flops = sum(layer_flops(task, batch(0, 0)))
-        seconds = computer.seconds(0, 0) if simulated else flops / _FLOPS
+        seconds = _usual_seconds(computer, config.workers) if simulated else flops / _FLOPS
         shares = own_times.shares(task, batch(0, 0))
         measures = _measures_schedule(config, plan)
         has_prices = scheduling.needs_prices and not measures
-        prices = simulated_prices(plan, network, charge) if has_prices else ()
+        prices = simulated_prices(plan, network, charge, host) if has_prices else ()
         profile = make_profile(task_tensors(task), shares, seconds, prices)
         if not measures:
             scheduling = scheduling.resolve(task_tensors(task), profile)
@@ -242,6 +244,12 @@ def prepare(config: Config) -> Experiment:
     )
 
 
+def _usual_seconds(computer: Computer, num_workers: int) -> float:
+    """What a gradient usually takes the slowest worker: each worker's median of some steps."""
+    draws = range(_DRAWS)
+    return max(median(computer.seconds(rank, i) for i in draws) for rank in range(num_workers))
+
+
 def _measures_schedule(config: Config, plan: Plan) -> bool:
     """See processes/node/schedule.py. With servers workers may come later, and miss it."""
     needs = config.engine == "process" and plan.scheduling.needs_prices
@@ -264,10 +272,13 @@ def make_profile(
     )
 
 
-def simulated_prices(plan: Plan, network: Network, charge: Charge) -> tuple[Price, ...]:
+def simulated_prices(
+    plan: Plan, network: Network, charge: Charge, host: Host = _LANES
+) -> tuple[Price, ...]:
     """What exchanges cost on the simulated network."""
     numels = priced_numels(plan.task.initial_params().numel())
-    engine = VirtualEngine(
+    engine = make_engine(
+        host,
         network,
         plan.num_workers,
         has_priorities=plan.scheduling.has_priorities,

@@ -32,8 +32,7 @@ from gradwire.experiment.timeline.store import nodes_of, write_spans
 from gradwire.runtime.network.faults import Arrive, Crash
 from gradwire.runtime.spans import SpanLog
 from gradwire.runtime.virtual.engine import VirtualEngine
-from gradwire.runtime.virtual.host import Cores
-from gradwire.runtime.virtual.sharing import SharedEngine
+from gradwire.runtime.virtual.sharing import SharedEngine, make_engine
 from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.training.gradient import GradientRequest
 from gradwire.training.program import Observer, rejoin
@@ -134,9 +133,8 @@ class _Simulation:
         self.spans = None if log is None else VirtualSpans(log, network, layers)
         assert experiment.charge is not None
         self.coding = experiment.charge.record
-        host = experiment.host
-        make = partial(SharedEngine, host) if isinstance(host, Cores) else VirtualEngine
-        self.engine = make(
+        self.engine = make_engine(
+            experiment.host,
             experiment.network,
             self.config.workers,
             evaluate=self.plan.task.gradients,

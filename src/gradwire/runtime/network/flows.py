@@ -2,8 +2,8 @@
 
 A message is a flow of bytes over all links of its route at once. Flows that share a link divide
 its bandwidth fairly, as TCP connections do; what one of them cannot use, since another link of its
-route is slower, goes to the others. Flows of a higher priority come first. Messages between the
-same two nodes follow one another. Uncontended, a message of s bytes takes
+route is slower, goes to the others. Messages between the same two nodes follow one another, those
+of a higher priority first. Uncontended, a message of s bytes takes
 latency + s / (least bandwidth), as on a switch.
 """
 
@@ -138,11 +138,6 @@ class Flows:
         self._is_stale = False
         left = self._bandwidth.copy()
         flows = [*self._active, *self._background]
-        for priority in sorted({flow.priority for flow in flows}, reverse=True):
-            self._fill([flow for flow in flows if flow.priority == priority], left)
-
-    def _fill(self, flows: list[Flow], left: "np.ndarray[Any, np.dtype[np.float64]]") -> None:
-        """Gives rates to flows of one priority, and takes them from what links have left."""
         # Each use of a link by a flow.
         owner = np.repeat(np.arange(len(flows)), [len(flow.route) for flow in flows])
         used = np.concatenate([np.array(flow.route) for flow in flows])
@@ -164,5 +159,4 @@ class Flows:
             np.maximum(left, 0.0, out=left)
             is_open &= ~full
         for flow, rate in zip(flows, rates.tolist()):
-            # A flow without bandwidth (all of it goes to higher priorities) trickles.
-            flow.rate = max(rate, 1e-3)
+            flow.rate = rate

@@ -28,9 +28,10 @@ _BLOCK = 256  # draws made at once
 class Parcel:
     """A message that has not been delivered."""
 
-    __slots__ = ("arrived", "label", "left_s", "message", "num_lost", "received_s")
+    __slots__ = ("arrived", "label", "left_s", "message", "num_lost", "priority", "received_s")
 
-    def __init__(self, message: Message, label: str, num_lost: int) -> None:
+    def __init__(self, message: Message, label: str, num_lost: int, priority: int = 0) -> None:
+        self.priority = priority
         self.message = message
         self.label = label
         self.num_lost = num_lost  # attempts that will still be lost
@@ -50,9 +51,10 @@ class Links:
         self._num_sent = [[0] * num_nodes for _ in range(num_nodes)]  # [src][dst]
         self._draws: dict[tuple[int, int], tuple[int, list[int]]] = {}  # the block, its draws
 
-    def send(self, message: Message, label: str) -> Parcel:
+    def send(self, message: Message, label: str, priority: int = 0) -> Parcel:
         src, dst = message[:2]
-        parcel = Parcel(message, label, self._num_lost(src, dst) if self._probability else 0)
+        num_lost = self._num_lost(src, dst) if self._probability else 0
+        parcel = Parcel(message, label, num_lost, priority)
         self._queues[src, dst].append(parcel)
         return parcel
 

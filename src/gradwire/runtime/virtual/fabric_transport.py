@@ -37,7 +37,7 @@ class FabricTransport(SimulatedTransport):
         if dst == src:  # never touches the network
             events.push(events.now, TAIL, message)
         elif self._links is not None:
-            self.attempt(self._links.send(message, effect.label))
+            self.attempt(self._links.send(message, effect.label, task.priority))
         else:
             self.ledger.record(src, dst, nbytes, effect.label)
             self._start(src, dst, nbytes, message, task.priority)
@@ -48,7 +48,7 @@ class FabricTransport(SimulatedTransport):
         self.ledger.record(src, dst, nbytes, parcel.label)
         if dst in self._gone:
             self._links.drop(parcel)
-        self._start(src, dst, nbytes, parcel)
+        self._start(src, dst, nbytes, parcel, parcel.priority)
 
     def progress(self, version: int) -> None:
         if version != self._version:

@@ -10,7 +10,7 @@ from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.cores import SharedCores, Thread
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.runtime.virtual.gradients import PendingGradient
-from gradwire.runtime.virtual.host import Cores
+from gradwire.runtime.virtual.host import Cores, Host
 from gradwire.runtime.virtual.spans import VirtualSpans
 
 
@@ -275,3 +275,10 @@ class SharedEngine(VirtualEngine):
 
 def _nothing() -> None:
     pass
+
+
+def make_engine(host: Host, network: Network, *args: Any, **options: Any) -> VirtualEngine:
+    """The engine for nodes that run on this."""
+    if isinstance(host, Cores):
+        return SharedEngine(host, network, *args, **options)
+    return VirtualEngine(network, *args, **options)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gradwire.training.gradient import BeforeLayer
@@ -35,15 +36,23 @@ class ArrivingParams(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Properties, such as the shape, do not read values.
-        if getattr(func, "__name__", "") != "__get__":
-            last = self._last_layer(args)
-            if kwargs:
-                last = max(last, self._last_layer(tuple(kwargs.values())))
-            if last >= self._num_there:
-                self._before_layer(last)
-                self._num_there = last + 1
+        if getattr(func, "__name__", "") == "__get__":
+            # Properties, such as the shape, do not read values; but what is made of a view (`.T`)
+            # cannot be recognized later.
+            value = func(*args, **(kwargs or {}))
+            if isinstance(value, Tensor):
+                self._wait_for(self._last_layer(args))
+            return value
+        last = self._last_layer(args)
+        if kwargs:
+            last = max(last, self._last_layer(tuple(kwargs.values())))
+        self._wait_for(last)
         return func(*args, **(kwargs or {}))
+
+    def _wait_for(self, layer: int) -> None:
+        if layer >= self._num_there:
+            self._before_layer(layer)
+            self._num_there = layer + 1
 
     def _last_layer(self, values: tuple[Any, ...] | list[Any]) -> int:
         """Of the parameters among these values; -1 if there are none."""

@@ -8,6 +8,7 @@ has gone on for twenty times as long since the last one.
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 _OFF = 0.25  # relative difference of step times that counts
 _IN_A_ROW = 3  # segments
@@ -22,7 +23,7 @@ class Drift:
         self._clock = clock
         self._decided_s = clock()
         self._measured_s = 0.0  # duration of the last measurement
-        self._usual_s: float | None = None  # of a step, after the last decision
+        self._first_s: list[float] = []  # of a step, in the segments after the last decision
         self._num_segments = 0
         self._num_off = 0  # the last ones
 
@@ -33,10 +34,10 @@ class Drift:
         self._num_segments += 1
         if self._num_segments == 1:  # its first steps allocate memory
             return False
-        if self._usual_s is None:
-            self._usual_s = step_s
+        if len(self._first_s) < _IN_A_ROW:
+            self._first_s.append(step_s)
             return False
-        is_off = not 1 / (1 + _OFF) <= step_s / self._usual_s <= 1 + _OFF
+        is_off = not 1 / (1 + _OFF) <= step_s / median(self._first_s) <= 1 + _OFF
         self._num_off = self._num_off + 1 if is_off else 0
         since_s = self._clock() - self._decided_s
         return self._num_off >= _IN_A_ROW and since_s >= _SPACING * self._measured_s
@@ -44,4 +45,4 @@ class Drift:
     def note_decision(self, measured_s: float) -> None:
         """The schedule was decided again; the measurement took so long."""
         self._decided_s, self._measured_s = self._clock(), measured_s
-        self._usual_s, self._num_segments, self._num_off = None, 0, 0
+        self._first_s, self._num_segments, self._num_off = [], 0, 0

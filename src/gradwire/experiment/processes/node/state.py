@@ -152,6 +152,8 @@ class NodeState:
             self.experiment = measure_schedule(
                 self.experiment, self.engine, self.agreement, recorded
             )
+            if repr(self.experiment.plan.scheduling) == self._undecided:
+                self._undecided = ""  # all its numbers were given
             decision = self._admit(measures=False)
         self._prepare(decision["folder"])
 
@@ -226,6 +228,7 @@ class NodeState:
                     "with; put it back, or start a new run"
                 )
             self.schedules = saved["schedules"]
+            self._undecided = saved["undecided"]  # the configuration has what was decided
             if self.schedules:
                 self._take_schedule(with_schedule(self.experiment, self.schedules[-1][1]))
             self.role.restore(saved["role"])
@@ -326,6 +329,7 @@ class NodeState:
             "step": self.step,
             "resumed": self.resumed,
             "schedules": self.schedules,
+            "undecided": self._undecided,
         }
 
     def _add_wall_time(self) -> None:
