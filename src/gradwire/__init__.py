@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradwire.experiment.run.registries import register
     from gradwire.experiment.simulate.simulation import resume, simulate
     from gradwire.integration.ddp import ddp_comm_hook
+    from gradwire.integration.fsdp import compress_replicas
     from gradwire.integration.optimizer import DistributedOptimizer
     from gradwire.integration.process import (
         Average,
@@ -44,6 +45,7 @@ __all__ = [
     "allreduce",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "compress_replicas",
     "ddp_comm_hook",
     "init",
     "local_rank",
@@ -78,6 +80,7 @@ _WHERE = {
     "Config": "gradwire.experiment.run.config",
     "DistributedOptimizer": "gradwire.integration.optimizer",
     "Run": "gradwire.experiment.run.outcome",
+    "compress_replicas": "gradwire.integration.fsdp",
     "ddp_comm_hook": "gradwire.integration.ddp",
     "register": "gradwire.experiment.run.registries",
     "resume": "gradwire.experiment.simulate.simulation",

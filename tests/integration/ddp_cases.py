@@ -25,7 +25,7 @@ COMPRESSIONS = (
 
 def run(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
-    return {
+    found = {
         "exact": _difference_to_ddp("identity", rank),
         "near": _difference_to_ddp("fp16", rank),
         "same": {text: _replicas_stay_equal(text, rank) for text in COMPRESSIONS},
@@ -37,6 +37,8 @@ def run(rank: int, folder: Path) -> Any:
         "stats": _stats(rank),
         "shapes": _other_models(rank),
     }
+    dist.barrier()  # the process ends at once: the others may still wait for what it sent
+    return found
 
 
 def _difference_to_ddp(compression: str, rank: int) -> float:

@@ -44,7 +44,7 @@ def distributed(model: nn.Module, compression: Any = "identity", **options: Any)
 
 def run(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
-    return {
+    found = {
         "exact": {name: _against_ddp(name, rank) for name in ("sequential", "wfbp", "fusion")},
         "golden": {f"{c} {s}": _golden(c, s, rank) for c, s in METHODS},
         "passes": _passes(rank),
@@ -63,6 +63,8 @@ def run(rank: int, folder: Path) -> Any:
         "scaled": _scaled(rank),
         "hooks": _step_hooks(rank),
     }
+    dist.barrier()  # the process ends at once: the others may still wait for what it sent
+    return found
 
 
 def _against_ddp(scheduling: str, rank: int) -> float:
@@ -284,5 +286,4 @@ def _step_hooks(rank: int) -> int:
     optimizer.register_step_post_hook(lambda *arguments: calls.append(1))
     optimizer.load_state_dict(optimizer.state_dict())
     train(model, optimizer, range(2), rank)
-    dist.barrier()
     return len(calls)
