@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         shutdown,
         size,
     )
+    from gradwire.integration.stats import log_every
 
     __version__: str
 
@@ -50,6 +51,7 @@ __all__ = [
     "init",
     "local_rank",
     "local_size",
+    "log_every",
     "push_pull",
     "rank",
     "register",
@@ -82,6 +84,7 @@ _WHERE = {
     "Run": "gradwire.experiment.run.outcome",
     "compress_replicas": "gradwire.integration.fsdp",
     "ddp_comm_hook": "gradwire.integration.ddp",
+    "log_every": "gradwire.integration.stats",
     "register": "gradwire.experiment.run.registries",
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import gradwire
 from integration.loops import ddp, flat, is_same_everywhere, loss_of, make_model, sgd, train
 
 SIZE = 2
@@ -181,10 +182,21 @@ def _continued(rank: int, folder: Path) -> float:
 
 def _stats(rank: int) -> Any:
     model, state = ddp(make_model(), "ef(topk(0.1))")
-    before = state.stats()
-    train(model, sgd(model), range(4), rank)
+    before, written = state.stats(), []
+
+    class Writer:
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append([name, value, step])
+
+    gradwire.log_every(2, Writer())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(model, sgd(model), range(4), rank)
+    gradwire.log_every(0)
     stats = state.stats()
+    ranges = sorted({e.key for e in profile.key_averages() if e.key.startswith("gradwire")})
     return {
+        "written": written,
+        "ranges": ranges,
         "before": before.steps,
         "steps": stats.steps,
         "sent": stats.bytes_sent,

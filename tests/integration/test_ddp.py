@@ -61,6 +61,11 @@ def test_stats(ranks):
         assert stats["steps"] == 4
         assert stats["sent"] > 0
         assert all(seconds > 0 for seconds in stats["times"])
+        assert "gradwire: wait" in stats["ranges"]
+    written = ranks[0]["stats"]["written"]
+    assert {step for _, _, step in written} == {2, 4}
+    assert {name for name, _, _ in written} >= {"gradwire/bytes_sent", "gradwire/exposed_s"}
+    assert ranks[1]["stats"]["written"] == []
     # What one sends the other receives.
     assert ranks[0]["stats"]["sent"] == ranks[1]["stats"]["received"]
 

@@ -199,12 +199,13 @@ class BucketExchange:
             self._send_next()
         began = time.perf_counter()
         means = []
-        for bucket in self._buckets:
-            assert bucket.future is not None
-            means.append(bucket.future.result())  # raises what went wrong
+        with torch.profiler.record_function("gradwire: wait"):
+            for bucket in self._buckets:
+                assert bucket.future is not None
+                means.append(bucket.future.result())  # raises what went wrong
         assert self.exchange is not None
         self.exchange.finish_step()
-        self.meter.add_step(time.perf_counter() - began)
+        self.meter.add_step(time.perf_counter() - began, self.exchange.communicator)
         for bucket, mean in zip(self._buckets, means):
             bucket.take(mean)
         self._reset()

@@ -105,11 +105,12 @@ class DDPState:
         """At the end of the backward pass, before DDP uses the means."""
         pending, self._pending = self._pending, []
         began = time.perf_counter()
-        for future in pending:
-            future.result()  # raises what went wrong
+        with torch.profiler.record_function("gradwire: wait"):
+            for future in pending:
+                future.result()  # raises what went wrong
         assert self._exchange is not None
         self._exchange.finish_step()
-        self._meter.add_step(time.perf_counter() - began)
+        self._meter.add_step(time.perf_counter() - began, self._exchange.communicator)
 
     def _layout(self, bucket: dist.GradBucket) -> Layout:
         parameters = bucket.parameters()

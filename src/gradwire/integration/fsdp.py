@@ -73,7 +73,7 @@ class CompressedReplicas:
     def _finish(self) -> None:
         self._is_in_backward = False
         self._exchange.finish_step()
-        self._meter.add_step(self._waited_s)
+        self._meter.add_step(self._waited_s, self._exchange.communicator)
         self._waited_s = 0.0
 
 

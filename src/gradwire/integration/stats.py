@@ -1,6 +1,13 @@
-"""What gradwire did in a user's loop: bytes and times, read off the engine."""
+"""What gradwire did in a user's loop: bytes and times, read off the engine.
 
-from dataclasses import dataclass
+`log_every(100)` prints a line after every hundredth step, on rank 0; with a SummaryWriter of
+TensorBoard it also writes figures of the steps since the last line there. Under torch.profiler the
+stages of an exchange have ranges whose names begin with "gradwire".
+"""
+
+import sys
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +34,10 @@ class Stats:
         """Bytes that an all-reduce of the gradients would send, to those that were sent."""
         return self.dense_bytes / self.bytes_sent if self.bytes_sent else float("nan")
 
+    def since(self, earlier: "Stats") -> "Stats":
+        """Of the steps after those of another."""
+        return Stats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(Stats)))
+
     def __str__(self) -> str:
         steps = max(1, self.steps)
         return (
@@ -38,10 +49,33 @@ class Stats:
         )
 
 
+NO_STATS = Stats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+class _Logging(NamedTuple):
+    every: int = 0  # steps; 0: never
+    writer: Any = None
+
+
+_logging = _Logging()
+
+
+def log_every(steps: int, writer: Any = None) -> None:
+    """Prints what was sent, and what that took, after every so many steps; 0: no longer.
+
+    `writer`: a SummaryWriter of TensorBoard, or anything with `add_scalar(name, value, step)`.
+    """
+    global _logging
+    if steps < 0:
+        raise ValueError(f"log_every takes a number of steps, or 0 for never, got {steps}")
+    _logging = _Logging(steps, writer)
+
+
 class Meter:
     """Counts what one hook or optimizer does. Those of a communicator share its thread."""
 
     def __init__(self) -> None:
+        self._logged = NO_STATS
         self._steps = 0
         self._exposed_s = 0.0
         self._dense_nbytes = 0.0
@@ -50,13 +84,24 @@ class Meter:
         """A bucket will be exchanged by so many ranks."""
         self._dense_nbytes += 2 * (size - 1) / size * x.numel() * x.element_size()
 
-    def add_step(self, exposed_s: float) -> None:
+    def add_step(self, exposed_s: float, communicator: Communicator) -> None:
         self._steps += 1
         self._exposed_s += exposed_s
+        if _logging.every and self._steps % _logging.every == 0 and communicator.rank == 0:
+            self._log(self.stats(communicator))
+
+    def _log(self, stats: Stats) -> None:
+        last, self._logged = stats.since(self._logged), stats
+        print(f"gradwire, step {stats.steps}: {last}", file=sys.stderr, flush=True)
+        if _logging.writer is not None:
+            steps = max(1, last.steps)
+            for field in fields(Stats)[1:]:
+                value = getattr(last, field.name) / steps
+                _logging.writer.add_scalar(f"gradwire/{field.name}", value, stats.steps)
 
     def stats(self, communicator: Communicator | None) -> Stats:
         if communicator is None:
-            return Stats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+            return NO_STATS
         engine, transport = communicator.engine, communicator.transport
         calls = dict(engine.call_s)
         encode_s = sum(own for name, own in calls.items() if name.startswith(_ENCODING))

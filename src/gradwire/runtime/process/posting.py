@@ -19,8 +19,11 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from torch.autograd import profiler
+
 from gradwire.core.errors import PeerLost
-from gradwire.core.node import Node
+from gradwire.core.node import Call, Node
+from gradwire.runtime.interpreter.calls import Calls
 from gradwire.runtime.interpreter.interpreter import Program, R, Task
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
 
@@ -31,11 +34,24 @@ class _Posted(NamedTuple):
     num_collectives: int | None
 
 
+class _ProfiledCalls(Calls):
+    """Calls that are visible to torch.profiler."""
+
+    def _timed(self, effect: Call[Any]) -> tuple[Any, float]:
+        if not profiler._is_profiler_enabled:
+            return super()._timed(effect)
+        function = effect.function
+        name = getattr(function, "__qualname__", type(function).__name__)
+        with profiler.record_function(f"gradwire: {name}"):
+            return super()._timed(effect)
+
+
 class PostingEngine(ProcessEngine):
     """`serve` runs what `post` gets. The transport must have `wake`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._calls = _ProfiledCalls(1)
         self._posted: deque[_Posted] = deque()
         self._futures: dict[Task, Future[Any]] = {}
         self._lock = threading.Lock()  # of the end: no post comes after it unseen
