@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 1800
 SOAK_SEED ?= 0
 
-.PHONY: demo test test-all test-slow test-long quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
+.PHONY: demo test test-all test-slow test-long frameworks quick lint bench fuzz soak sanitize docs docs-check codecs rd clean
 
 demo: $(VENV)/.installed
 	$(BIN)/gradwire demo $(DEMO_ARGS)
@@ -30,6 +30,10 @@ test-all: test
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
+
+# Lightning, Accelerate, transformers and Ray: without them their tests are skipped.
+frameworks: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[integration-test]"
 
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long

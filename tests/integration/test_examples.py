@@ -13,9 +13,11 @@ SLOW = pytest.mark.slow
 
 
 def run(script: Path, size: int, folder: Path) -> str:
-    """What a script prints that runs on so many ranks."""
+    """What a script prints that runs on so many ranks; 0: it starts its ranks itself."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={size}", str(script)]
+    if not size:
+        command = [sys.executable, str(script)]
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         command,
@@ -45,8 +47,8 @@ def test_examples_run(size, script, expected, tmp_path):
     assert "less than an all-reduce" in printed
 
 
-def snippets() -> list[str]:
-    return re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+def snippets(page: str = "README.md") -> list[str]:
+    return re.findall(r"```py\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def test_the_readme_has_three_snippets():
@@ -61,3 +63,21 @@ def test_snippets_of_the_readme_run(number, size, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(snippets()[number])
     assert run(script, size, tmp_path).count("20 steps, each:") == size
+
+
+FRAMEWORKS = {"lightning": 0, "accelerate": 2, "transformers": 2, "ray": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(FRAMEWORKS)), ids=list(FRAMEWORKS))
+def test_frameworks_take_the_hook(number, tmp_path):
+    """With the real packages, of the extra integration-test."""
+    name, size = list(FRAMEWORKS.items())[number]
+    pytest.importorskip(
+        name, reason=f"{name} is not installed: pip install gradwire[integration-test]"
+    )
+    snippet = snippets("docs/training_loops.md")[number]
+    assert f"import {name}" in snippet or f"from {name}" in snippet
+    script = tmp_path / "train.py"
+    script.write_text(snippet)
+    assert run(script, size, tmp_path).count("8 steps, each:") == 2
