@@ -33,7 +33,7 @@ test-slow: $(VENV)/.installed-dev
 
 # Lightning, Accelerate, transformers and Ray: without them their tests are skipped.
 frameworks: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[integration-test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[integration-test]"
 
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long
