@@ -39,6 +39,21 @@ def run(rank: int, folder: Path) -> Any:
     return results
 
 
+def run_compiled(rank: int, folder: Path) -> Any:
+    """A compiled module has the trajectory of one that is not."""
+    torch.set_num_threads(1)
+    models = []
+    for compiles in (False, True):
+        inner = _model()
+        if compiles:
+            inner = torch.compile(inner, backend="eager")
+        model, _ = ddp(inner, "ef(topk(0.1))")
+        assert _steps(model, torch.optim.SGD(model.parameters(), lr=0.01), rank)
+        models.append(flat(model))
+    dist.barrier()
+    return float((models[0] - models[1]).abs().max())
+
+
 def run_powersgd(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
     results = [_hook("powersgd(1)", rank) for _ in range(20)]

@@ -70,6 +70,6 @@ def test_stats(ranks):
     assert ranks[0]["stats"]["sent"] == ranks[1]["stats"]["received"]
 
 
-@pytest.mark.parametrize("name", ["half", "channels_last", "tied"])
+@pytest.mark.parametrize("name", ["half", "channels_last", "tied", "views"])
 def test_other_models(ranks, name):
     assert all(result["shapes"][name] for result in ranks)

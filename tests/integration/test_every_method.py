@@ -32,3 +32,10 @@ def test_powersgd_with_many_buckets_twenty_times(tmp_path: Path):
     codes, results = launch(tmp_path, SIZE, f"integration.every_method:{name}", 600)
     assert codes == [0] * SIZE
     assert results == [[True] * 20] * SIZE
+
+
+def test_compiled_modules(tmp_path: Path):
+    name = every_method.run_compiled.__name__
+    codes, results = launch(tmp_path, SIZE, f"integration.every_method:{name}", 600)
+    assert codes == [0] * SIZE
+    assert results == [0.0] * SIZE

@@ -160,6 +160,44 @@ def test_buckets_may_have_their_tensors_in_another_order() -> None:
     assert moved["residual"].tolist() == [3.0, 4.0, 0.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("text", ["powersgd(2)", "ef(powersgd(2))"])
+def test_factors_go_with_their_matrices(text) -> None:
+    """Buckets with other neighbours continue as if nothing had happened."""
+    reducer = lift(COMPRESSION.parse(text))
+    shapes = {"a": (20, 30), "b": (7,), "c": (20, 30), "d": (30, 10)}
+
+    def spec(names: str) -> Spec:
+        placed, start = [], 0
+        for name in names:
+            numel = torch.Size(shapes[name]).numel()
+            placed.append((name, start, start + numel, shapes[name]))
+            start += numel
+        return Spec((start,), torch.float32, tensors=tuple(placed))
+
+    async def program(node: Node):
+        states = {}
+        for names in ("abcd", "dac", "b"):
+            if names == "abcd":
+                own = reducer.init(spec(names), 2)
+            else:
+                old = [spec("abcd")]
+                moved = await regroup_here(
+                    reducer, [states["abcd"]], old, [spec(names)], Group(node, names)
+                )
+                (own,) = moved
+            x = Key(1).private(node.rank).normal(spec(names).numel)
+            if names == "abcd":
+                own = (await reducer.mean(x, own, Key(2), AllReduce().group(node, "x"))).state
+            states[names] = own
+        return states
+
+    for states in VirtualEngine(Network.uniform(2)).run([program] * 2):
+        before, after = (reducer.of_tensors(states[names]) for names in ("abcd", "dac"))
+        assert before.keys() == after.keys() == {"a", "c", "d"}
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert reducer.of_tensors(states["b"]) == {}
+
+
 def _assert_equal(a, b) -> None:
     if isinstance(a, torch.Tensor):  # `regroup_states` forms the mean of estimates again
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

@@ -2,7 +2,7 @@
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -148,6 +148,18 @@ class Reducer(Compression):
             return states
         below = inner.restored([s["inner"] for s in states], inside("inner", memories), spec)
         return [{**state, "inner": own} for state, own in zip(states, below)]
+
+    def of_tensors(self, state: State) -> dict[str, Tensor]:
+        """What the state has of whole tensors, by name: it goes with them to other buckets."""
+        inner = self.wrapped()
+        return {} if inner is None else inner.of_tensors(state["inner"])
+
+    def with_tensors(self, state: State, values: Mapping[str, Tensor]) -> State:
+        """The state of a bucket, with what other states had of the tensors in it."""
+        inner = self.wrapped()
+        if inner is None:
+            return state
+        return {**state, "inner": inner.with_tensors(state["inner"], values)}
 
     def unfed(self, spec: Spec) -> Compression | None:
         """The part of it that drops something for good, and wants `ef(...)` around it; or None."""

@@ -78,6 +78,7 @@ async def regroup_here(
     rank, size = group.rank, group.size
     whole = [await _with_whole_shards(state, group) for state in states]
     parts = [reducer.remembered([state], spec) for state, spec in zip(whole, old)]
+    of_tensors = {n: v for state in states for n, v in reducer.of_tensors(state).items()}
     memories = joined(parts, old)
     places = _places(old)
     fresh = [[reducer.init(spec, size)] * size for spec in new]
@@ -90,7 +91,8 @@ async def regroup_here(
             runs.append((first, first + stop - start))
             taken[name] = taken.get(name, 0) + stop - start
         picked = _on_all(_picked(memories, runs), size)
-        restored.append(reducer.restored(own, picked, spec)[rank])
+        state = reducer.restored(own, picked, spec)[rank]
+        restored.append(reducer.with_tensors(state, of_tensors))
     return tuple(restored)
 
 

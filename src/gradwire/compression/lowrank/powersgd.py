@@ -26,7 +26,7 @@ rather than low-rank, or the parameters are vectors, take `ef(topk(0.01))`.
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -82,6 +82,24 @@ class PowerSGD(Reducer):
             )
         return {"tensors": spec.layout, "q": None}
 
+    def of_tensors(self, state: State) -> dict[str, Tensor]:
+        """The factor Q of each matrix: the next step begins with it."""
+        plan = _make_plan(state["tensors"], self.rank, self.min_rate)
+        if state["q"] is None or state["q"].numel() != sum(plan.numbers[1]):
+            return {}
+        stacks = zip(state["q"].split(plan.numbers[1]), _stacked_names(self, state["tensors"]))
+        return {
+            name: piece
+            for factors, names in stacks
+            for name, piece in zip(names, factors.chunk(len(names)))
+        }
+
+    def with_tensors(self, state: State, values: Mapping[str, Tensor]) -> State:
+        names = [name for stack in _stacked_names(self, state["tensors"]) for name in stack]
+        if not names or not values.keys() >= set(names):
+            return state
+        return {**state, "q": torch.cat([values[name] for name in names])}
+
     async def mean(
         self, x: Tensor, state: State, key: Key, group: Group, residual: Tensor | None = None
     ) -> Reduced:
@@ -135,6 +153,15 @@ class _FactorPlan(NamedTuple):
             piece.view(stack.num, -1, rank)
             for piece, stack, rank in zip(pieces.split(sizes), self.layout.stacks, self.ranks)
         ]
+
+
+def _stacked_names(codec: PowerSGD, tensors: tuple[Placed, ...]) -> list[list[str]]:
+    """The names of the matrices in each stack."""
+    stacks: dict[tuple[int, int] | None, list[str]] = {}
+    for name, _, _, shape in tensors:
+        if _shrinks(shape, codec.rank, codec.min_rate):
+            stacks.setdefault(matrix_shape(shape), []).append(name)
+    return list(stacks.values())
 
 
 @lru_cache(maxsize=1024)
