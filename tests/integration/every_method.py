@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.compression import COMPRESSION
@@ -47,7 +48,8 @@ def run_compiled(rank: int, folder: Path) -> Any:
         inner = _model()
         if compiles:
             inner = torch.compile(inner, backend="eager")
-        model, _ = ddp(inner, "ef(topk(0.1))")
+        model = DistributedDataParallel(inner)  # torch.compile wants buckets of its usual size
+        model.register_comm_hook(*gradwire.ddp_comm_hook("ef(topk(0.1))"))
         assert _steps(model, torch.optim.SGD(model.parameters(), lr=0.01), rank)
         models.append(flat(model))
     dist.barrier()
