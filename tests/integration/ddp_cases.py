@@ -36,6 +36,7 @@ def run(rank: int, folder: Path) -> Any:
         "scaled": _scaled(rank),
         "continued": _continued(rank, folder),
         "stats": _stats(rank),
+        "resized": _from_more_ranks(rank),
         "shapes": _other_models(rank),
     }
     dist.barrier()  # the process ends at once: the others may still wait for what it sent
@@ -152,7 +153,10 @@ def _scaled(rank: int) -> Any:
 
 
 def _residuals(state: Any) -> torch.Tensor:
-    rows = state.state_dict().get("buckets", [])
+    return _residuals_in(state.state_dict().get("buckets", []))
+
+
+def _residuals_in(rows: Any) -> torch.Tensor:
     found = {
         name: row["state"]["residual"][start:stop]
         for row in rows
@@ -178,6 +182,45 @@ def _continued(rank: int, folder: Path) -> float:
     state.load_state_dict(saved["hook"])
     train(second, sgd(second), range(3, 6), rank)
     return float((flat(whole) - flat(second)).abs().max())
+
+
+def _from_more_ranks(rank: int) -> list[Any]:
+    """Three ranks have saved; two continue. What is owed in all stays."""
+    model, state = ddp(make_model(), "ef(topk(0.1))", has_names=True)
+    train(model, sgd(model), range(2), rank)
+    saved = state.state_dict()
+    draws = torch.Generator().manual_seed(0)
+    rows = []
+    for number in range(3):
+        buckets = []
+        for row in saved["buckets"]:
+            residual = torch.randn(row["tensors"][-1][2], generator=draws)
+            buckets.append({**row, "state": {**row["state"], "residual": residual}})
+        rows.append({**saved, "rank": number, "size": 3, "buckets": buckets})
+    other, hook = ddp(make_model(), "ef(topk(0.1))", has_names=True)
+    errors = []
+    for wrong in (rows[2], rows[:2], {**saved, "compression": "ef(sign)"}):
+        hook.load_state_dict(wrong)
+        try:
+            loss_of(other, rank, 0).backward()
+        except ValueError as error:
+            errors.append(str(error))
+        other, hook = ddp(make_model(), "ef(topk(0.1))", has_names=True)
+    hook.load_state_dict(rows)
+    loss_of(other, rank, 0).backward()
+    fresh, again = ddp(make_model(), "ef(topk(0.1))", has_names=True)
+    loss_of(fresh, rank, 0).backward()
+    owed = _residuals(hook).double() - _residuals(again).double()
+    before = sum(_residuals_in(row["buckets"]).double() for row in rows)
+    dist.all_reduce(owed)
+    applied = torch.cat([p.grad.reshape(-1) for p in _sorted(other)]) - torch.cat(
+        [p.grad.reshape(-1) for p in _sorted(fresh)]
+    )
+    return [errors, float((owed + SIZE * applied.double() - before).abs().max())]
+
+
+def _sorted(model: Any) -> list[torch.Tensor]:
+    return [p for _, p in sorted(model.module.named_parameters())]
 
 
 def _stats(rank: int) -> Any:

@@ -54,6 +54,15 @@ def test_a_saved_run_continues(ranks):
     assert [result["continued"] for result in ranks] == [0.0] * SIZE
 
 
+def test_a_state_is_loaded_by_another_number_of_ranks(ranks):
+    for result in ranks:
+        (of_a_rank, of_some, of_another), difference = result["resized"]
+        assert "that of rank 2 of 3" in of_a_rank
+        assert "states of the ranks [0, 1], expected those of all 3" in of_some
+        assert "is of ef(sign), this is ef(topk(0.1))" in of_another
+        assert difference < 1e-5
+
+
 def test_stats(ranks):
     for result in ranks:
         stats = result["stats"]

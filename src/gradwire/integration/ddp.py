@@ -45,7 +45,7 @@ class DDPState:
         self._timeout_s, self._native = timeout_s, native
         self._names = {id(p): name for name, p in named_parameters or ()}
         self._exchange: Exchange | None = None
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: Any = None
         self._pending: list[Future[Tensor]] = []
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by the parameters of a bucket
         self._meter = Meter()
@@ -59,8 +59,8 @@ class DDPState:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
         return {} if self._exchange is None else self._exchange.state_dict()
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continues from a saved state of the same rank."""
+    def load_state_dict(self, saved: Any) -> None:
+        """Continues from a saved state of the same rank, or from those of all ranks as a list."""
         if self._exchange is None:
             self._loaded = saved
         elif saved:

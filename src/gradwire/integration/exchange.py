@@ -13,7 +13,7 @@ stays that of the step before.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,7 +31,7 @@ from gradwire.core.node import Node
 from gradwire.core.spec import Placed, Spec
 from gradwire.integration.communicator import Communicator
 from gradwire.integration.settings import Settings
-from gradwire.training.regroup import regroup_here
+from gradwire.training.regroup import regroup_here, regroup_states
 
 Layout = tuple[Placed, ...]  # the tensors of a bucket, in order
 
@@ -48,6 +48,7 @@ class Exchange:
         self._key = Key(settings.seed)
         # These belong to the communicator's thread while programs are under way.
         self._states: dict[Layout, State] = {}
+        self._dtypes: dict[Layout, torch.dtype] = {}
         self._before: dict[Layout, State] = {}  # those of the step before
         self._used: set[Layout] = set()  # in this step
         self._found_nonfinite = False  # on this rank, in this step
@@ -143,7 +144,7 @@ class Exchange:
             (state,) = await regroup_here(self.reducer, list(old.values()), specs, [spec], group)
         else:
             state = self.reducer.init(spec, group.size)
-        self._states[tensors] = state
+        self._states[tensors], self._dtypes[tensors] = state, x.dtype
         return state
 
     def _spec(self, tensors: Layout, x: Tensor) -> Spec:
@@ -164,24 +165,71 @@ class Exchange:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps from step to step."""
-        buckets = [{"tensors": layout, "state": state} for layout, state in self._states.items()]
+        buckets = [
+            {"tensors": layout, "dtype": str(self._dtypes[layout]), "state": state}
+            for layout, state in self._states.items()
+        ]
         return {
             "version": 1,
             "compression": repr(self.settings.compression),
+            "rank": self.communicator.rank,
+            "size": self.communicator.size,
             "step": self.step,
             "buckets": buckets,
         }
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if saved.get("version") != 1 or saved["compression"] != repr(self.settings.compression):
-            raise ValueError(
-                f"the saved state is of {saved.get('compression')}, this is "
-                f"{self.settings.compression!r}: load it with the same compression, or start "
-                "without it"
-            )
-        self.step = saved["step"]
-        self._states = {_layout(row["tensors"]): row["state"] for row in saved["buckets"]}
+    def load_state_dict(self, saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:
+        """Continues from what this rank saved, or from what all ranks did that there were.
+
+        With those of all ranks, the number of ranks may have changed: what is still to be sent of
+        ranks that are gone is sent by others.
+        """
+        rows = [saved] if isinstance(saved, Mapping) else list(saved)
+        own, size = self.communicator.rank, self.communicator.size
+        self._check_saved(rows)
+        if len(rows) == 1 and size > 1:
+            states = [row["state"] for row in rows[0]["buckets"]]
+        else:
+            states = self._resized(rows, own, size)
+        first = rows[0]
+        layouts = [_layout(row["tensors"]) for row in first["buckets"]]
+        self.step = first["step"]
+        self._dtypes = {
+            layout: _dtype(row["dtype"]) for layout, row in zip(layouts, first["buckets"])
+        }
+        self._states = dict(zip(layouts, states))
         self._before = dict(self._states)
+
+    def _check_saved(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        own, size = self.communicator.rank, self.communicator.size
+        written = repr(self.settings.compression)
+        for row in rows:
+            if row.get("version") != 1 or row["compression"] != written:
+                raise ValueError(
+                    f"the saved state is of {row.get('compression')}, this is {written}: load it "
+                    "with the same compression, or start without it"
+                )
+        if len(rows) == 1 and rows[0]["size"] > 1:
+            rank, count = rows[0]["rank"], rows[0]["size"]
+            if (rank, count) != (own, size):
+                raise ValueError(
+                    f"the saved state is that of rank {rank} of {count}, this is rank {own} of "
+                    f"{size}. Give the states of all {count} ranks as a list"
+                )
+        elif [row["rank"] for row in rows] != list(range(rows[0]["size"])):
+            raise ValueError(
+                f"states of the ranks {[row['rank'] for row in rows]}, expected those of all "
+                f"{rows[0]['size']} ranks in order"
+            )
+
+    def _resized(self, rows: Sequence[Mapping[str, Any]], own: int, size: int) -> list[State]:
+        buckets = rows[0]["buckets"]
+        specs = [
+            Spec((row["tensors"][-1][2],), _dtype(row["dtype"]), tensors=_layout(row["tensors"]))
+            for row in buckets
+        ]
+        states = [[bucket["state"] for bucket in row["buckets"]] for row in rows]
+        return list(regroup_states(self.reducer, states, specs, specs, size)[own])
 
 
 def check_same(rows: Sequence[dict[str, Any]], rank: int) -> None:
@@ -202,6 +250,13 @@ def _shown(value: Any) -> str:
 
 def _packed(row: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
+
+
+def _dtype(text: str) -> torch.dtype:
+    found = getattr(torch, text.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"the saved state has a tensor of the unknown dtype {text!r}")
+    return found
 
 
 def _layout(rows: Sequence[Any]) -> Layout:

@@ -48,8 +48,8 @@ class CompressedReplicas:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
         return self._exchange.state_dict()
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continues from a saved state of the same rank."""
+    def load_state_dict(self, saved: Any) -> None:
+        """Continues from a saved state of the same rank, or from those of all ranks as a list."""
         self._exchange.load_state_dict(saved)
 
     def average(self, name: str, module: nn.Module, shard: Tensor) -> None:

@@ -38,7 +38,7 @@ class _Distributed(Optimizer):
 
     _buckets: BucketExchange
     _rebuild: Callable[[], BucketExchange]
-    _loaded: dict[str, Any] | None
+    _loaded: Any
 
     def step(self, closure: Any = None) -> Any:
         if closure is None and self._buckets.has_unsent:
@@ -73,6 +73,7 @@ class _Distributed(Optimizer):
         return {**super().state_dict(), _KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """That of this rank; "gradwire" in it may be the list of those of all ranks."""
         rest = {name: value for name, value in state_dict.items() if name != _KEY}
         super().load_state_dict(rest)
         saved = state_dict.get(_KEY)
