@@ -15,8 +15,9 @@ from typing import Any
 from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.report.comparison import counted_headers
+from gradwire.experiment.report.score import score_part
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.outcome import SPREAD, Progress, Run
+from gradwire.experiment.run.outcome import Progress, Run
 from gradwire.experiment.run.record import Record, Row
 from gradwire.experiment.run.registries import DIMENSIONS
 from gradwire.experiment.run.setup import prepare
@@ -210,8 +211,7 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
     remarks = [*outcome.remarks, *([f"has {headers}"] if headers else [])]
     return {
         "method": outcome.label,
-        "test_accuracy": run.accuracy,
-        **{name: run.summary[name] for name in SPREAD if name in run.summary},
+        **score_part(run.summary),
         "bytes_per_worker_step": run.summary["bytes_per_worker_step"],
         "ratio_fp32": _ratio(fp32, run),
         "ratio_fp16": _ratio(fp16, run),
