@@ -58,7 +58,6 @@ class PlainModule:
         if self.module.training != train:
             self.module.train(train)
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
-        versions = {name: (each, each._version) for name, each in copies.items()}
         tensors = {**params, **copies}
         args, kwargs = arguments_of(self.module, inputs)
         generators: AbstractContextManager[object] = nullcontext()
@@ -66,9 +65,13 @@ class PlainModule:
             generators = seeded(seed_of(drawn), self.device)
         with generators:
             outputs = functional_call(self.module, tensors, args, kwargs)
-        after = {}
-        for name, (copied, version) in versions.items():
-            now = tensors[name]  # functional_call puts assigned buffers back
-            is_same = now is copied and now._version == version
-            after[name] = buffers[name] if is_same else now.detach()
-        return outputs, after
+        # functional_call puts assigned buffers back. A version would not tell what changed in
+        # place: batch normalisation does not count its changes.
+        after = {name: tensors[name].detach() for name in buffers}
+        return outputs, {name: _kept(buffers[name], after[name]) for name in buffers}
+
+
+def _kept(before: Tensor, after: Tensor) -> Tensor:
+    """The tensor of before if nothing changed, so that workers share constants."""
+    is_same = before.shape == after.shape and before.dtype == after.dtype
+    return before if is_same and torch.equal(before, after) else after

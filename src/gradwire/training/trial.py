@@ -2,15 +2,15 @@
 
 All workers at once by vmap, where functorch can do that and gives the same gradients; else one
 worker after another. The choice depends on the module and the batches alone, not on timings, so
-every engine makes the same one.
+every engine makes the same one. Nothing is compiled: that may take longer than a short run.
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.core.generators import seeded
 from gradwire.core.key import Key
@@ -51,9 +51,11 @@ def try_module(
         if mode == "auto" and len({signature_of(batch) for batch in batches}) > 1:
             return Trial(plain, "batches differ in shape, and vmap takes batches of one shape")
         try:
-            batched = Task(model, module, device, "vmap")
+            batched = Task(model, module, device, "vmap", compile=False)
             found = batched.gradients([_request(batched, batch, _KEY) for batch in batches[:2]])
-            why = _difference(plain, batches[0], expected, found[0])
+            why = _difference(plain, batches[0], expected, found[0]) or _lost_buffer(
+                plain.initial_buffers(), expected.buffers, found[0].buffers
+            )
         except Exception as error:
             why = _first_line(error)
         if not why:
@@ -86,13 +88,27 @@ def _difference(task: Task, batch: Batch, expected: GradientResult, found: Gradi
 
     One that depends on random numbers differs anyway: those are drawn in other ways.
     """
-    (again,) = task.gradients([_request(task, batch, _KEY.child("another"))])
+    keys = _KEY, _KEY.child("another")
+    again, other = task.gradients([_request(task, batch, key) for key in keys])
     wanted, got = expected.gradient.double(), found.gradient.double()
-    if not torch.equal(again.gradient, expected.gradient) or not wanted.isfinite().all():
+    if not wanted.isfinite().all():
+        return ""
+    if not torch.equal(again.gradient, expected.gradient):
+        return "its gradient depends on more than parameters, buffers, batch and generators"
+    if not torch.equal(other.gradient, expected.gradient):
         return ""
     if float((got - wanted).norm()) <= _TOLERANCE * float(wanted.norm()) + 1e-12:
         return ""
     return "its gradients are others than those of plain PyTorch"
+
+
+def _lost_buffer(
+    before: Mapping[str, Tensor], expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> str:
+    for name, buffer in expected.items():
+        if name not in found and not torch.equal(buffer, before[name]):
+            return f"its forward pass changes the buffer {name}"
+    return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -29,6 +29,7 @@ from gradwire.training.objective import Objective
 from gradwire.training.skeleton import Skeleton
 
 Program = Callable[..., Sequence[Tensor]]
+_MAX_TRACES = 16  # batches of ever new shapes are evaluated without
 
 
 class VmapEvaluator:
@@ -128,8 +129,10 @@ class VmapEvaluator:
         signature = (shared, signature_of(batch), *shapes)
         program = self._programs.get(signature)
         if program is None:
-            program = self._trace(shared, batch, list(masks), arguments)
-            self._programs[signature] = program
+            step = self._batched(shared, batch, list(masks), len(arguments))
+            if len(self._programs) >= _MAX_TRACES:
+                return step, arguments
+            program = self._programs[signature] = self._trace(step, arguments)
         return program, arguments
 
     def _stack(self, params: list[Tensor]) -> Tensor:
@@ -138,9 +141,10 @@ class VmapEvaluator:
             self._stacked = params[0].new_empty(len(params), len(params[0]))
         return torch.stack(params, out=self._stacked[: len(params)])
 
-    def _trace(
-        self, shared: bool, batch: Tree, mask_names: list[str], arguments: tuple[Tensor, ...]
+    def _batched(
+        self, shared: bool, batch: Tree, mask_names: list[str], num_arguments: int
     ) -> Program:
+        """The computation for all workers at once; its arguments are those of `_prepare`."""
         names = [*self.skeleton.buffers, *mask_names]
         num_buffers, num_examples = len(self.skeleton.buffers), len(tensors_of(batch))
 
@@ -157,10 +161,18 @@ class VmapEvaluator:
             gradient, (value, buffers) = grad_and_value(loss, has_aux=True)(*one)
             return gradient, value, *buffers
 
-        in_dims = (None if shared else 0, *[0] * (len(arguments) - 1))
-        # Fused attention kernels have no batching rule for the backward: vmap would loop.
-        with sdpa_kernel(SDPBackend.MATH):
-            graph = make_fx(vmap(step, in_dims=in_dims))(*arguments)
+        in_dims = (None if shared else 0, *[0] * (num_arguments - 1))
+
+        def evaluate(*arguments: Tensor) -> tuple[Tensor, ...]:
+            # Fused attention kernels have no batching rule for the backward: vmap would loop.
+            with sdpa_kernel(SDPBackend.MATH):
+                results: tuple[Tensor, ...] = vmap(step, in_dims=in_dims)(*arguments)
+                return results
+
+        return evaluate
+
+    def _trace(self, step: Program, arguments: tuple[Tensor, ...]) -> Program:
+        graph = make_fx(step)(*arguments)
         _drop_detaches(graph)
         return torch.compile(graph, dynamic=False) if self.compile else graph
 
