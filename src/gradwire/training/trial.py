@@ -36,14 +36,15 @@ def try_module(
     device: torch.device,
     mode: Mode,
     batches: Sequence[Batch],
+    source: str,
 ) -> Trial:
-    """`batches` are some of different workers and steps.
+    """`batches` are some of different workers and steps; `source` is the name of the data.
 
     Raises ValueError if the module, its loss or its gradient does not work on the first one.
     """
     with seeded(0, device):
         plain = Task(model, module, device, "sequential", is_plain=True)
-        expected = _try_plain(plain, batches[0])
+        expected = _try_plain(plain, batches[0], source)
         if mode == "sequential":
             return Trial(plain)
         if resolve(mode, module, device) == "sequential":
@@ -65,14 +66,14 @@ def try_module(
         return Trial(plain, f"vmap cannot evaluate it: {why}", is_unable=True)
 
 
-def _try_plain(task: Task, batch: Batch) -> GradientResult:
+def _try_plain(task: Task, batch: Batch, source: str) -> GradientResult:
     try:
         (result,) = task.gradients([_request(task, batch, _KEY)])
         params, buffers = task.initial_params(), task.initial_buffers()
         task.evaluate(params, buffers, [batch])
     except Exception as error:
         raise ValueError(
-            f"{task.model!r} does not work on a batch of its data{_where(error)}: "
+            f"{task.model!r} does not work on a batch of {source}{_where(error)}: "
             f"{type(error).__name__}: {error}"
         ) from error
     return result

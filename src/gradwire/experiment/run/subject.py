@@ -180,7 +180,8 @@ def make_task(
         return Trial(Task(subject.model, subject.module, device, config.evaluation))
     ranks, steps = range(min(_NUM_TRIED, config.workers)), range(_NUM_TRIED)
     batches = [batch(rank, step) for step in steps for rank in ranks]
-    trial = try_module(subject.model, subject.module, device, config.evaluation, batches)
+    mode, source = config.evaluation, subject.dataset.name
+    trial = try_module(subject.model, subject.module, device, mode, batches, source)
     if trial.is_unable:
         warnings.warn(
             f"the gradients of {subject.model!r} are evaluated one worker after another: "
