@@ -32,7 +32,7 @@ def make_data():
     return (x[:96], y[:96]), (x[96:], y[96:])
 
 
-SETTINGS = {"workers": 2, "batch_size": 8, "steps": 6, "eval_every": 3, "scheduling": "wfbp"}
+SETTINGS = {"workers": 2, "batch_size": 8, "steps": 6, "eval_every": 3, "scheduling": "priority"}
 
 
 def main(folder: str, is_seeded: bool) -> None:

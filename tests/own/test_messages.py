@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import gradwire
 from gradwire import Config
@@ -65,6 +65,7 @@ class Triples(Dicts):
         ({"data": (Dicts(), Dicts())}, r"must be a pair \(inputs, targets\); got a dict with 'x'"),
         ({"data": (Triples(), Triples())}, r"got a list of a tensor of shape \[1, 4\].*collate="),
         ({"data": (Lengths(), Lengths())}, r"default_collate cannot make a batch.*collate="),
+        ({"data": (DataLoader(Dicts()),) * 2}, r"is a DataLoader.*loader\.dataset"),
         ({"data": ([], [])}, r"the train data has no examples"),
         ({"data": lambda: 1 / 0}, r"making the data failed: ZeroDivisionError"),
         ({"data": ((torch.zeros(8, 4), torch.zeros(9)),) * 2}, r"the same first dimension"),

@@ -263,3 +263,20 @@ def test_a_compiled_module_is_the_module_inside(build, points, simulate):
     compiled = torch.compile(module)
     found = simulate(model=compiled, data=points)
     assert torch.equal(found.params, simulate(model=module, data=points).params)
+
+
+class Sampling(nn.Module):
+    """Draws while it is tested, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(x + torch.randn_like(x))
+
+
+@pytest.mark.filterwarnings("ignore::gradwire.warning.GradwireWarning")
+def test_a_module_that_draws_while_it_is_tested(build, points, simulate):
+    runs = [simulate(model=build(Sampling), data=points, scheduling="wfbp") for _ in range(2)]
+    assert runs[0].metrics == runs[1].metrics

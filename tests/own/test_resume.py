@@ -73,5 +73,10 @@ def test_functions_that_can_be_imported_need_not_be_given_again(tmp_path, points
             progress=interrupt,
             **SETTINGS,
         )
-    run = gradwire.resume(tmp_path / "run", model=build(net), data=points)
+    again = {"model": build(net), "data": points}
+    run = gradwire.resume(tmp_path / "run", **again)
     assert run.config.loss == "torch.nn.functional:cross_entropy"
+    given = gradwire.resume(
+        tmp_path / "run", **again, loss=nn.functional.cross_entropy, say=lambda text: None
+    )
+    assert torch.equal(given.params, run.params)

@@ -11,6 +11,8 @@ from torch.utils.data import Dataset
 import gradwire
 from gradwire.core.key import Key
 from gradwire.data import Iid, Sampler
+from gradwire.experiment.run.given import split_given
+from gradwire.experiment.studies.compare import compare
 from gradwire.own.data import OwnData
 from gradwire.warning import GradwireWarning
 
@@ -268,3 +270,20 @@ def test_other_dimensions_and_networks(points, simulate):
         scheduling="priority",
     )
     assert run.summary["virtual_times_s"]["10Gbit"] < run.virtual_time_s
+
+
+def test_a_comparison_makes_the_data_once(points):
+    calls = []
+
+    def make_data():
+        calls.append(1)
+        return points
+
+    texts, given = split_given({"model": lambda: nn.Linear(4, 3), "data": make_data})
+    base = gradwire.Config(
+        **texts, workers=2, batch_size=8, steps=4, compute="fixed(0.01)", compression="ef(sign)"
+    )
+    outcomes = compare([base], given=given)
+    assert [outcome.config.compression for outcome in outcomes] == ["identity", "fp16", "ef(sign)"]
+    assert all(outcome.run is not None for outcome in outcomes)
+    assert len(calls) == 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from gradwire.core.generators import seed_of, seeded
 from gradwire.core.key import Key
@@ -192,6 +192,11 @@ def _examples(name: str, part: str, given: Any, collate: Collate | None) -> _Ten
         raise ValueError(
             f"{name}: the {part} data is an IterableDataset ({type(given).__name__}), which cannot "
             f"be dealt to workers and shuffled. Expected {_WANTED}."
+        )
+    if isinstance(given, DataLoader):
+        raise ValueError(
+            f"{name}: the {part} data is a DataLoader, and gradwire deals examples to workers "
+            "itself: give its data set, loader.dataset, and collate=loader.collate_fn"
         )
     found: _Tensors | _Examples
     if isinstance(given, tuple | list) and len(given) == 2 and _is_tensor(given[1]):

@@ -2,12 +2,12 @@
 
 Unlike a `Skeleton` it replaces no layers. So anything that PyTorch can do goes: control flow on
 values, buffers that change in place, draws from the global generators. Before each forward pass
-these are seeded from the worker's key, and the buffers are the worker's own.
+these are seeded from the worker's key, and the buffers are the worker's own. Evaluation on test
+data draws the same numbers each time.
 """
 
 import copy
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from gradwire.core.tree import Tree
 from gradwire.training.calling import arguments_of
 from gradwire.training.flat import FlatLayout
 from gradwire.training.skeleton import refresh_recurrent_weights
+
+_TEST_SEED = 0
 
 
 class PlainModule:
@@ -60,10 +62,7 @@ class PlainModule:
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
         tensors = {**params, **copies}
         args, kwargs = arguments_of(self.module, inputs)
-        generators: AbstractContextManager[object] = nullcontext()
-        if drawn is not None:
-            generators = seeded(seed_of(drawn), self.device)
-        with generators:
+        with seeded(_TEST_SEED if drawn is None else seed_of(drawn), self.device):
             outputs = functional_call(self.module, tensors, args, kwargs)
         # functional_call puts assigned buffers back. A version would not tell what changed in
         # place: batch normalisation does not count its changes.

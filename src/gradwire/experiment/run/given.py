@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from gradwire.core.notation import Expression
+from gradwire.experiment.run.config import Config
 from gradwire.own.reference import LIVE, Reference, import_reference, parse_reference, reference_to
 
 _NAMES = ("model", "data", "loss", "metric", "collate")
@@ -30,9 +31,9 @@ class Given:
         """The object for which the text of a setting stands."""
         reference = parse_reference(text)
         assert reference is not None
-        if not reference.is_live:
-            return import_reference(reference, setting)
         found = getattr(self, setting)
+        if found is None and not reference.is_live:
+            return import_reference(reference, setting)
         if found is None:
             raise ValueError(
                 f"{setting} = {text} was given to gradwire as a Python object, which a record does "
@@ -61,7 +62,7 @@ def split_given(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
     return texts, Given(**objects)
 
 
-def given_again(config: Any, objects: Mapping[str, Any]) -> Given:
+def given_again(config: Config, objects: Mapping[str, Any]) -> Given:
     """The objects for a run that is resumed, whose configuration names them."""
     given = {name: value for name, value in objects.items() if value is not None}
     for name in given:
@@ -70,11 +71,11 @@ def given_again(config: Any, objects: Mapping[str, Any]) -> Given:
                 f"a run is resumed with its own settings: give no {name}, only the objects that it "
                 f"had, {', '.join(_NAMES)}"
             )
-        reference = parse_reference(getattr(config, name))
-        if reference is None or not reference.is_live:
+        text = getattr(config, name)
+        if parse_reference(text) is None:
             raise ValueError(
-                f"{name} was given, but this run has {name} = {getattr(config, name)!r}, which "
-                f"needs no object: leave out {name}"
+                f"{name} was given, but this run has {name} = {text!r}, which needs no object: "
+                f"leave out {name}"
             )
     return Given(**given)
 

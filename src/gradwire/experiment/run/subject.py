@@ -1,9 +1,8 @@
 """What is trained, and on what: by names of this package, or a user's own."""
 
-import functools
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -113,9 +112,7 @@ def _find_data(config: Config, given: Given) -> tuple[Dataset | OwnData, dict[st
                 f"collate = {config.collate!r} is for data of your own; {config.data} needs none"
             )
         return data.load(config.data), {}
-    name, found = _name(reference), given.find("data", config.data)
-    if callable(found) and not hasattr(found, "__getitem__"):
-        found = _call_once(found, name)
+    name, found = _name(reference), _make_data(config, given)
     collate = _function("collate", config.collate, given, {}) if config.collate else None
     dataset = OwnData(name, found, collate)
     complete = reference._replace(fingerprint=dataset.fingerprint())
@@ -123,15 +120,26 @@ def _find_data(config: Config, given: Given) -> tuple[Dataset | OwnData, dict[st
     return dataset, {"data": str(complete)}
 
 
-@functools.lru_cache(maxsize=1)  # a comparison prepares many runs on the same data
-def _call_once(function: Callable[[], Any], name: str) -> Any:
+def with_data(given: Given, configs: Sequence[Config]) -> Given:
+    """With the data of these configurations made, if that is the same for all: only once."""
+    texts = {config.data for config in configs}
+    if len(texts) > 1 or parse_reference(configs[0].data) is None:
+        return given
+    return replace(given, data=_make_data(configs[0], given))
+
+
+def _make_data(config: Config, given: Given) -> Any:
+    """A pair (train, test), if all is well."""
+    found = given.find("data", config.data)
+    if not callable(found) or hasattr(found, "__getitem__"):
+        return found
     try:
         with seeded(_DATA_SEED):
-            return function()
+            return found()
     except Exception as error:
         raise ValueError(
-            f"{name}: making the data failed: {type(error).__name__}: {error}. Expected a function "
-            "without arguments that returns (train, test)."
+            f"data = {config.data}: making the data failed: {type(error).__name__}: {error}. "
+            "Expected a function without arguments that returns (train, test)."
         ) from error
 
 

@@ -21,7 +21,7 @@ from gradwire.core.errors import PeerLost, StoppedError
 from gradwire.core.protocols import Replica
 from gradwire.experiment.report.figures import counted, noted
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.given import given_again, split_given
+from gradwire.experiment.run.given import Given, given_again, split_given
 from gradwire.experiment.run.outcome import Progress, Run, config_of, summary_of
 from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.roles import AllNodes, Segment
@@ -59,7 +59,13 @@ def simulate(
     functions. With `out`, the run leaves its records there.
     """
     texts, given = split_given(settings)
-    chosen = config_of(config, texts, "simulate")
+    return simulate_given(config_of(config, texts, "simulate"), given, out, progress)
+
+
+def simulate_given(
+    chosen: Config, given: Given, out: str | Path | None = None, progress: Progress | None = None
+) -> Run:
+    """`simulate` for a configuration, with the Python objects for which its texts stand."""
     if chosen.engine != "simulator":
         raise ValueError(
             f"simulate runs on the simulator, not on engine={chosen.engine!r}: gradwire.run"
