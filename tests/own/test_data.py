@@ -67,6 +67,18 @@ def test_inputs_may_be_trees_and_collate_applies_to_tensors():
     assert OwnData("t", (part, part), collate).batch(torch.tensor([5, 1]), Key(0)) == (6, "targets")
 
 
+def test_numpy_arrays_and_lists_of_examples():
+    x, y = numpy.arange(6.0).reshape(3, 2), numpy.array([0, 1, 0])
+    data = OwnData("n", ((x, y), [(torch.ones(2), 1), (torch.zeros(2), 0)]))
+    inputs, targets = data.batch(torch.tensor([2]), Key(0))
+    assert inputs.tolist() == [[4.0, 5.0]]
+    assert targets.tolist() == [0]
+    inputs, targets = data.batch(torch.tensor([1, 0]), Key(0), "test")
+    assert inputs.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert targets.tolist() == [0, 1]
+    assert (data.num_train, data.num_test) == (3, 2)
+
+
 class Fetched(Noisy):
     def __getitems__(self, indices):
         self.asked = indices

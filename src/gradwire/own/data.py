@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from gradwire.core.generators import seed_of, seeded
 from gradwire.core.key import Key
-from gradwire.core.tree import Tree, map_leaves, tensors_of, to_device
+from gradwire.core.tree import Tree, leaves_of, map_leaves, to_device
 from gradwire.own.fingerprint import fingerprint_data
 
 Collate = Callable[[list[Any]], Any]
@@ -27,7 +28,7 @@ class OwnData:
 
     def __init__(self, name: str, given: Any, collate: Collate | None = None) -> None:
         self.name = name
-        if not isinstance(given, tuple | list) or len(given) != 2 or _is_tensor(given[0]):
+        if not isinstance(given, tuple | list) or len(given) != 2 or _is_array(given[0]):
             raise ValueError(f"{name}: expected {_WANTED}; got {_describe(given)}")
         self._parts = {
             part: _examples(name, part, own, collate) for part, own in zip(("train", "test"), given)
@@ -92,7 +93,8 @@ class _Tensors:
     """Inputs and targets whose first dimension numbers the examples; inputs may be a tree."""
 
     def __init__(self, name: str, part: str, inputs: Tree, targets: Tree) -> None:
-        counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of((inputs, targets))}
+        leaves = leaves_of((inputs, targets))
+        counts = {len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else 0 for leaf in leaves}
         if len(counts) != 1:
             raise ValueError(
                 f"{name}: the {part} tensors need the same first dimension, one entry for each "
@@ -199,10 +201,10 @@ def _examples(name: str, part: str, given: Any, collate: Collate | None) -> _Ten
             "itself: give its data set, loader.dataset, and collate=loader.collate_fn"
         )
     found: _Tensors | _Examples
-    if isinstance(given, tuple | list) and len(given) == 2 and _is_tensor(given[1]):
-        found = _Tensors(name, part, *given)
+    if isinstance(given, tuple | list) and len(given) == 2 and _is_array(given[1]):
+        found = _Tensors(name, part, *map_leaves(_as_tensor, tuple(given)))
         found = found if collate is None else _Examples(name, part, found, collate)
-    elif _is_tensor(given) or not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
+    elif _is_array(given) or not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         raise ValueError(f"{name}: the {part} data is {_describe(given)}. Expected {_WANTED}.")
     else:
         found = _Examples(name, part, given, collate)
@@ -211,8 +213,12 @@ def _examples(name: str, part: str, given: Any, collate: Collate | None) -> _Ten
     return found
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | numpy.ndarray)
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value
 
 
 def _is_integer(value: Any) -> bool:
@@ -224,7 +230,7 @@ def _is_integer(value: Any) -> bool:
 
 def _describe(value: Any) -> str:
     """What was given, for messages."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | numpy.ndarray):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, Mapping):
         return f"a dict with {', '.join(map(repr, value)) or 'nothing'}"
