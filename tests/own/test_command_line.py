@@ -27,6 +27,13 @@ def make_data():  # draws without a seed
     y = x[:, :CLASSES].argmax(dim=1)
     return (x[:150], y[:150]), (x[150:], y[150:])
 
+class Branching(nn.Linear):
+    def __init__(self):
+        super().__init__(4, CLASSES)
+
+    def forward(self, x):
+        return super().forward(x if x.mean().item() > 0 else 2 * x)
+
 def hinge(outputs, targets):
     return nn.functional.multi_margin_loss(outputs, targets)
 
@@ -76,6 +83,14 @@ def test_own_loss_metric_and_collate(name, capsys):
     assert "test error_rate" in printed.out
     assert "test error_rate 0." in printed.err  # progress
     assert "test accuracy" not in printed.out + printed.err
+
+
+def test_why_workers_are_evaluated_one_after_another_is_shown(name, capsys):
+    run(["run", "--model", f"{name}:Branching", "--data", f"{name}:make_data", *FEW, "--out=first"])
+    printed = capsys.readouterr()
+    assert f"warning: the gradients of {name}:Branching are evaluated one worker" in printed.err
+    (line,) = (line for line in printed.out.splitlines() if "one worker after another" in line)
+    assert "vmap cannot evaluate it" in line
 
 
 def test_compare(name, capsys):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -35,6 +36,8 @@ def with_leaves(tree: Tree, leaves: list[Any]) -> Tree:
 
 def tensors_of(tree: Tree) -> list[Tensor]:
     """The tensors in a tree, in order."""
+    if isinstance(tree, Tensor):  # by far the most, and in every step
+        return [tree]
     return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
 
 
@@ -47,13 +50,20 @@ def with_tensors(tree: Tree, tensors: list[Tensor]) -> Tree:
 def signature_of(tree: Tree) -> tuple[object, ...]:
     """Equal for trees of equal form, whose tensors have equal shapes and types."""
     if isinstance(tree, Tensor):
-        return tuple(tree.shape), tree.dtype
+        return tree.shape, tree.dtype
     if isinstance(tree, Mapping):
         return "dict", *((name, signature_of(child)) for name, child in tree.items())
     children = _children(tree)
     if children is None:
         return (repr(tree),)
     return type(tree).__name__, *map(signature_of, children)
+
+
+def is_on(tree: Tree, device: torch.device) -> bool:
+    """Whether all its tensors are on a device."""
+    if isinstance(tree, Tensor):
+        return tree.device == device
+    return all(tensor.device == device for tensor in tensors_of(tree))
 
 
 def to_device(tree: Tree, device: Any) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradwire.core.profile import layers_of
 from gradwire.core.replica import Bucket
-from gradwire.core.tree import Tree, tensors_of, to_device
+from gradwire.core.tree import Tree, is_on, to_device
 from gradwire.training.evaluation import Mode, make_evaluator, resolve
 from gradwire.training.flat import FlatLayout
 from gradwire.training.gradient import Batch, BeforeLayer, GradientRequest, GradientResult, OnLayer
@@ -133,10 +133,9 @@ class Task:
 
     def _checked(self, request: GradientRequest) -> GradientRequest:
         self._check_params(request.params, request.buffers)
-        batch = (request.inputs, request.targets)
-        if all(tensor.device == self.device for tensor in tensors_of(batch)):
+        if is_on(request.inputs, self.device) and is_on(request.targets, self.device):
             return request
-        inputs, targets = to_device(batch, self.device)
+        inputs, targets = to_device((request.inputs, request.targets), self.device)
         return GradientRequest(request.params, request.buffers, inputs, targets, request.key)
 
     def _check_params(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:

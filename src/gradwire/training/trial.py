@@ -7,6 +7,7 @@ every engine makes the same one. Nothing is compiled: that may take longer than 
 
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from gradwire.training.task import Task
 
 _TOLERANCE = 1e-2  # of the relative difference of two gradients, float16 included
 _KEY = Key(0)
+_NOT_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # folders of code
 
 
 class Trial(NamedTuple):
@@ -120,6 +122,5 @@ def _first_line(error: Exception) -> str:
 def _where(error: BaseException) -> str:
     """The place in the user's own code at which an error was raised, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
-    inside = ("/gradwire/", "/torch/")
-    own = [frame for frame in frames if not any(part in frame.filename for part in inside)]
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -116,7 +116,7 @@ class VmapEvaluator:
         shared = self.share and all(request.params is first.params for request in requests)
         params = first.params if shared else self._stack([request.params for request in requests])
         batch = (first.inputs, first.targets)
-        tensors = [tensors_of((request.inputs, request.targets)) for request in requests]
+        tensors = [tensors_of(r.inputs) + tensors_of(r.targets) for r in requests]
         examples = [torch.stack(each) for each in zip(*tensors)]  # [n, B, ...]
         buffers = [
             torch.stack([request.buffers[name] for request in requests])
@@ -181,7 +181,7 @@ def _groups(requests: list[GradientRequest]) -> Iterator[list[int]]:
     """Indices of requests whose batches have equal shapes and types, in order of appearance."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, request in enumerate(requests):
-        shapes = signature_of((request.inputs, request.targets))
+        shapes = signature_of(request.inputs), signature_of(request.targets)
         groups.setdefault(shapes, []).append(index)
     yield from groups.values()
 
