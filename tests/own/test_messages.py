@@ -53,6 +53,10 @@ class Triples(Dicts):
         ({"model": lambda: nn.LazyLinear(3)}, r"parameter weight of a lazy layer has no shape yet"),
         ({"model": lambda: nn.ReLU()}, r"ReLU has no parameters to train$"),
         ({"model": lambda: net().requires_grad_(False)}, r"all 2 are frozen"),
+        (
+            {"model": lambda: net().to(torch.complex64)},
+            r"Linear are torch\.complex64; only those of",
+        ),
         ({"model": lambda: nn.DataParallel(net())}, r"wrapped in DataParallel.*wrapped\.module"),
         (
             {"model": lambda: nn.Linear(5, 3)},

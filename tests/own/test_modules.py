@@ -277,6 +277,34 @@ class Sampling(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::gradwire.warning.GradwireWarning")
+def test_a_loss_that_draws(build, points, simulate):
+    def noisy(outputs, targets):
+        return F.cross_entropy(outputs + torch.randn_like(outputs), targets)
+
+    runs = [simulate(model=build(lambda: nn.Linear(4, 3)), data=points, loss=noisy) for _ in "ab"]
+    assert runs[0].config.evaluation == "sequential"
+    assert torch.equal(runs[0].params, runs[1].params)
+    assert runs[0].metrics == runs[1].metrics
+
+
+@pytest.mark.filterwarnings("ignore::gradwire.warning.GradwireWarning")
+@pytest.mark.parametrize("scheduling", ["sequential", "wfbp"])
+def test_sparse_gradients_are_made_dense(build, simulate, scheduling):
+    x = torch.arange(64) % 5
+    data = (x, x % 3)
+    runs = [
+        simulate(
+            model=build(lambda sparse=sparse: nn.Embedding(5, 3, sparse=sparse)),
+            data=(data, data),
+            evaluation="auto" if sparse else "sequential",
+            scheduling=scheduling,
+        )
+        for sparse in (True, False)
+    ]
+    assert torch.allclose(runs[0].params, runs[1].params, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::gradwire.warning.GradwireWarning")
 def test_a_module_that_draws_while_it_is_tested(build, points, simulate):
     runs = [simulate(model=build(Sampling), data=points, scheduling="wfbp") for _ in range(2)]
     assert runs[0].metrics == runs[1].metrics

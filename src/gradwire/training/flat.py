@@ -49,6 +49,11 @@ class FlatLayout:
                 f"the parameters of {type(module).__name__} have several types, "
                 f"{', '.join(sorted(map(str, dtypes)))}; convert them to one, e.g. module.float()"
             )
+        if not all(dtype.is_floating_point for dtype in dtypes):
+            raise ValueError(
+                f"the parameters of {type(module).__name__} are {dtypes.pop()}; only those of "
+                "floating point are exchanged: keep a complex one as real and imaginary part"
+            )
         return cls(tuple(tensors))
 
     @cached_property

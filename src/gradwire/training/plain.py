@@ -1,13 +1,14 @@
 """A user's own module evaluated as it is, for one worker at a time.
 
 Unlike a `Skeleton` it replaces no layers. So anything that PyTorch can do goes: control flow on
-values, buffers that change in place, draws from the global generators. Before each forward pass
-these are seeded from the worker's key, and the buffers are the worker's own. Evaluation on test
-data draws the same numbers each time.
+values, buffers that change in place, draws from the global generators. These are seeded from the
+worker's key for each gradient, the loss included, and the buffers are the worker's own. Evaluation
+on test data draws the same numbers each time.
 """
 
 import copy
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -48,6 +49,9 @@ class PlainModule:
         """What one forward pass draws comes from this key."""
         return key.child("module")
 
+    def generators(self, drawn: Key | None) -> AbstractContextManager[None]:
+        return seeded(_TEST_SEED if drawn is None else seed_of(drawn), self.device)
+
     def __call__(
         self,
         params: Mapping[str, Tensor],
@@ -62,8 +66,7 @@ class PlainModule:
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
         tensors = {**params, **copies}
         args, kwargs = arguments_of(self.module, inputs)
-        with seeded(_TEST_SEED if drawn is None else seed_of(drawn), self.device):
-            outputs = functional_call(self.module, tensors, args, kwargs)
+        outputs = functional_call(self.module, tensors, args, kwargs)
         # functional_call puts assigned buffers back. A version would not tell what changed in
         # place: batch normalisation does not count its changes.
         after = {name: tensors[name].detach() for name in buffers}

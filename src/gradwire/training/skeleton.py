@@ -3,6 +3,7 @@ outputs and new statistics come out. Both ways to evaluate gradients call this o
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -38,6 +39,10 @@ class StatelessModule(Protocol):
 
     def draw(self, key: Key, inputs: Tree) -> Any:
         """The randomness of one forward pass."""
+        ...
+
+    def generators(self, drawn: Any) -> AbstractContextManager[object]:
+        """Where the module and its loss are evaluated: global generators as `drawn` says."""
         ...
 
     def __call__(
@@ -95,6 +100,9 @@ class Skeleton:
         args, kwargs = arguments_of(self.module, inputs)
         outputs = functional_call(self.module, tensors, args, kwargs, tie_weights=False)
         return outputs, {name: tensors[name] for name in buffers}
+
+    def generators(self, drawn: object) -> AbstractContextManager[object]:
+        return nullcontext()  # it is refused if it draws from them
 
     def draw(self, key: Key, inputs: Tree) -> dict[str, Tensor]:
         """The dropout masks of one worker."""

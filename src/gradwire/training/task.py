@@ -71,8 +71,9 @@ class Task:
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The loss of a batch at these parameters, without dropout masks, for measurements."""
         inputs, targets = to_device(batch, self.device)
-        outputs, _ = self._skeleton(params, self.initial_buffers(), None, inputs, train=False)
-        return self.model.loss(outputs, targets)
+        with self._skeleton.generators(None):
+            outputs, _ = self._skeleton(params, self.initial_buffers(), None, inputs, train=False)
+            return self.model.loss(outputs, targets)
 
     def gradients(self, requests: Sequence[GradientRequest]) -> list[GradientResult]:
         """Loss, gradient and new statistics for each request, in order."""
@@ -117,7 +118,7 @@ class Task:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         num_targets: int | Tensor = 0
-        with torch.no_grad():
+        with torch.no_grad(), self._skeleton.generators(None):
             tensors = self.layout.unflatten(params)
             for batch in batches:
                 inputs, targets = to_device(batch, self.device)

@@ -62,7 +62,7 @@ class SequentialEvaluator:
 
         def arrive(tensor: int, value: Tensor) -> None:
             nonlocal reached
-            result.put(tensor, value)
+            result.put(tensor, _dense(value))
             missing[layer_of[tensor]] -= 1
             before = reached
             while reached > 1 and not missing[reached - 1]:  # layer 0 comes with the loss
@@ -76,14 +76,14 @@ class SequentialEvaluator:
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         for number, gradient in enumerate(gradients):
             hooks[number].remove()
-            result.put(number, gradient)  # zeros, where no hook was called
+            result.put(number, _dense(gradient))  # zeros, where no hook was called
         result.loss, result.buffers = loss.detach(), buffers
         on_layer(0, result)
 
     def _evaluate(self, request: GradientRequest) -> GradientResult:
         leaves, loss, buffers = self._forward(request)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        gradient = concatenate([gradient.reshape(-1) for gradient in gradients])
+        gradient = concatenate([_dense(gradient).reshape(-1) for gradient in gradients])
         return GradientResult(loss.detach(), gradient, buffers)
 
     def _forward(
@@ -106,6 +106,12 @@ class SequentialEvaluator:
             if before_layer is not None and layer_of is not None:
                 layers = {id(leaf): layer_of[i] for i, leaf in enumerate(leaves)}
                 arriving = ArrivingParams(layers, before_layer)
-            with arriving:  # leaves when all are there, whether they were read or not
-                outputs, buffers = self.skeleton(tensors, request.buffers, drawn, inputs)
-            return leaves, self.model.loss(outputs, request.targets), buffers
+            with self.skeleton.generators(drawn):
+                with arriving:  # leaves when all are there, whether they were read or not
+                    outputs, buffers = self.skeleton(tensors, request.buffers, drawn, inputs)
+                return leaves, self.model.loss(outputs, request.targets), buffers
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """A gradient as it is exchanged; that of an embedding may be sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
