@@ -107,7 +107,7 @@ def test_a_run_that_stops_is_a_row_with_its_reason():
 )
 def test_what_concerns_everything_is_an_error_before_the_first_run(changes, message, monkeypatch):
     monkeypatch.setattr(
-        "gradwire.experiment.studies.compare.simulate", lambda *_, **__: pytest.fail("ran")
+        "gradwire.experiment.studies.compare.simulate_given", lambda *_, **__: pytest.fail("ran")
     )
     with pytest.raises(ValueError, match=message):
         compare([replace(BASE, **changes)])
@@ -115,7 +115,7 @@ def test_what_concerns_everything_is_an_error_before_the_first_run(changes, mess
 
 def test_folders_that_hold_something_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "gradwire.experiment.studies.compare.simulate", lambda *_, **__: pytest.fail("ran")
+        "gradwire.experiment.studies.compare.simulate_given", lambda *_, **__: pytest.fail("ran")
     )
     (tmp_path / "fp16").mkdir()
     (tmp_path / "fp16" / "config.toml").touch()

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gradwire.experiment.report.comparison import format_seconds
+from gradwire.experiment.report.score import format_score, score_name
 from gradwire.warning import GradwireWarning
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Meter:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             TimeElapsedColumn(),
             console=errors,
         )
@@ -54,11 +55,11 @@ class Meter:
     def follow(self, name: str) -> Any:
         """A progress callback for the run of this name."""
         if self._terminal:
-            task = self._bar.add_task(name, total=None, accuracy="")
+            task = self._bar.add_task(name, total=None, score="")
 
             def advance(row: Row, steps: int) -> None:
-                accuracy = f"{100 * row['test_accuracy']:.1f}%"
-                self._bar.update(task, completed=row["step"], total=steps, accuracy=accuracy)
+                score = format_score(row)
+                self._bar.update(task, completed=row["step"], total=steps, score=score)
 
             return advance
 
@@ -66,8 +67,8 @@ class Meter:
             kind = "time" if "time_s" in row else "virtual time"
             seconds = row["time_s" if "time_s" in row else "virtual_time_s"]
             _write_line(
-                f"{name}: step {row['step']}/{steps}, test accuracy "
-                f"{100 * row['test_accuracy']:.1f}%, {kind} {format_seconds(seconds)}"
+                f"{name}: step {row['step']}/{steps}, test {score_name(row)} "
+                f"{format_score(row)}, {kind} {format_seconds(seconds)}"
             )
 
         return line

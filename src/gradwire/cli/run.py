@@ -18,9 +18,9 @@ from gradwire.experiment.report.comparison import (
     counted_headers,
     format_bytes,
     format_seconds,
-    format_spread,
     network_names,
 )
+from gradwire.experiment.report.score import format_score, format_spread, has_spread, score_name
 from gradwire.experiment.run.config import Config
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _show(config: Config, summary: Row, folder: Path, as_json: bool) -> None:
 
 def _spread(summary: Row) -> str:
     """The accuracies of the workers' own models, under gossip."""
-    if "test_accuracy_min" not in summary:
+    if not has_spread(summary):
         return ""
     return f", the mean over the workers' own models, {format_spread(summary)}"
 
@@ -174,7 +174,7 @@ def _run_table(config: Config, summary: Row) -> Table:
         f"{config.scheduling}",
         "optimizer": f"{config.optimizer}{_momentum(config)}",
         "workers": f"{config.workers} x batch {config.batch_size}, {summary['steps']} steps",
-        "test accuracy": f"{100 * summary['test_accuracy']:.2f}%{_spread(summary)}",
+        f"test {score_name(summary)}": f"{format_score(summary, 2)}{_spread(summary)}",
         "bytes sent": f"{format_bytes(summary['bytes_sent'])} in {summary['messages_sent']:,} "
         "messages, "
         f"{format_bytes(summary['bytes_per_worker_step'])} per worker and step{_nominal(summary)}"
@@ -182,6 +182,7 @@ def _run_table(config: Config, summary: Row) -> Table:
         **times,
         **_observed(config, summary),
         **_compared(summary),
+        **({"one worker after another": why} if (why := summary.get("evaluation_reason")) else {}),
         **({"dropped steps": str(n)} if (n := summary["dropped_steps"]) else {}),
         "wall time": f"{summary['wall_time_s']:.1f} s with {summary['kernels']} kernels",
     }

@@ -6,23 +6,41 @@ rank because they are drawn from a shared key.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from gradwire.core.key import Key
 from gradwire.core.notation import Expression
-from gradwire.data.dataset import Dataset
 
 _MAX_DRAWS = 100
+
+
+class Examples(Protocol):
+    """What partitions must know of a data set; labels and roles only some of them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_train(self) -> int: ...
+
+    @property
+    def train_targets(self) -> Tensor: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def roles(self) -> tuple[Tensor, ...] | None: ...
 
 
 class DataPartition(Expression, ABC):
     """A rule that deals training examples to workers."""
 
     @abstractmethod
-    def shards(self, dataset: Dataset, num_workers: int, key: Key) -> list[Tensor] | None:
+    def shards(self, dataset: Examples, num_workers: int, key: Key) -> list[Tensor] | None:
         """The train indices of each worker, int64, ascending: disjoint, and all of them.
 
         None means that no worker owns examples: all draw from one order, new every epoch.
@@ -32,7 +50,7 @@ class DataPartition(Expression, ABC):
         if not 1 <= num_workers <= most:
             raise ValueError(f"{self} needs 1 .. {most} workers ({what}), got {num_workers}")
 
-    def _labels(self, dataset: Dataset) -> Tensor:
+    def _labels(self, dataset: Examples) -> Tensor:
         if dataset.train_targets.dim() != 1:
             raise ValueError(
                 f"{self} needs one label per example, but targets of {dataset.name} have shape "
@@ -45,7 +63,7 @@ class DataPartition(Expression, ABC):
 class Iid(DataPartition):
     """Every worker draws from all examples, in one order that is new every epoch."""
 
-    def shards(self, dataset: Dataset, num_workers: int, key: Key) -> list[Tensor] | None:
+    def shards(self, dataset: Examples, num_workers: int, key: Key) -> list[Tensor] | None:
         self._check_workers(num_workers, dataset.num_train, "an example each")
         return None
 
@@ -71,7 +89,7 @@ class Dirichlet(DataPartition):
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"dirichlet needs a finite alpha above 0, got {self.alpha}")
 
-    def shards(self, dataset: Dataset, num_workers: int, key: Key) -> list[Tensor]:
+    def shards(self, dataset: Examples, num_workers: int, key: Key) -> list[Tensor]:
         labels = self._labels(dataset)
         self._check_workers(num_workers, len(labels), "an example each")
         order = key.child("order").permutation(len(labels))
@@ -107,7 +125,7 @@ class ByLabel(DataPartition):
                 f"by_label needs at least 1 label per worker, got {self.labels_per_worker}"
             )
 
-    def shards(self, dataset: Dataset, num_workers: int, key: Key) -> list[Tensor]:
+    def shards(self, dataset: Examples, num_workers: int, key: Key) -> list[Tensor]:
         labels = self._labels(dataset)
         self._check_workers(
             num_workers, len(labels) // self.labels_per_worker, "an example per label"
@@ -123,7 +141,7 @@ class ByRole(DataPartition):
 
     paper: ClassVar[str] = "Caldas et al. 2018, LEAF: a benchmark for federated settings"
 
-    def shards(self, dataset: Dataset, num_workers: int, key: Key) -> list[Tensor]:
+    def shards(self, dataset: Examples, num_workers: int, key: Key) -> list[Tensor]:
         if dataset.roles is None:
             raise ValueError(
                 f"by_role needs a data set with speaking roles; {dataset.name} has none. "

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from gradwire.core.epochs import steps_per_epoch
 from gradwire.core.key import Key
-from gradwire.data.dataset import Dataset
-from gradwire.data.partition import DataPartition
+from gradwire.data.partition import DataPartition, Examples
 
 
 class Sampler:
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Examples,
         partition: DataPartition,
         num_workers: int,
         batch_size: int,

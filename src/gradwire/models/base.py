@@ -29,6 +29,10 @@ class Model(Expression, ABC):
         """How many targets [...] are the argmax of their outputs [..., num_classes]."""
         return (outputs.argmax(dim=-1) == targets).sum()
 
+    def count(self, targets: Tensor) -> int:
+        """How many targets there are: the weight of a batch in means over batches."""
+        return targets.numel()
+
 
 def build_seeded(
     model: Model, input_shape: tuple[int, ...], num_classes: int, seed: int

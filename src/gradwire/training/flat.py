@@ -1,4 +1,4 @@
-"""Flat parameters: all of a module's parameters as one vector, with the names and shapes to cut
+"""Flat parameters: all trained parameters of a module as one vector, with names and shapes to cut
 it up again. Algorithms see vectors [d]; modules see the views that `FlatLayout.unflatten` gives.
 """
 
@@ -23,7 +23,10 @@ class FlatTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """The order of a module's parameters in a flat vector, tied parameters once."""
+    """The order of a module's parameters in a flat vector, tied parameters once.
+
+    Frozen ones (`requires_grad=False`) are not in it.
+    """
 
     tensors: tuple[FlatTensor, ...]
 
@@ -31,17 +34,25 @@ class FlatLayout:
     def of(cls, module: nn.Module) -> "FlatLayout":
         tensors = []
         start = 0
-        for name, parameter in module.named_parameters():
+        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        for name, parameter in trained:
             stop = start + parameter.numel()
             tensors.append(FlatTensor(name, start, stop, tuple(parameter.shape)))
             start = stop
-        if not tensors:
-            raise ValueError(f"{type(module).__name__} has no parameters to train")
-        dtypes = {parameter.dtype for parameter in module.parameters()}
+        if not start:
+            frozen = sum(not p.requires_grad for p in module.parameters())
+            why = f": all {frozen} are frozen (requires_grad=False)" if frozen else ""
+            raise ValueError(f"{type(module).__name__} has no parameters to train{why}")
+        dtypes = {parameter.dtype for _, parameter in trained}
         if len(dtypes) > 1:
             raise ValueError(
                 f"the parameters of {type(module).__name__} have several types, "
                 f"{', '.join(sorted(map(str, dtypes)))}; convert them to one, e.g. module.float()"
+            )
+        if not all(dtype.is_floating_point for dtype in dtypes):
+            raise ValueError(
+                f"the parameters of {type(module).__name__} are {dtypes.pop()}; only those of "
+                "floating point are exchanged: keep a complex one as real and imaginary part"
             )
         return cls(tuple(tensors))
 

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from gradwire.core.group import concatenate
 from gradwire.core.key import Key
+from gradwire.core.tree import Tree
 from gradwire.training.flat import FlatLayout
 
-Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B] or, for text, [B, L]
+# Inputs [B, ...], targets [B] or, for text, [B, L]; a user's own may be dicts, lists, tuples.
+Batch = tuple[Tree, Tree]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,8 +27,8 @@ class GradientRequest:
 
     params: Tensor  # [d]
     buffers: Mapping[str, Tensor]
-    inputs: Tensor  # [B, ...]
-    targets: Tensor
+    inputs: Tree  # [B, ...]
+    targets: Tree
     key: Key  # names seed, step and rank; dropout masks are drawn from it
 
 

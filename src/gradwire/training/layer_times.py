@@ -20,6 +20,7 @@ from gradwire.core.notation import Expression
 from gradwire.core.profile import layers_of
 from gradwire.core.registry import Registry
 from gradwire.core.replica import Bucket
+from gradwire.core.tree import tensors_of
 from gradwire.training.gradient import Batch
 from gradwire.training.task import Task
 
@@ -141,8 +142,8 @@ def layer_flops(task: Task, batch: Batch) -> list[float]:
     made: dict[str, int] = {}  # values that a module makes, by name
 
     def note(name: str, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
-        made[name] = made.get(name, 0) + output.numel()
+        tensors = tensors_of(output)
+        made[name] = made.get(name, 0) + (tensors[0].numel() if tensors else 0)
 
     module = task.module
     handles = [
@@ -158,7 +159,7 @@ def layer_flops(task: Task, batch: Batch) -> list[float]:
     modules = dict(module.named_modules())
     flops = []
     for layer in layers_of(task_tensors(task)):
-        values = made.get(layer.name, layer.numel)
+        values = made.get(layer.name) or layer.numel
         owner = modules.get(layer.name)
         if isinstance(owner, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.RNNBase):
             positions = values / _num_outputs(owner)

@@ -3,13 +3,16 @@ outputs and new statistics come out. Both ways to evaluate gradients call this o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradwire.core.key import Key
+from gradwire.core.tree import Tree, signature_of
+from gradwire.training.calling import arguments_of
 from gradwire.training.flat import FlatLayout
 from gradwire.training.layers import KeyedDropout, PureBatchNorm, purify
 
@@ -24,8 +27,40 @@ class _Mask(NamedTuple):
     shape: tuple[int, ...]
 
 
+class StatelessModule(Protocol):
+    """A module as a function of parameters and buffers: a `Skeleton`, or a `PlainModule`."""
+
+    module: nn.Module
+    device: torch.device
+    layout: FlatLayout
+    params: Tensor  # [d], the initial ones
+    buffers: dict[str, Tensor]
+    keeps_memory_format: bool
+
+    def draw(self, key: Key, inputs: Tree) -> Any:
+        """The randomness of one forward pass."""
+        ...
+
+    def generators(self, drawn: Any) -> AbstractContextManager[object]:
+        """Where the module and its loss are evaluated: global generators as `drawn` says."""
+        ...
+
+    def __call__(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        drawn: Any,
+        inputs: Tree,
+        train: bool = True,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Outputs and new buffers; `drawn` is None if it is not trained."""
+        ...
+
+
 class Skeleton:
     """The shape of a module's computation, with its first parameters and statistics."""
+
+    keeps_memory_format = False
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = purify(module).to(device)
@@ -40,33 +75,40 @@ class Skeleton:
                     self.buffers[f"{name}.{key}" if name else key] = buffer
             elif isinstance(layer, KeyedDropout):
                 self._dropouts[name] = layer
-            elif isinstance(layer, nn.RNNBase):
-                layer.register_forward_pre_hook(_gather_weights)
+        refresh_recurrent_weights(self.module)
         self._aliases = _aliases(self.module)
-        self._masks: dict[tuple[int, ...], list[_Mask]] = {}  # by shape of the inputs
+        self._masks: dict[tuple[object, ...], list[_Mask]] = {}  # by shape of the inputs
 
     def __call__(
         self,
         params: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        masks: Mapping[str, Tensor],
-        inputs: Tensor,
+        drawn: Mapping[str, Tensor] | None,
+        inputs: Tree,
         train: bool = True,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Outputs and new statistics."""
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Outputs and new statistics; `drawn` are the dropout masks."""
         if self.module.training != train:
             self.module.train(train)
         for layer in self._dropouts.values():
             layer.num_calls = 0
-        tensors = {**params, **buffers, **masks}
+        tensors = {**params, **buffers, **(drawn or {})}
         for alias, name in self._aliases.items():
             tensors[alias] = tensors[name]
         # functional_call writes buffers that the forward assigned back into `tensors`. It need
         # not look for tied weights, a walk over the module: the aliases are known.
-        outputs = functional_call(self.module, tensors, (inputs,), tie_weights=False)
+        args, kwargs = arguments_of(self.module, inputs)
+        outputs = functional_call(self.module, tensors, args, kwargs, tie_weights=False)
         return outputs, {name: tensors[name] for name in buffers}
 
-    def draw_masks(self, keys: Sequence[Key], inputs: Tensor) -> dict[str, Tensor]:
+    def generators(self, drawn: object) -> AbstractContextManager[object]:
+        return nullcontext()  # it is refused if it draws from them
+
+    def draw(self, key: Key, inputs: Tree) -> dict[str, Tensor]:
+        """The dropout masks of one worker."""
+        return {name: mask[0] for name, mask in self.draw_masks([key], inputs).items()}
+
+    def draw_masks(self, keys: Sequence[Key], inputs: Tree) -> dict[str, Tensor]:
         """Dropout masks for len(keys) workers with batches shaped like `inputs`, [n, ...] each.
 
         One draw per worker serves all layers: a short Philox draw costs as much as a long one.
@@ -85,8 +127,8 @@ class Skeleton:
             for mask, column in zip(masks, columns)
         }
 
-    def _recorded_masks(self, inputs: Tensor) -> list[_Mask]:
-        shape = tuple(inputs.shape)
+    def _recorded_masks(self, inputs: Tree) -> list[_Mask]:
+        shape = signature_of(inputs)
         if shape not in self._masks:
             self._record(inputs)
             self._masks[shape] = [
@@ -96,7 +138,7 @@ class Skeleton:
             ]
         return self._masks[shape]
 
-    def _record(self, inputs: Tensor) -> None:
+    def _record(self, inputs: Tree) -> None:
         """Records the masks' shapes in one forward; refuses modules that are not pure."""
         constants = {
             name: (buffer, buffer._version)
@@ -108,7 +150,7 @@ class Skeleton:
             layer.recording, layer.shapes = True, []
         try:
             with torch.no_grad():
-                self(self.layout.unflatten(self.params), self.buffers, {}, inputs)
+                self(self.layout.unflatten(self.params), self.buffers, None, inputs)
         finally:
             for layer in self._dropouts.values():
                 layer.recording = False
@@ -134,18 +176,26 @@ def _random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
+def refresh_recurrent_weights(module: nn.Module) -> None:
+    """Lets recurrent layers, which read a list made at construction, use the swapped tensors."""
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.register_forward_pre_hook(_gather_weights)
+
+
 def _gather_weights(layer: nn.Module, _: Any) -> None:
-    """Recurrent layers read a list made at construction; refresh it with the swapped tensors."""
     assert isinstance(layer, nn.RNNBase)
     layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
-    """Second names of tied parameters, each with the first name."""
+    """Second names of tied parameters that are trained, each with the first name."""
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for prefix, layer in module.named_modules():
         for key, parameter in layer.named_parameters(recurse=False, remove_duplicate=False):
+            if not parameter.requires_grad:
+                continue
             name = f"{prefix}.{key}" if prefix else key
             if first.setdefault(id(parameter), name) != name:
                 aliases[name] = first[id(parameter)]

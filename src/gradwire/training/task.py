@@ -11,38 +11,43 @@ from torch import Tensor, nn
 
 from gradwire.core.profile import layers_of
 from gradwire.core.replica import Bucket
-from gradwire.models.base import Model
+from gradwire.core.tree import Tree, is_on, to_device
 from gradwire.training.evaluation import Mode, make_evaluator, resolve
 from gradwire.training.flat import FlatLayout
 from gradwire.training.gradient import Batch, BeforeLayer, GradientRequest, GradientResult, OnLayer
-from gradwire.training.skeleton import Skeleton
+from gradwire.training.objective import Objective
+from gradwire.training.plain import PlainModule
+from gradwire.training.skeleton import Skeleton, StatelessModule
 
 __all__ = ["Batch", "Evaluation", "GradientRequest", "GradientResult", "Task"]
 
 
 class Evaluation(NamedTuple):
     loss: float  # mean over the targets
-    accuracy: float  # fraction of targets whose output is the largest
+    accuracy: float  # fraction of targets whose output is the largest, or a user's own metric
 
 
 class Task:
     """A module made stateless, and the evaluator of its gradients.
 
     The module is copied; it is neither changed nor trained. `compile=None` compiles on CUDA.
+    `is_plain`: its layers stay as they are, and gradients are evaluated one after another.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: Objective,
         module: nn.Module,
         device: torch.device | str = "cpu",
         mode: Mode = "auto",
         compile: bool | None = None,
+        is_plain: bool = False,
     ) -> None:
         self.model = model
         # With its index, so that it equals the device of tensors that lie there.
         self.device = torch.empty(0, device=device).device
-        self._skeleton = Skeleton(module, self.device)
+        stateless = PlainModule if is_plain else Skeleton
+        self._skeleton: StatelessModule = stateless(module, self.device)
         self.mode = resolve(mode, self._skeleton.module, self.device)
         self._evaluator = make_evaluator(model, self._skeleton, self.mode, compile)
 
@@ -65,9 +70,10 @@ class Task:
 
     def loss(self, params: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The loss of a batch at these parameters, without dropout masks, for measurements."""
-        inputs, targets = (tensor.to(self.device) for tensor in batch)
-        outputs, _ = self._skeleton(params, self.initial_buffers(), {}, inputs, train=False)
-        return self.model.loss(outputs, targets)
+        inputs, targets = to_device(batch, self.device)
+        with self._skeleton.generators(None):
+            outputs, _ = self._skeleton(params, self.initial_buffers(), None, inputs, train=False)
+            return self.model.loss(outputs, targets)
 
     def gradients(self, requests: Sequence[GradientRequest]) -> list[GradientResult]:
         """Loss, gradient and new statistics for each request, in order."""
@@ -103,31 +109,34 @@ class Task:
         batches: Iterable[Batch],
         chunk_size: int = 1024,
     ) -> Evaluation:
-        """Loss and accuracy over all batches, at most `chunk_size` examples at a time."""
+        """Loss and accuracy over all batches, at most `chunk_size` examples at a time.
+
+        Inputs or targets that are no tensors are not split.
+        """
         self._check_params(params, buffers)
         # Sums stay on the device: reading each one would wait for it.
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        num_targets = 0
-        with torch.no_grad():
+        num_targets: int | Tensor = 0
+        with torch.no_grad(), self._skeleton.generators(None):
             tensors = self.layout.unflatten(params)
             for batch in batches:
-                inputs, targets = (tensor.to(self.device) for tensor in batch)
-                for few, wanted in zip(inputs.split(chunk_size), targets.split(chunk_size)):
-                    outputs, _ = self._skeleton(tensors, buffers, {}, few, train=False)
-                    loss += self.model.loss(outputs, wanted).double() * wanted.numel()
-                    correct += self.model.correct(outputs, wanted)
-                    num_targets += wanted.numel()
+                inputs, targets = to_device(batch, self.device)
+                for few, wanted in _split(inputs, targets, chunk_size):
+                    outputs, _ = self._skeleton(tensors, buffers, None, few, train=False)
+                    count = self.model.count(wanted)
+                    loss += self.model.loss(outputs, wanted).double() * count
+                    correct = correct + self.model.correct(outputs, wanted)
+                    num_targets = num_targets + count
         if num_targets == 0:
             raise ValueError("evaluate needs at least one example, got none")
-        return Evaluation(float(loss) / num_targets, float(correct) / num_targets)
+        return Evaluation(float(loss) / int(num_targets), float(correct) / int(num_targets))
 
     def _checked(self, request: GradientRequest) -> GradientRequest:
         self._check_params(request.params, request.buffers)
-        inputs, targets = request.inputs, request.targets
-        if inputs.device == self.device and targets.device == self.device:
+        if is_on(request.inputs, self.device) and is_on(request.targets, self.device):
             return request
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        inputs, targets = to_device((request.inputs, request.targets), self.device)
         return GradientRequest(request.params, request.buffers, inputs, targets, request.key)
 
     def _check_params(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
@@ -142,3 +151,14 @@ class Task:
                 f"{self.model} has buffers {sorted(self._skeleton.buffers)}, got "
                 f"{sorted(buffers)}; start from task.initial_buffers()"
             )
+
+
+def _split(inputs: Tree, targets: Tree, size: int) -> Iterable[Batch]:
+    if (
+        isinstance(inputs, Tensor)
+        and isinstance(targets, Tensor)
+        and inputs.dim()
+        and targets.dim()
+    ):
+        return zip(inputs.split(size), targets.split(size))
+    return [(inputs, targets)]

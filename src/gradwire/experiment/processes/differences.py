@@ -21,8 +21,18 @@ def differences(
             f"{own} where {name(coordinator)} has {other}" for own, other in lines if own != other
         ]
         if texts:
-            found[str(rank)] = f"{name(rank)} has {', '.join(texts)}"
+            found[str(rank)] = f"{name(rank)} has {', '.join(texts)}{_hint(texts)}"
     return found
+
+
+def _hint(texts: Sequence[str]) -> str:
+    """What to do if the fingerprint of a user's own model or data differs."""
+    if not any(text.startswith(("model = ", "data = ")) and "#" in text for text in texts):
+        return ""
+    return (
+        " (what comes after # is the fingerprint of the initial parameters or of the data: give a "
+        "function that makes it, or seed torch before you do)"
+    )
 
 
 def summarize_differences(differs: Mapping[str, str]) -> str:

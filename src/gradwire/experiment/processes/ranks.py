@@ -19,6 +19,7 @@ from gradwire.experiment.processes.launch.signals import Interrupted, Signals
 from gradwire.experiment.processes.node.run import NodeRun
 from gradwire.experiment.processes.node.types import RunFolder
 from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.given import NOTHING, Given, given_again, split_given
 from gradwire.experiment.run.machine import default_threads, layout_of, own_device
 from gradwire.experiment.run.outcome import Progress, Run, config_of, use_threads
 from gradwire.experiment.run.record import Record, Say, warn
@@ -49,13 +50,14 @@ def run(
         torch.distributed.init_process_group("gloo")
         run = gradwire.run(workers=4, compression="ef(topk(0.01))", out="runs/first")
 
-    `settings` are the fields of `Config`. With `out` the record of the run is written there, and
-    every rank writes checkpoints: at evaluations, and every `checkpoint_every`. `resume` continues
-    the run in that folder, to the same bits as if it had not been interrupted; so does `out` if
-    `is_restart` and the folder holds this run. `restart` allows a resumed run to begin again from
-    step 0 if its checkpoints are damaged or missing. `say` gets messages on rank 0: that the run
-    begins again, and which files were not used; by default these are warnings. `timeout` is how
-    long nothing may happen before a rank gives up.
+    `settings` are the fields of `Config`; `model`, `data`, `loss`, `metric` and `collate` may be
+    Python objects, as for `simulate`, and must then be alike on all ranks. With `out` the record of
+    the run is written there, and every rank writes checkpoints: at evaluations, and every
+    `checkpoint_every`. `resume` continues the run in that folder, to the same bits as if it had not
+    been interrupted; so does `out` if `is_restart` and the folder holds this run. `restart` allows
+    a resumed run to begin again from step 0 if its checkpoints are damaged or missing. `say` gets
+    messages on rank 0: that the run begins again, and which files were not used; by default these
+    are warnings. `timeout` is how long nothing may happen before a rank gives up.
     """
     if not dist.is_initialized():
         raise ValueError(
@@ -63,11 +65,13 @@ def run(
             "torch.distributed.init_process_group first, or gradwire run --engine process"
         )
     if resume is not None:
-        if config is not None or settings or out is not None:
+        if config is not None or out is not None:
             raise ValueError("resume continues with the run's own settings; give no others")
         chosen = Record.open(Path(resume)).config
+        given = given_again(chosen, settings)
     else:
-        chosen = config_of(config, {**settings, "engine": "process"}, "run")
+        texts, given = split_given(settings)
+        chosen = config_of(config, {**texts, "engine": "process"}, "run")
     folder = out if resume is None else resume
     place = None if folder is None else Path(folder)
     where = RunFolder(place, resume is not None, is_restart, restart)
@@ -86,10 +90,10 @@ def run(
     every_s, timeout_s = parse_duration(checkpoint_every), parse_duration(timeout)
     if not timeout_s > 0:
         raise ValueError(f"timeout must be above 0, got {timeout!r}")
-    settings = {"signals": signals or Signals(), "progress": progress, "say": say}
+    options = {"signals": signals or Signals(), "progress": progress, "say": say}
     with (
         use_threads(chosen.threads or default_threads(size)),
-        rank_of(NodeRun, chosen, where, every_s, timeout_s, **settings) as node,
+        rank_of(NodeRun, chosen, where, every_s, timeout_s, given, **options) as node,
     ):
         return node.run()
 
@@ -101,6 +105,7 @@ def rank_of(
     where: RunFolder,
     checkpoint_every_s: float,
     timeout_s: float,
+    given: Given = NOTHING,
     **settings: Any,
 ) -> Iterator[N]:
     """This rank of the process group, with connections to the others."""
@@ -110,7 +115,7 @@ def rank_of(
     lost: int | None = transport.rank  # unless the run ends well
     try:
         yield kind(
-            prepare_or_explain(config, is_quiet=transport.rank > 0),
+            prepare_or_explain(config, transport.rank > 0, given),
             transport,
             layout_of(config),
             where,
@@ -130,7 +135,7 @@ def rank_of(
         transport.close(lost)
 
 
-def prepare_or_explain(config: Config, is_quiet: bool) -> Experiment | str:
+def prepare_or_explain(config: Config, is_quiet: bool, given: Given = NOTHING) -> Experiment | str:
     """The experiment, or the reason why there is none, which all ranks must learn.
 
     `is_quiet`: no warnings; one rank prints them. From now on torch uses as many threads as the
@@ -140,7 +145,7 @@ def prepare_or_explain(config: Config, is_quiet: bool) -> Experiment | str:
         with warnings.catch_warnings():
             if is_quiet:
                 warnings.simplefilter("ignore")
-            experiment = prepare(config)
+            experiment = prepare(config, given)
         torch.set_num_threads(experiment.config.threads or torch.get_num_threads())
         return experiment
     except (ValueError, DataError, OSError) as error:

@@ -165,7 +165,8 @@ def _replay(
     )
     # Times are those of the real run.
     merged, model = {**summary, **again}, nodes.model(replicas)
-    run = Run(experiment.config, [row], merged, *model, replicas, engine.ledger)
+    layout = plan.task.layout
+    run = Run(experiment.config, [row], merged, *model, replicas, engine.ledger, layout)
     return Replayed(run, tuple(differs), compared)
 
 

@@ -11,6 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradwire.experiment.report.drawing import line_style, log_axis, save
+from gradwire.experiment.report.score import (
+    format_score,
+    format_spread,
+    has_spread,
+    score_name,
+    score_value,
+)
 
 if TYPE_CHECKING:  # the command line's help needs no torch
     from gradwire.experiment.run.record import Row
@@ -32,16 +39,13 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if abs(seconds) < 1 else f"{seconds:.3g} s"
 
 
-def format_spread(row: Row) -> str:
-    """From the worst to the best worker, under gossip."""
-    least, most = 100 * row["test_accuracy_min"], 100 * row["test_accuracy_max"]
-    return f"which have {least:.1f}% to {most:.1f}%"
-
-
 def comparison_table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=0)
     table.add_column("method", overflow="fold", min_width=16)
-    for column in ("test\nacc.", "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
+    done = [row for row in rows if "failure" not in row]
+    name = score_name(done[0]) if done else "accuracy"
+    score = "test\nacc." if name == "accuracy" else f"test\n{name}"
+    for column in (score, "bytes per\nworker\nand step", "ratio\nto fp32", "ratio\nto fp16"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in network_names(_bandwidths(rows)):
         table.add_column(f"time at\n{name}", justify="right", no_wrap=True)
@@ -51,7 +55,7 @@ def comparison_table(rows: Sequence[Row]) -> Table:
             continue
         table.add_row(
             escape(row["method"]),
-            f"{100 * row['test_accuracy']:.1f}%",
+            format_score(row),
             format_bytes(row["bytes_per_worker_step"]),
             _times(row["ratio_fp32"]),
             _times(row["ratio_fp16"]),
@@ -88,10 +92,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
             if row["dropped_steps"]
         ),
         *(
-            f"{row['method']}: the accuracy is the mean over the workers' own models, "
+            f"{row['method']}: the {score_name(row)} is the mean over the workers' own models, "
             f"{format_spread(row)}"
             for row in done
-            if "test_accuracy_min" in row
+            if has_spread(row)
         ),
         *(f"{row['method']} {remark}" for row in done for remark in row.get("remarks", ())),
         *(f"{row['method']} {row['failure']}" for row in rows if "failure" in row),
@@ -124,7 +128,9 @@ def task_line(outcomes: Sequence[Outcome]) -> str:
 
 
 def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Accuracy against virtual time and against bytes per worker, one line per method.
+    """Accuracy, or another metric, against virtual time and against bytes per worker.
+
+    One line per method.
 
     The suffix of the path says the format: .png, .pdf or .svg.
     """
@@ -133,21 +139,24 @@ def comparison_figure(outcomes: Sequence[Outcome], path: Path) -> None:
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     figure.suptitle(task_line(outcomes), fontsize=12)
     by_time, by_bytes = figure.subplots(1, 2, sharey=True)
-    bandwidth = ""
+    bandwidth, score = "", "accuracy [%]"
     for number, outcome in enumerate(outcomes):
         run = outcome.run
         if run is None:
             continue
         bandwidth = run.config.bandwidth
-        accuracy = [100 * row["test_accuracy"] for row in run.metrics]
-        for axes, values in (
+        values = [score_value(row) for row in run.metrics]
+        is_accuracy = score_name(run.summary) == "accuracy"
+        score = score if is_accuracy else score_name(run.summary)
+        scores = [v if v is None or not is_accuracy else 100 * v for v in values]
+        for axes, places in (
             (by_time, [row["virtual_time_s"] for row in run.metrics]),
             (by_bytes, [row["bytes_sent"] / run.config.workers for row in run.metrics]),
         ):
-            axes.plot(values, accuracy, label=outcome.label, **line_style(number))
+            axes.plot(places, scores, label=outcome.label, **line_style(number))
     by_time.set_xlabel(f"virtual time at {network_names([bandwidth])[0]}")
     by_bytes.set_xlabel("sent per worker")
-    by_time.set_ylabel("test accuracy [%]")
+    by_time.set_ylabel(f"test {score}")
     for axes, unit in ((by_time, "s"), (by_bytes, "B")):
         if axes.lines:  # a logarithmic axis without data cannot be drawn
             log_axis(axes, unit)

@@ -50,6 +50,7 @@ _EXAMPLES = {  # of settings whose default shows little
     "what_if": ("10Gbit",),
     "faults": ("crash(2, at=1.5)",),
 }
+_MAY_BE_OBJECTS = ("model", "data", "loss", "metric", "collate")
 _KINDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
@@ -86,6 +87,12 @@ def wrong_kind(name: str, wanted: type, value: Any) -> str:
         hint = f" Write {name} = {as_toml((value,))}."
     elif wanted in (int, float) and isinstance(value, str):
         hint = f" Write {name} = {value}, without quotes." * value.isdecimal()
+    elif name in _MAY_BE_OBJECTS:
+        return (
+            f"{name} of a Config is a string, got {type(value).__name__}. Hand Python objects to "
+            f"gradwire.simulate or gradwire.run, {name}=..., or write {name} = MODULE:NAME, which "
+            "is imported."
+        )
     return f"{name} must be {_KINDS[wanted]}, got {value!r}.{hint}"
 
 

@@ -45,9 +45,20 @@ class Config:
     """One experiment."""
 
     data: str = "digits"
-    """Data set: digits, mnist, fashion_mnist, cifar10, shakespeare, shakespeare_roles."""
+    """Data set: digits, mnist, fashion_mnist, cifar10, shakespeare, shakespeare_roles; or your own,
+    MODULE:NAME of a function that returns (train, test)."""
     model: str = ""
-    """Network, such as mlp, mlp((256, 128)), resnet20; empty: the usual one for the data set."""
+    """Network, such as mlp, mlp((256, 128)), resnet20; empty: the usual one for the data set; or
+    your own, MODULE:NAME of a function that makes an nn.Module."""
+    loss: str = ""
+    """Of your own model: cross_entropy, mse, or MODULE:NAME of a function of (outputs, targets);
+    empty: cross_entropy if targets are integers, else mse."""
+    metric: str = ""
+    """Of your own model, on the test data: accuracy, loss, or MODULE:NAME of a function of
+    (outputs, targets); empty: accuracy if targets are integers, else the loss."""
+    collate: str = ""
+    """Of your own data: MODULE:NAME of a function from a list of examples to (inputs, targets);
+    empty: that of torch."""
     optimizer: str = "sgd(0.1)"
     """sgd(lr, momentum=0.9, nesterov=True, weight_decay=...) or adam(lr, ...)."""
     schedule: str = "constant"

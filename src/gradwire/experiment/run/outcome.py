@@ -13,6 +13,7 @@ from gradwire import kernels
 from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.report.figures import number
+from gradwire.experiment.report.score import score_name, score_part, score_row, score_value
 from gradwire.experiment.run.config import Config, both_lengths
 from gradwire.experiment.run.record import Row
 from gradwire.experiment.run.setup import Experiment
@@ -20,10 +21,10 @@ from gradwire.experiment.run.threads import (
     use_threads as use_threads,  # exported
 )
 from gradwire.runtime.ledger import Ledger
+from gradwire.training.flat import FlatLayout
 from gradwire.training.task import Evaluation
 
 Model = tuple[Tensor, Mapping[str, Tensor]]  # parameters, and statistics by name
-SPREAD = ("test_accuracy_min", "test_accuracy_max")  # over the workers' models, under gossip
 Progress = Callable[[Row, int], None]  # a row of metrics, and the number of steps in all
 
 
@@ -38,6 +39,15 @@ class Run:
     buffers: Mapping[str, Tensor]  # running statistics of the first worker that is there
     replicas: list[Replica]  # of all workers; on a real rank its own
     ledger: Ledger
+    layout: FlatLayout | None = None  # where the parameters lie in `params`
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Trained parameters and buffers by name: `module.load_state_dict(..., strict=False)`.
+
+        Frozen parameters, and buffers that training leaves alone, may be missing.
+        """
+        assert self.layout is not None
+        return {**self.layout.unflatten(self.params), **self.buffers}
 
     @property
     def bytes_sent(self) -> int:
@@ -59,8 +69,16 @@ class Run:
     @property
     def accuracy(self) -> float:
         """On the test set, at the end; under gossip the mean over the workers' models."""
+        if "test_accuracy" not in self.summary:
+            name = score_name(self.summary)
+            raise ValueError(f"this run has no accuracy: its metric is {name}, see run.metric")
         accuracy: float = self.summary["test_accuracy"]
         return accuracy
+
+    @property
+    def metric(self) -> float | None:
+        """The accuracy, or the metric of a user's own task; None: NaN or infinity."""
+        return score_value(self.summary)
 
 
 def config_of(config: Config | None, settings: Mapping[str, Any], source: str) -> Config:
@@ -108,13 +126,12 @@ def _test_models(experiment: Experiment, models: Sequence[Model]) -> Row:
             known[id(params)] = experiment.plan.task.evaluate(params, buffers, batches)
     tests = [known[id(params)] for params, _ in models]
     accuracies = [test.accuracy for test in tests]
-    row = {
+    is_spread = experiment.plan.mixes and len(models) > 1
+    spread = (number(min(accuracies)), number(max(accuracies))) if is_spread else ()
+    return {
         "test_loss": number(_mean([test.loss for test in tests])),
-        "test_accuracy": _mean(accuracies),
+        **score_row(experiment.config.metric, number(_mean(accuracies)), spread),
     }
-    if experiment.plan.mixes and len(models) > 1:
-        row |= {"test_accuracy_min": min(accuracies), "test_accuracy_max": max(accuracies)}
-    return row
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -133,8 +150,7 @@ def summary_of(
         "steps_done": last["step"],
         "gradients": num_gradients,
         "parameters": experiment.plan.task.initial_params().numel(),
-        "test_accuracy": last["test_accuracy"],
-        **{name: last[name] for name in SPREAD if name in last},
+        **score_part(last),
         "test_loss": last["test_loss"],
         "distance": last["distance"],
         "dropped_steps": last["dropped_steps"],
@@ -145,6 +161,7 @@ def summary_of(
         "bytes_by_link": ledger.link_bytes,
         "bytes_by_tensor": dict(ledger.tensor_bytes),
         **others,
+        **({"evaluation_reason": reason} if (reason := experiment.evaluation_reason) else {}),
         "kernels": kernels.backend(),
         "versions": {
             "gradwire": gradwire.__version__,

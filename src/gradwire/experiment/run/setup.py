@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
-from gradwire import data
 from gradwire.architecture import ARCHITECTURE
 from gradwire.compression import COMPRESSION
 from gradwire.compression.by_rank import at_bandwidths, check_no_bandwidths
@@ -23,10 +23,13 @@ from gradwire.data.dataset import Dataset
 from gradwire.data.sampler import Sampler
 from gradwire.experiment.costs.coding_costs import Charge, charge_of
 from gradwire.experiment.costs.gradient_time import GradientTime, default_threads, measure_gradient
+from gradwire.experiment.run.batches import test_batches, train_batches
 from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.given import NOTHING, Given
 from gradwire.experiment.run.momentum import place
-from gradwire.experiment.run.registries import MODELS, OPTIMIZERS, PARTITIONS, SCHEDULES
-from gradwire.models.base import build_seeded
+from gradwire.experiment.run.registries import OPTIMIZERS, PARTITIONS, SCHEDULES
+from gradwire.experiment.run.subject import find_subject, make_task
+from gradwire.own.data import OwnData
 from gradwire.runtime.network.faults import Arrive, Crash, Fault, parse_faults
 from gradwire.runtime.network.network import Network, parse_duration, per_node
 from gradwire.runtime.network.topology import TOPOLOGY
@@ -57,12 +60,10 @@ from gradwire.training.prices import (
     priced_limits,
     priced_numels,
 )
-from gradwire.training.task import Task
 
 _FLOPS = 2e10  # per second: what schedules assume of real processes that do not measure
 _LANES = Lanes()
 _DRAWS = 31  # of the time of a gradient, for what a schedule decides by
-_TEST_CHUNK = 1024  # examples made into network inputs at a time
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Experiment:
 
     config: Config
     plan: Plan
-    dataset: Dataset
+    dataset: Dataset | OwnData
     network: Network
     what_if: dict[str, Network]
     computer: Computer
@@ -81,6 +82,7 @@ class Experiment:
     heartbeat_s: float = 0.0
     charge: Charge | None = None  # of coding; None on real processes
     measured: GradientTime | None = None  # if `compute` was measured
+    evaluation_reason: str = ""  # why gradients of a user's own module come one after another
 
     @property
     def measures_schedule(self) -> bool:
@@ -88,26 +90,15 @@ class Experiment:
         return _measures_schedule(self.config, self.plan)
 
     def test_batches(self) -> Iterator[Batch]:
-        device = self.plan.task.device
-        for indices in torch.arange(self.dataset.num_test).split(_TEST_CHUNK):
-            yield (
-                self.dataset.inputs(indices, device, "test"),
-                self.dataset.targets(indices, device, "test"),
-            )
+        key, size = self.plan.key.child("test"), self.config.batch_size
+        return test_batches(self.dataset, self.plan.task.device, key, size)
 
 
-def default_model(dataset: Dataset) -> str:
-    """The usual network for data of this kind."""
-    if dataset.kind == "text":
-        return "char_lstm"
-    channels, height, _ = dataset.input_shape
-    if channels == 3:
-        return "resnet20"
-    return "mnist_cnn" if height == 28 else "mlp"
+def prepare(config: Config, given: Given = NOTHING) -> Experiment:
+    """Looks everything up. The result's configuration is complete and in canonical notation.
 
-
-def prepare(config: Config) -> Experiment:
-    """Looks everything up. The result's configuration is complete and in canonical notation."""
+    `given` has the Python objects for which texts in the configuration stand.
+    """
     if config.engine == "process":
         check_real(config)
     compression = COMPRESSION.parse(config.compression)
@@ -142,16 +133,15 @@ def prepare(config: Config) -> Experiment:
     else:
         compression = at_bandwidths(compression, network.near_bandwidths())
     speeds = _speeds(config)
-    dataset = data.load(config.data)
-    model = MODELS.parse(config.model or default_model(dataset))
+    subject = find_subject(config, given)
 
     key = Key(config.seed)
     device = _device(config.device)
-    module = build_seeded(model, dataset.input_shape, dataset.num_classes, config.seed)
-    task = Task(model, module, device, config.evaluation)
-    if device.type != "cpu":
-        dataset = dataset.to(device)
+    dataset = subject.dataset if device.type == "cpu" else subject.dataset.to(device)
     sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
+    batch = train_batches(config, dataset, sampler, device, key.child("augment"))
+    trial = make_task(config, subject, device, batch)
+    task = trial.task
     steps_per_epoch = sampler.steps_per_epoch / config.accumulate
     steps = config.steps or steps_of_epochs(config.epochs, steps_per_epoch)
     ability = ability_of(synchronization, architecture)
@@ -161,7 +151,6 @@ def prepare(config: Config) -> Experiment:
     spec = Spec.of(task.initial_params())
     if not (mixes or synchronization.sends_changes):
         warn_if_unfed(compression, spec)
-    batch = _batches(config, dataset, sampler, device, key.child("augment"))
     plan = Plan(
         task=task,
         batch=batch,
@@ -205,9 +194,9 @@ def prepare(config: Config) -> Experiment:
         if not measures:
             scheduling = scheduling.resolve(task_tensors(task), profile)
         plan = replace(plan, scheduling=scheduling, layer_profile=profile)
+    texts: dict[str, Any] = dict(subject.texts)
     resolved = replace(
         config,
-        model=repr(model),
         optimizer=repr(optimizer),
         momentum_at=placed.where,
         schedule=repr(schedule),
@@ -227,6 +216,7 @@ def prepare(config: Config) -> Experiment:
         evaluation=task.mode,
         threads=config.threads or default_threads(task.initial_params().numel()),
         coding_costs=str(Path(config.coding_costs).absolute()) if config.coding_costs else "",
+        **texts,
     )
     return Experiment(
         resolved,
@@ -241,6 +231,7 @@ def prepare(config: Config) -> Experiment:
         parse_duration(config.heartbeat),
         charge if simulated else None,
         measured,
+        trial.reason,
     )
 
 
@@ -363,19 +354,6 @@ def _speeds(config: Config) -> tuple[float, ...]:
     if not all(0 < speed < float("inf") for speed in speeds):
         raise ValueError(f"speeds must be above 0, got {config.speeds!r}")
     return speeds
-
-
-def _batches(
-    config: Config, dataset: Dataset, sampler: Sampler, device: torch.device, key: Key
-) -> Callable[[int, int], Batch]:
-    def batch(rank: int, step: int) -> Batch:
-        indices = sampler.indices(rank, step)
-        inputs = dataset.inputs(indices, device)
-        if config.augment and dataset.augmentable:
-            inputs = dataset.augment(inputs, key.at(step), rank * config.batch_size)
-        return inputs, dataset.targets(indices, device)
-
-    return batch
 
 
 def warm_up(plan: Plan, rank: int) -> Callable[[], None]:

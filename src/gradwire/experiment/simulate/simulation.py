@@ -21,6 +21,7 @@ from gradwire.core.errors import PeerLost, StoppedError
 from gradwire.core.protocols import Replica
 from gradwire.experiment.report.figures import counted, noted
 from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.given import Given, given_again, split_given
 from gradwire.experiment.run.outcome import Progress, Run, config_of, summary_of
 from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.roles import AllNodes, Segment
@@ -49,18 +50,28 @@ def simulate(
     """Trains on virtual workers and returns the result.
 
         run = gradwire.simulate(workers=8, compression="ef(topk(0.01))", bandwidth="100Mbit")
+        run = gradwire.simulate(model=my_module, data=(train, test), workers=8)
 
     `settings` are the fields of `Config`; expressions may be given as strings or as objects,
-    `TopK(0.01)`. With `out`, the run leaves its records there.
+    `TopK(0.01)`. `model` may be an `nn.Module` or a function that makes one, `data` a pair (train,
+    test) of torch data sets or of pairs of tensors; `loss`, `metric` and `collate` may be
+    functions. With `out`, the run leaves its records there.
     """
-    chosen = config_of(config, settings, "simulate")
+    texts, given = split_given(settings)
+    return simulate_given(config_of(config, texts, "simulate"), given, out, progress)
+
+
+def simulate_given(
+    chosen: Config, given: Given, out: str | Path | None = None, progress: Progress | None = None
+) -> Run:
+    """`simulate` for a configuration, with the Python objects for which its texts stand."""
     if chosen.engine != "simulator":
         raise ValueError(
             f"simulate runs on the simulator, not on engine={chosen.engine!r}: gradwire.run"
         )
     if chosen.record_spans and out is None:
         raise ValueError("record_spans writes files into the record: give a folder, out=...")
-    experiment = prepare(chosen)
+    experiment = prepare(chosen, given)
     record = Record.create(Path(out), experiment.config) if out is not None else None
     return simulate_prepared(experiment, record, progress)
 
@@ -89,8 +100,11 @@ def resume(
     *,
     restart: bool = False,
     say: Say = warn,
+    **objects: Any,
 ) -> Run:
     """Resumes an interrupted run; it ends in the same bits as a run that was not interrupted.
+
+    `objects` are the model, data, loss, metric and collate that it was given as Python objects.
 
     `restart` allows it to begin again from step 0 if its checkpoint is damaged or missing. `say`
     gets a message if it begins again, and one for each damaged file; by default these are warnings.
@@ -103,7 +117,7 @@ def resume(
             f"{folder} holds a run on real processes: resume it with gradwire run --resume "
             f"{folder}, or on each rank with gradwire.run(resume=...)"
         )
-    experiment = prepare(record.config)
+    experiment = prepare(record.config, given_again(record.config, objects))
     with use_threads(experiment.config.threads):
         simulation = _Simulation(experiment, record)
         was_finished = record.is_finished
@@ -192,9 +206,9 @@ class _Simulation:
             if self.log is not None:
                 for recorded in nodes_of(self.log):
                     write_spans(self.record.folder, recorded)
-        nodes, ledger = self.nodes, self.engine.ledger
+        nodes, ledger, layout = self.nodes, self.engine.ledger, self.plan.task.layout
         model = nodes.model(self._present())
-        return Run(self.config, self.metrics, summary, *model, nodes.replicas, ledger)
+        return Run(self.config, self.metrics, summary, *model, nodes.replicas, ledger, layout)
 
     def _evaluate(self, now: float) -> None:
         """Adds a row of metrics to the record, with a checkpoint if there is one."""

@@ -15,12 +15,15 @@ from typing import Any
 from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, StoppedError, WhatIfError
 from gradwire.experiment.report.comparison import counted_headers
+from gradwire.experiment.report.score import score_part
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.outcome import SPREAD, Progress, Run
+from gradwire.experiment.run.given import NOTHING, Given
+from gradwire.experiment.run.outcome import Progress, Run
 from gradwire.experiment.run.record import Record, Row
 from gradwire.experiment.run.registries import DIMENSIONS
 from gradwire.experiment.run.setup import prepare
-from gradwire.experiment.simulate.simulation import simulate
+from gradwire.experiment.run.subject import with_data
+from gradwire.experiment.simulate.simulation import simulate_given
 from gradwire.runtime.virtual.compute_time import COMPUTE_TIME, Fixed, Measured
 
 FP32, FP16 = "identity", "fp16"
@@ -57,7 +60,7 @@ def combinations(base: Config, **choices: Sequence[str]) -> list[Config]:
     ]
 
 
-def with_baselines(configs: Sequence[Config]) -> dict[Config, str]:
+def with_baselines(configs: Sequence[Config], given: Given = NOTHING) -> dict[Config, str]:
     """The same, preceded by fp32 and fp16 in every step if they are missing, and their labels.
 
     If the first architecture does not support them, they run on allreduce, and their labels say so.
@@ -66,17 +69,17 @@ def with_baselines(configs: Sequence[Config]) -> dict[Config, str]:
     labels = {config: label(config) for config in (*own, *configs)}
     try:
         for config in own:
-            check(config)
+            check(config, given)
         return labels
     except ValueError:
         elsewhere = [replace(config, **dict[str, Any](_EVERYWHERE)) for config in own]
     for config in elsewhere:
-        check(config)  # what is refused here concerns everything
+        check(config, given)  # what is refused here concerns everything
     words = {config: ", ".join((config.compression, *_EVERYWHERE.values())) for config in elsewhere}
     return words | {config: words.get(config, label(config)) for config in configs}
 
 
-def check(config: Config) -> None:
+def check(config: Config, given: Given = NOTHING) -> None:
     """Raises what a run would raise before its first step."""
     compute = config.compute
     if isinstance(COMPUTE_TIME.parse(compute), Measured):
@@ -84,17 +87,19 @@ def check(config: Config) -> None:
     kernels.backend()  # warns, once, if there is no C library
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run will say it
-        prepare(replace(config, compute=compute))
+        prepare(replace(config, compute=compute), given)
 
 
 def compare(
     configs: Sequence[Config],
     out: Path | None = None,
     started: Started = lambda label: None,
+    given: Given = NOTHING,
 ) -> list[Outcome]:
     """Runs all of them. A method that diverges is a result, not an error.
 
-    `started` gets each method before it runs and returns its progress callback.
+    `started` gets each method before it runs and returns its progress callback. `given` has the
+    Python objects for which texts in the configurations stand.
     """
     if any(config.engine != "simulator" for config in configs):
         raise ValueError(
@@ -103,11 +108,12 @@ def compare(
         )
     if out is not None:
         Record(out).check_empty()
-    given = [_canonical(config) for config in configs]
-    labels = with_baselines(given)
-    refusals = _refusals(given)
+    given = with_data(given, configs)
+    wanted = [_canonical(config) for config in configs]
+    labels = with_baselines(wanted, given)
+    refusals = _refusals(wanted, given)
     # One measured gradient time serves all: the methods differ in communication, not in this.
-    compute = prepare(next(iter(labels))).config.compute
+    compute = prepare(next(iter(labels)), given).config.compute
     folders = {config: out / folder_name(name) if out else None for config, name in labels.items()}
     for folder in folders.values():
         if folder is not None and folder.is_dir() and any(folder.iterdir()):
@@ -115,17 +121,17 @@ def compare(
     return [
         Outcome(name, config, None, f"refused: {refusals[config]}")
         if config in refusals
-        else _outcome(name, replace(config, compute=compute), folders[config], started)
+        else _outcome(name, replace(config, compute=compute), given, folders[config], started)
         for config, name in labels.items()
     ]
 
 
-def _refusals(configs: Sequence[Config]) -> dict[Config, str]:
+def _refusals(configs: Sequence[Config], given: Given) -> dict[Config, str]:
     """The reasons why some make no sense; an error if all of them are refused."""
     refusals = {}
     for config in configs:
         try:
-            check(config)
+            check(config, given)
         except ValueError as error:
             refusals[config] = str(error)
     if all(config in refusals for config in configs):
@@ -133,25 +139,27 @@ def _refusals(configs: Sequence[Config]) -> dict[Config, str]:
     return refusals
 
 
-def _outcome(name: str, config: Config, folder: Path | None, started: Started) -> Outcome:
+def _outcome(
+    name: str, config: Config, given: Given, folder: Path | None, started: Started
+) -> Outcome:
     try:
         try:
-            run = simulate(config, out=folder, progress=started(name))
+            run = simulate_given(config, given, folder, started(name))
         except WhatIfError:
-            return _once_per_bandwidth(name, config, folder, started)
+            return _once_per_bandwidth(name, config, given, folder, started)
     except (StoppedError, ValueError) as error:
         return Outcome(name, config, None, failure(error))
     return Outcome(name, run.config, run, times=run.summary["virtual_times_s"])
 
 
 def _once_per_bandwidth(
-    name: str, config: Config, folder: Path | None, started: Started
+    name: str, config: Config, given: Given, folder: Path | None, started: Started
 ) -> Outcome:
     """Runs a method whose messages depend on the network once for each of them."""
     if folder is not None:
         shutil.rmtree(folder)  # the run that could not be played on the other networks
     alone = replace(config, what_if=())
-    run = simulate(alone, out=folder, progress=started(name))
+    run = simulate_given(alone, given, folder, started(name))
     times: dict[str, float | None] = {}
     remarks = []
     for bandwidth in config.what_if:
@@ -159,10 +167,11 @@ def _once_per_bandwidth(
             continue
         where = f"at {bandwidth}"
         try:
-            other = simulate(
+            other = simulate_given(
                 replace(alone, bandwidth=bandwidth),
-                out=folder / folder_name(where) if folder is not None else None,
-                progress=started(f"{name} {where}"),
+                given,
+                folder / folder_name(where) if folder is not None else None,
+                started(f"{name} {where}"),
             )
         except (StoppedError, ValueError) as error:
             remarks.append(f"{where} {failure(error)}")
@@ -210,8 +219,7 @@ def _row(outcome: Outcome, fp32: Run | None, fp16: Run | None) -> Row:
     remarks = [*outcome.remarks, *([f"has {headers}"] if headers else [])]
     return {
         "method": outcome.label,
-        "test_accuracy": run.accuracy,
-        **{name: run.summary[name] for name in SPREAD if name in run.summary},
+        **score_part(run.summary),
         "bytes_per_worker_step": run.summary["bytes_per_worker_step"],
         "ratio_fp32": _ratio(fp32, run),
         "ratio_fp16": _ratio(fp16, run),

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from gradwire.models.base import Model
 from gradwire.training.evaluation.rule import Mode, resolve
 from gradwire.training.evaluation.sequential import SequentialEvaluator
 from gradwire.training.evaluation.vmap import VmapEvaluator
 from gradwire.training.gradient import BeforeLayer, GradientRequest, GradientResult, OnLayer
-from gradwire.training.skeleton import Skeleton
+from gradwire.training.objective import Objective
+from gradwire.training.skeleton import Skeleton, StatelessModule
 
 __all__ = ["Evaluator", "Mode", "SequentialEvaluator", "VmapEvaluator", "make_evaluator", "resolve"]
 
@@ -30,11 +30,14 @@ class Evaluator(Protocol):
         ...
 
 
-def make_evaluator(model: Model, skeleton: Skeleton, mode: Mode, compile: bool | None) -> Evaluator:
+def make_evaluator(
+    model: Objective, skeleton: StatelessModule, mode: Mode, compile: bool | None
+) -> Evaluator:
     """`compile=None` compiles on CUDA, where it pays; sequential evaluation never compiles."""
     device = skeleton.device
     if resolve(mode, skeleton.module, device) == "sequential":
         return SequentialEvaluator(model, skeleton)
+    assert isinstance(skeleton, Skeleton), "vmap needs pure layers"
     if compile is None:
         compile = device.type == "cuda"
     return VmapEvaluator(model, skeleton, compile)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gradwire.core.group import concatenate
-from gradwire.models.base import Model
 from gradwire.training.evaluation.arriving import ArrivingParams
 from gradwire.training.evaluation.rule import has_convolutions
 from gradwire.training.gradient import (
@@ -22,7 +21,8 @@ from gradwire.training.gradient import (
     GradientResult,
     OnLayer,
 )
-from gradwire.training.skeleton import Skeleton
+from gradwire.training.objective import Objective
+from gradwire.training.skeleton import StatelessModule
 
 Buffers = dict[str, Tensor]
 
@@ -30,12 +30,14 @@ Buffers = dict[str, Tensor]
 class SequentialEvaluator:
     mode = "sequential"
 
-    def __init__(self, model: Model, skeleton: Skeleton) -> None:
+    def __init__(self, model: Objective, skeleton: StatelessModule) -> None:
         self.model = model
         self.skeleton = skeleton
         # A CPU convolves faster when channels are innermost: ResNet-20 20-25%. The inputs decide
         # the layout of all that follows; copying the weights into it as well gains nothing.
-        self.channels_last = skeleton.device.type == "cpu" and has_convolutions(skeleton.module)
+        is_cpu = skeleton.device.type == "cpu"
+        may_change = is_cpu and not skeleton.keeps_memory_format
+        self.channels_last = may_change and has_convolutions(skeleton.module)
 
     def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]:
         return [self._evaluate(request) for request in requests]
@@ -60,7 +62,7 @@ class SequentialEvaluator:
 
         def arrive(tensor: int, value: Tensor) -> None:
             nonlocal reached
-            result.put(tensor, value)
+            result.put(tensor, _dense(value))
             missing[layer_of[tensor]] -= 1
             before = reached
             while reached > 1 and not missing[reached - 1]:  # layer 0 comes with the loss
@@ -74,14 +76,14 @@ class SequentialEvaluator:
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         for number, gradient in enumerate(gradients):
             hooks[number].remove()
-            result.put(number, gradient)  # zeros, where no hook was called
+            result.put(number, _dense(gradient))  # zeros, where no hook was called
         result.loss, result.buffers = loss.detach(), buffers
         on_layer(0, result)
 
     def _evaluate(self, request: GradientRequest) -> GradientResult:
         leaves, loss, buffers = self._forward(request)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        gradient = concatenate([gradient.reshape(-1) for gradient in gradients])
+        gradient = concatenate([_dense(gradient).reshape(-1) for gradient in gradients])
         return GradientResult(loss.detach(), gradient, buffers)
 
     def _forward(
@@ -91,20 +93,25 @@ class SequentialEvaluator:
         before_layer: BeforeLayer | None = None,
     ) -> tuple[list[Tensor], Tensor, Buffers]:
         """The tensors with respect to which gradients are computed, the loss, the statistics."""
-        stacked = self.skeleton.draw_masks([request.key], request.inputs)
-        masks = {name: mask[0] for name, mask in stacked.items()}
+        drawn = self.skeleton.draw(request.key, request.inputs)
         with torch.enable_grad():
             # `data`: where parameters are still arriving, autograd must not see it as a change.
             flat = request.params.data
             tensors = self.skeleton.layout.unflatten(flat)
             leaves = [tensor.requires_grad_() for tensor in tensors.values()]
             inputs = request.inputs
-            if self.channels_last and inputs.dim() == 4:
+            if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             arriving: AbstractContextManager[object] = nullcontext()
             if before_layer is not None and layer_of is not None:
                 layers = {id(leaf): layer_of[i] for i, leaf in enumerate(leaves)}
                 arriving = ArrivingParams(layers, before_layer)
-            with arriving:  # leaves when all are there, whether they were read or not
-                outputs, buffers = self.skeleton(tensors, request.buffers, masks, inputs)
-            return leaves, self.model.loss(outputs, request.targets), buffers
+            with self.skeleton.generators(drawn):
+                with arriving:  # leaves when all are there, whether they were read or not
+                    outputs, buffers = self.skeleton(tensors, request.buffers, drawn, inputs)
+                return leaves, self.model.loss(outputs, request.targets), buffers
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """A gradient as it is exchanged; that of an embedding may be sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient

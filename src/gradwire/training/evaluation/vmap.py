@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradwire.models.base import Model
+from gradwire.core.tree import Tree, signature_of, tensors_of, with_tensors
 from gradwire.training.evaluation.rule import has_convolutions
 from gradwire.training.evaluation.stages import StagedGraph
 from gradwire.training.gradient import (
@@ -25,15 +25,17 @@ from gradwire.training.gradient import (
     OnLayer,
 )
 from gradwire.training.layers import PureBatchNorm
+from gradwire.training.objective import Objective
 from gradwire.training.skeleton import Skeleton
 
 Program = Callable[..., Sequence[Tensor]]
+_MAX_TRACES = 16  # batches of ever new shapes are evaluated without
 
 
 class VmapEvaluator:
     mode = "vmap"
 
-    def __init__(self, model: Model, skeleton: Skeleton, compile: bool) -> None:
+    def __init__(self, model: Objective, skeleton: Skeleton, compile: bool) -> None:
         self.model = model
         self.skeleton = skeleton
         self.compile = compile
@@ -72,13 +74,11 @@ class VmapEvaluator:
         if before_layer is not None:
             before_layer(len(layers) - 1)
         program, arguments = self._prepare([request])
-        if not isinstance(program, GraphModule):  # it is compiled as a whole
+        staged = self._stages(program, layers)
+        if staged is None:
             (result,) = self._evaluate([request])
             on_layer(0, result)
             return
-        staged = self._staged.get(program)
-        if staged is None:
-            staged = self._staged[program] = StagedGraph(program, layers)
         growing = GradientByTensor(self.skeleton.layout)
         for layer, gradients, others in staged.run(*arguments):
             for number, piece in zip(layers[layer], gradients):
@@ -90,6 +90,14 @@ class VmapEvaluator:
                     name: rows[0] for name, rows in zip(self.skeleton.buffers, statistics)
                 }
             on_layer(layer, growing)
+
+    def _stages(self, program: Program, layers: Sequence[Sequence[int]]) -> StagedGraph | None:
+        """None if the gradient comes as a whole: it is compiled, or that of one tensor."""
+        if not isinstance(program, GraphModule) or sum(map(len, layers)) == 1:
+            return None
+        if program not in self._staged:
+            self._staged[program] = StagedGraph(program, layers)
+        return self._staged[program]
 
     @torch.no_grad()
     def _evaluate(self, requests: list[GradientRequest]) -> list[GradientResult]:
@@ -107,20 +115,24 @@ class VmapEvaluator:
         first = requests[0]
         shared = self.share and all(request.params is first.params for request in requests)
         params = first.params if shared else self._stack([request.params for request in requests])
-        inputs = torch.stack([request.inputs for request in requests])  # [n, B, ...]
-        targets = torch.stack([request.targets for request in requests])
+        batch = (first.inputs, first.targets)
+        tensors = [tensors_of(r.inputs) + tensors_of(r.targets) for r in requests]
+        examples = [torch.stack(each) for each in zip(*tensors)]  # [n, B, ...]
         buffers = [
             torch.stack([request.buffers[name] for request in requests])
             for name in self.skeleton.buffers
         ]
         masks = self.skeleton.draw_masks([request.key for request in requests], first.inputs)
-        arguments = (params, inputs, targets, *buffers, *masks.values())
+        arguments = (params, *examples, *buffers, *masks.values())
         # Static shapes: one program for each number of requests and shape of batch.
-        signature = (shared, *((tuple(a.shape), a.dtype) for a in arguments))
+        shapes = [(tuple(a.shape), a.dtype) for a in arguments]
+        signature = (shared, signature_of(batch), *shapes)
         program = self._programs.get(signature)
         if program is None:
-            program = self._trace(shared, list(masks), arguments)
-            self._programs[signature] = program
+            step = self._batched(shared, batch, list(masks), len(arguments))
+            if len(self._programs) >= _MAX_TRACES:
+                return step, arguments
+            program = self._programs[signature] = self._trace(step, arguments)
         return program, arguments
 
     def _stack(self, params: list[Tensor]) -> Tensor:
@@ -129,13 +141,16 @@ class VmapEvaluator:
             self._stacked = params[0].new_empty(len(params), len(params[0]))
         return torch.stack(params, out=self._stacked[: len(params)])
 
-    def _trace(self, shared: bool, mask_names: list[str], arguments: tuple[Tensor, ...]) -> Program:
+    def _batched(
+        self, shared: bool, batch: Tree, mask_names: list[str], num_arguments: int
+    ) -> Program:
+        """The computation for all workers at once; its arguments are those of `_prepare`."""
         names = [*self.skeleton.buffers, *mask_names]
-        num_buffers = len(self.skeleton.buffers)
+        num_buffers, num_examples = len(self.skeleton.buffers), len(tensors_of(batch))
 
-        def loss(
-            params: Tensor, inputs: Tensor, targets: Tensor, *rest: Tensor
-        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def loss(params: Tensor, *rest: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            inputs, targets = with_tensors(batch, list(rest[:num_examples]))
+            rest = rest[num_examples:]
             tensors = self.skeleton.layout.unflatten(params)
             buffers = dict(zip(names[:num_buffers], rest))
             masks = dict(zip(names[num_buffers:], rest[num_buffers:]))
@@ -146,10 +161,18 @@ class VmapEvaluator:
             gradient, (value, buffers) = grad_and_value(loss, has_aux=True)(*one)
             return gradient, value, *buffers
 
-        in_dims = (None if shared else 0, *[0] * (len(arguments) - 1))
-        # Fused attention kernels have no batching rule for the backward: vmap would loop.
-        with sdpa_kernel(SDPBackend.MATH):
-            graph = make_fx(vmap(step, in_dims=in_dims))(*arguments)
+        in_dims = (None if shared else 0, *[0] * (num_arguments - 1))
+
+        def evaluate(*arguments: Tensor) -> tuple[Tensor, ...]:
+            # Fused attention kernels have no batching rule for the backward: vmap would loop.
+            with sdpa_kernel(SDPBackend.MATH):
+                results: tuple[Tensor, ...] = vmap(step, in_dims=in_dims)(*arguments)
+                return results
+
+        return evaluate
+
+    def _trace(self, step: Program, arguments: tuple[Tensor, ...]) -> Program:
+        graph = make_fx(step)(*arguments)
         _drop_detaches(graph)
         return torch.compile(graph, dynamic=False) if self.compile else graph
 
@@ -158,8 +181,7 @@ def _groups(requests: list[GradientRequest]) -> Iterator[list[int]]:
     """Indices of requests whose batches have equal shapes and types, in order of appearance."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, request in enumerate(requests):
-        inputs, targets = request.inputs, request.targets
-        shapes = (tuple(inputs.shape), inputs.dtype, tuple(targets.shape), targets.dtype)
+        shapes = signature_of(request.inputs), signature_of(request.targets)
         groups.setdefault(shapes, []).append(index)
     yield from groups.values()
 

@@ -343,4 +343,5 @@ class NodeRun(EvaluatingNode):
         buffers = dict(zip(self.plan.task.initial_buffers(), own[1:]))
         replicas = [self.role.replica] if isinstance(self.role, WorkerRole) else []
         decided = decision["metrics"], decision["summary"]
-        return Run(self.config, *decided, own[0], buffers, replicas, ledger)
+        layout = self.plan.task.layout
+        return Run(self.config, *decided, own[0], buffers, replicas, ledger, layout)
