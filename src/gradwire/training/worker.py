@@ -18,13 +18,7 @@ from gradwire.core.group import Gate, concatenate
 from gradwire.core.key import Key
 from gradwire.core.lifted import Lifted
 from gradwire.core.node import Node
-from gradwire.core.protocols import (
-    Ability,
-    Bucket,
-    Mixing,
-    Pulled,
-    Replica,
-)
+from gradwire.core.protocols import Ability, Bucket, Mixing, Pulled, Replica
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
 from gradwire.training.backward import (
