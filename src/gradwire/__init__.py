@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gradwire.experiment.run.registries import register
     from gradwire.experiment.simulate.simulation import resume, simulate
     from gradwire.integration.ddp import ddp_comm_hook
+    from gradwire.integration.local_updates.decentralized import decentralized
+    from gradwire.integration.local_updates.diloco import diloco
+    from gradwire.integration.local_updates.local_sgd import local_sgd
     from gradwire.integration.optimizer import DistributedOptimizer
     from gradwire.integration.process import (
         Average,
@@ -45,8 +48,11 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ddp_comm_hook",
+    "decentralized",
+    "diloco",
     "init",
     "local_rank",
+    "local_sgd",
     "local_size",
     "push_pull",
     "rank",
@@ -79,6 +85,9 @@ _WHERE = {
     "DistributedOptimizer": "gradwire.integration.optimizer",
     "Run": "gradwire.experiment.run.outcome",
     "ddp_comm_hook": "gradwire.integration.ddp",
+    "decentralized": "gradwire.integration.local_updates.decentralized",
+    "diloco": "gradwire.integration.local_updates.diloco",
+    "local_sgd": "gradwire.integration.local_updates.local_sgd",
     "register": "gradwire.experiment.run.registries",
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",
