@@ -1,5 +1,6 @@
 """What the ranks of test_local_updates.py run, one after the other in one process group."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def run(rank: int, folder: Path) -> Any:
         "stats": _stats(rank),
         "nonfinite": _nonfinite(rank),
         "left": _left_by_an_exception(rank),
+        "added": _added_parameters(rank),
+        "warned": _warned(),
     }
 
 
@@ -361,3 +364,30 @@ def _left_by_an_exception(rank: int) -> bool:
         pass
     train(model, optimizer, range(3), rank)
     return is_same_everywhere(flat(model))
+
+
+def _added_parameters(rank: int) -> str:
+    model, more = make_model(), nn.Linear(4, 4)
+    optimizer = sgd(model)
+    context = gradwire.local_sgd(model, optimizer, period=2)
+    train(model, optimizer, range(1), rank)
+    optimizer.add_param_group({"params": more.parameters()})
+    try:
+        train(model, optimizer, range(1), rank)
+    except ValueError as error:
+        return str(error)
+    finally:
+        context.remove()
+    return ""
+
+
+def _warned() -> list[Any]:
+    """Where a warning of a compression without feedback points to."""
+    model = make_model()
+    found = []
+    for make in (gradwire.local_sgd, gradwire.diloco):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make(model, sgd(model), compression="topk(0.1)").remove()
+        found.append([(one.category.__name__, Path(one.filename).name) for one in caught])
+    return found

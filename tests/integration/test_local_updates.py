@@ -105,6 +105,16 @@ def test_an_exception_leaves_the_context_without_an_exchange(ranks):
     assert [result["left"] for result in ranks] == [False, False]
 
 
+def test_parameters_that_are_added_later_are_refused(ranks):
+    for result in ranks:
+        assert "the optimizer has 8 parameters, 6 when this was made" in result["added"]
+
+
+def test_a_compression_without_feedback_warns_where_it_was_chosen(ranks):
+    for result in ranks:
+        assert result["warned"] == [[["UnfedWarning", "local_updates_cases.py"]]] * 2
+
+
 def _linear() -> nn.Module:
     return nn.utils.skip_init(nn.Linear, 3, 2)  # draws nothing
 

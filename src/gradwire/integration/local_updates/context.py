@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.core.errors import WireError
@@ -57,6 +58,7 @@ class LocalUpdates(ABC):
         schedule = SCHEDULING.parse('sequential("layer")' if by_tensor else "sequential")
         self.buckets = cut_into_buckets(named, schedule)
         self.buffers = dict(model.named_buffers())
+        self._num_parameters = _num_parameters(optimizer)
         self.num_steps = 0  # of the optimizer, so far
         self.communicator = communicator_of(
             process_group, timeout_s=timeout_s, native=native, device=named[0][1].device
@@ -179,7 +181,8 @@ class LocalUpdates(ABC):
         """The result of an exchange; raises what went wrong."""
         began = time.perf_counter()
         try:
-            return future.result()
+            with torch.profiler.record_function("gradwire: wait"):
+                return future.result()
         finally:
             self._exposed_s += time.perf_counter() - began
             stream = self.communicator.stream
@@ -187,6 +190,12 @@ class LocalUpdates(ABC):
                 torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def _step_ended(self, *arguments: Any) -> None:
+        if _num_parameters(self.optimizer) != self._num_parameters:
+            raise ValueError(
+                f"the optimizer has {_num_parameters(self.optimizer)} parameters, "
+                f"{self._num_parameters} when this was made: added ones would differ from rank to "
+                "rank. Close this and make it anew after add_param_group"
+            )
         self.num_steps += 1
         self._exposed_s = 0.0
         size = self.communicator.size
@@ -253,10 +262,19 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
             f"{missing} of the {len(stepped)} parameters of the optimizer are not in the model, so "
             "they would differ from rank to rank. Give the whole model"
         )
-    odd = next((name for name, p in named if not p.is_floating_point()), None)
-    if odd is not None:
-        raise ValueError(f"{odd} is {dict(named)[odd].dtype}: only real floats can be averaged")
+    for name, parameter in named:
+        if not parameter.is_floating_point():
+            raise ValueError(f"{name} is {parameter.dtype}: only real floats can be averaged")
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"{name} is sharded over ranks (a DTensor), but here every rank has a whole model. "
+                "Compress the replicas of a sharded model with gradwire.compress_replicas"
+            )
     return named
+
+
+def _num_parameters(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 async def exact_averages(

@@ -72,7 +72,7 @@ class AveragingRounds(LocalUpdates):
         self._exchange = Exchange(self.communicator, settings, self.label)
         self._exchange.reducer.check_names(self.names)
         for bucket in self.buckets:
-            warn_if_unfed(settings.compression, self.spec(bucket), stacklevel=5)
+            warn_if_unfed(settings.compression, self.spec(bucket), stacklevel=4)
         self.anchors = [self.flat(bucket) for bucket in self.buckets]
         self._num_parts = num_parts
         self._since = [0] * num_parts  # steps since the last round of each part
