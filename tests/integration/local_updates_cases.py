@@ -54,7 +54,8 @@ def run(rank: int, folder: Path) -> Any:
         "diloco": {f"{c} {diloco_text(s)}": _golden_diloco(c, s, rank) for c, s in DILOCO},
         "ddp": _against_ddp(rank),
         "averages": _averages(rank),
-        "uneven": {name: _uneven(name, rank) for name in _UNEVEN},
+        "uneven": {name: _uneven(name, rank) for name in UNEVEN},
+        "scaled": _scaled(rank),
         "norms": _batch_norm(rank),
         "start": _start(rank),
         "types": _two_types(rank),
@@ -63,6 +64,7 @@ def run(rank: int, folder: Path) -> Any:
         "stats": _stats(rank),
         "nonfinite": _nonfinite(rank),
         "left": _left_by_an_exception(rank),
+        "refused": _refused(rank),
         "added": _added_parameters(rank),
         "warned": _warned(),
     }
@@ -167,7 +169,7 @@ def _averages(rank: int) -> list[list[bool]]:
     return found
 
 
-_UNEVEN: dict[str, Callable[..., Any]] = {
+UNEVEN: dict[str, Callable[..., Any]] = {
     "local_sgd": lambda *given: gradwire.local_sgd(*given, period=3, compression="ef(topk(0.2))"),
     "momentum": lambda *given: gradwire.local_sgd(*given, period=3, momentum="average"),
     "diloco": lambda *given: gradwire.diloco(*given, period=4, fragments=2),
@@ -179,11 +181,25 @@ def _uneven(name: str, rank: int) -> list[Any]:
     """Rank 1 has fewer batches."""
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with _UNEVEN[name](model, optimizer) as context:
+    with UNEVEN[name](model, optimizer) as context:
         for step in range(13 if rank == 0 else 4):
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
             optimizer.step()
+    return [context.num_steps, is_same_everywhere(flat(model))]
+
+
+def _scaled(rank: int) -> list[Any]:
+    """Rank 1 has infinite gradients in one step."""
+    model = make_model()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=8.0)
+    with gradwire.local_sgd(model, optimizer, period=2, compression="ef(topk(0.2))") as context:
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            scaler.scale(loss * float("inf") if step == 2 and rank == 1 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
     return [context.num_steps, is_same_everywhere(flat(model))]
 
 
@@ -342,10 +358,10 @@ def _nonfinite(rank: int) -> Any:
     except gradwire.core.errors.NonFiniteError as error:
         text = str(error)
     context.remove()
-    return [text, _averages(rank) == _AVERAGES]
+    return [text, _averages(rank) == AVERAGES]
 
 
-_AVERAGES = [
+AVERAGES = [
     [False, True] * 3,
     [False, False, True] * 2,
     [False, True] * 3,
@@ -366,19 +382,47 @@ def _left_by_an_exception(rank: int) -> bool:
     return is_same_everywhere(flat(model))
 
 
+def _refused(rank: int) -> list[Any]:
+    model = make_model()
+    optimizer = sgd(model)
+    made = {
+        "whole": gradwire.local_sgd(model, optimizer),
+        "two": gradwire.diloco(model, optimizer, fragments=2),
+        "three": gradwire.diloco(model, optimizer, fragments=3),
+        "sign": gradwire.local_sgd(model, optimizer, compression="ef(sign)"),
+    }
+    for context in made.values():
+        context.remove()
+
+    def load(into: str, saved: str) -> None:
+        made[into].load_state_dict(made[saved].state_dict())
+
+    return [
+        _message(lambda: gradwire.diloco(model, optimizer, fragments=7)),
+        bool(optimizer._optimizer_step_post_hooks),
+        _message(lambda: load("two", "whole")),
+        _message(lambda: load("three", "two")),
+        _message(lambda: load("sign", "whole")),
+    ]
+
+
+def _message(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _added_parameters(rank: int) -> str:
     model, more = make_model(), nn.Linear(4, 4)
     optimizer = sgd(model)
     context = gradwire.local_sgd(model, optimizer, period=2)
     train(model, optimizer, range(1), rank)
     optimizer.add_param_group({"params": more.parameters()})
-    try:
-        train(model, optimizer, range(1), rank)
-    except ValueError as error:
-        return str(error)
-    finally:
-        context.remove()
-    return ""
+    message = _message(lambda: train(model, optimizer, range(1), rank))
+    context.remove()
+    return message
 
 
 def _warned() -> list[Any]:

@@ -8,7 +8,15 @@ from torch import nn
 
 import gradwire
 from integration import local_updates_cases as cases
-from integration.local_updates_cases import DILOCO, LOCAL_SGD, METHODS, SIZE, diloco_text
+from integration.local_updates_cases import (
+    AVERAGES,
+    DILOCO,
+    LOCAL_SGD,
+    METHODS,
+    SIZE,
+    UNEVEN,
+    diloco_text,
+)
 from runtime.process.launching import launch
 
 
@@ -42,12 +50,16 @@ def test_averages_after_every_step_are_ddp(ranks):
 
 def test_replicas_are_equal_after_each_average(ranks):
     for result in ranks:
-        assert result["averages"] == cases._AVERAGES
+        assert result["averages"] == AVERAGES
 
 
-@pytest.mark.parametrize("name", cases._UNEVEN)
+@pytest.mark.parametrize("name", UNEVEN)
 def test_ranks_with_fewer_steps_wait_for_the_others(ranks, name):
     assert [result["uneven"][name] for result in ranks] == [[13, True], [4, True]]
+
+
+def test_a_grad_scaler_may_skip_a_step_of_one_rank(ranks):
+    assert [result["scaled"] for result in ranks] == [[6, True], [5, True]]
 
 
 def test_statistics_of_batch_normalisation_are_averaged(ranks):
@@ -103,6 +115,16 @@ def test_nan_is_refused_on_all_ranks_and_its_rank_is_named(ranks):
 
 def test_an_exception_leaves_the_context_without_an_exchange(ranks):
     assert [result["left"] for result in ranks] == [False, False]
+
+
+def test_refusals_that_depend_on_the_model(ranks):
+    for result in ranks:
+        fragments, has_hook, other_method, other_parts, other_compression = result["refused"]
+        assert "fragments=7, but the model has 6 tensors" in fragments
+        assert not has_hook
+        assert "load the state of the same model and settings" in other_method
+        assert "of 2 parts, this has 3" in other_parts
+        assert "the saved state is of identity, this is ef(sign)" in other_compression
 
 
 def test_parameters_that_are_added_later_are_refused(ranks):

@@ -223,6 +223,11 @@ class AveragingRounds(LocalUpdates):
                 f"the saved state has vectors of {[len(anchor) for anchor in anchors]} elements, "
                 f"this model needs {sizes}: load the state of the same model and settings"
             )
+        if len(saved["since"]) != self._num_parts:
+            raise ValueError(
+                f"the saved state is of {len(saved['since'])} parts, this has {self._num_parts}: "
+                "load it with the same number of fragments"
+            )
         self._exchange.load_state_dict(saved["exchange"])
         self.num_steps, self._since = saved["num_steps"], list(saved["since"])
         self._buffers_before = dict(saved["buffers"])
