@@ -9,7 +9,7 @@ from torch import nn
 
 import gradwire
 from gradwire.experiment.run.config import Config
-from integration.local_updates_cases import GOLDEN, simulate, train_golden
+from integration.local_updates_golden import GOLDEN, simulate, train_golden
 from integration.loops import flat, is_same_everywhere, loss_of, make_model, sgd, train
 
 SIZE = 4

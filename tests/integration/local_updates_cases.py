@@ -11,53 +11,31 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.experiment.run import setup
-from gradwire.experiment.run.config import Config
-from gradwire.models.base import build_seeded
-from gradwire.models.mlp import MLP
+from integration.local_updates_golden import (
+    DILOCO,
+    LOCAL_SGD,
+    SIZE,
+    difference,
+    diloco_text,
+    golden_diloco,
+    golden_local_sgd,
+)
+from integration.local_updates_golden import prepare as prepare  # called before the ranks start
 from integration.loops import batch, flat, is_same_everywhere, loss_of, make_model, sgd, train
-
-SIZE = 2
-GOLDEN: dict[str, Any] = {
-    "model": "mlp((8,))",
-    "batch_size": 4,
-    "steps": 10,
-    "optimizer": "sgd(0.1, momentum=0.5)",
-    "evaluation": "sequential",
-    "threads": 1,
-    "compute": "fixed(1)",
-}
-LOCAL_SGD = (
-    ("identity", "local"),
-    ("ef(topk(0.1))", "local"),
-    ("ef(qsgd(bits=4))", "local"),
-    ("identity", "average"),
-    ("identity", "reset"),
-)
-DILOCO = (
-    ("identity", {"period": 4}),
-    ("ef(topk(0.1))", {"period": 4}),
-    ("ef(topk(0.1))", {"period": 4, "fragments": 2}),
-    ("identity", {"period": 4, "fragments": 3, "delay": 2, "mixing": 0.5}),
-    ("ef(topk(0.1))", {"period": 5, "delay": 3}),
-)
-
-
-def diloco_text(settings: dict[str, Any]) -> str:
-    return f"diloco({', '.join(f'{name}={value}' for name, value in settings.items())})"
 
 
 def run(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
     return {
-        "local_sgd": {f"{c} {m}": _golden_local_sgd(c, m, rank) for c, m in LOCAL_SGD},
-        "diloco": {f"{c} {diloco_text(s)}": _golden_diloco(c, s, rank) for c, s in DILOCO},
+        "local_sgd": {f"{c} {m}": golden_local_sgd(c, m, rank) for c, m in LOCAL_SGD},
+        "diloco": {f"{c} {diloco_text(s)}": golden_diloco(c, s, rank) for c, s in DILOCO},
         "ddp": _against_ddp(rank),
         "averages": _averages(rank),
         "uneven": {name: _uneven(name, rank) for name in UNEVEN},
         "scaled": _scaled(rank),
         "norms": _batch_norm(rank),
         "start": _start(rank),
+        "buffers": _other_buffers(rank),
         "types": _two_types(rank),
         "outer": _own_outer(rank),
         "continued": {name: _continued(name, rank, folder) for name in METHODS},
@@ -70,89 +48,13 @@ def run(rank: int, folder: Path) -> Any:
     }
 
 
-# Before the ranks start, so that it is done once: experiments and the runs of the simulator.
-_experiments: dict[Config, Any] = {}
-_simulated: dict[Config, Any] = {}
-
-
-def prepare(size: int) -> None:
-    for compression, momentum in LOCAL_SGD:
-        simulate(_local_sgd_config(compression, momentum))
-    for compression, settings in DILOCO:
-        simulate(_diloco_config(compression, settings))
-
-
-def simulate(config: Config) -> Any:
-    _experiments[config] = setup.prepare(config)
-    _simulated[config] = gradwire.simulate(config)
-    return _simulated[config]
-
-
-def _local_sgd_config(compression: str, momentum: str) -> Config:
-    text = f'localsgd(4, momentum="{momentum}")'
-    return Config(**GOLDEN, workers=SIZE, compression=compression, synchronization=text)
-
-
-def _diloco_config(compression: str, settings: dict[str, Any]) -> Config:
-    return Config(
-        **GOLDEN,
-        workers=SIZE,
-        compression=compression,
-        synchronization=diloco_text(settings),
-        scheduling='sequential("layer")' if "fragments" in settings else "sequential",
-    )
-
-
-def train_golden(rank: int, config: Config, make: Callable[..., Any]) -> tuple[nn.Module, Any]:
-    """A loop on the simulator's model and data: the model and the context."""
-    experiment = _experiments[config]
-    shape, classes = experiment.dataset.input_shape, experiment.dataset.num_classes
-    model = build_seeded(MLP((8,)), shape, classes, config.seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    context = make(model, optimizer, seed=config.seed, native=False, timeout_s=60)
-    for step in range(config.steps):
-        inputs, targets = experiment.plan.batch(rank, step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    return model, context
-
-
-def _golden_local_sgd(compression: str, momentum: str, rank: int) -> list[float]:
-    def make(*arguments: Any, **options: Any) -> Any:
-        return gradwire.local_sgd(
-            *arguments, period=4, compression=compression, momentum=momentum, **options
-        )
-
-    config = _local_sgd_config(compression, momentum)
-    model, context = train_golden(rank, config, make)
-    context.close()
-    difference = _difference(model, _simulated[config].params)
-    return [difference, float(is_same_everywhere(flat(model)))]
-
-
-def _golden_diloco(compression: str, settings: dict[str, Any], rank: int) -> list[float]:
-    def make(*arguments: Any, **options: Any) -> Any:
-        return gradwire.diloco(*arguments, compression=compression, **settings, **options)
-
-    config = _diloco_config(compression, settings)
-    model, context = train_golden(rank, config, make)
-    context.close()
-    difference = _difference(model, _simulated[config].params)
-    return [difference, float(is_same_everywhere(flat(model)))]
-
-
-def _difference(model: nn.Module, params: torch.Tensor) -> float:
-    return float((flat(model) - params).abs().max())
-
-
 def _against_ddp(rank: int) -> float:
     plain, own = DistributedDataParallel(make_model()), make_model()
     train(plain, sgd(plain), range(5), rank)
     optimizer = sgd(own)
     with gradwire.local_sgd(own, optimizer, period=1, timeout_s=60):
         train(own, optimizer, range(5), rank)
-    return _difference(own, flat(plain))
+    return difference(own, flat(plain))
 
 
 def _averages(rank: int) -> list[list[bool]]:
@@ -231,6 +133,9 @@ def _start(rank: int) -> list[bool]:
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6))
     model[1].running_mean.fill_(1.0 + rank)
+    model.register_buffer("mask", torch.tensor([rank == 0, rank == 1]))
+    model.register_buffer("nothing", torch.empty(0))
+    model.register_buffer("complex", torch.full((2,), 1j * rank))
     before = flat(model)
     gradwire.local_sgd(model, sgd(model), timeout_s=60).remove()
     has_changed = not torch.equal(before, flat(model))
@@ -238,7 +143,23 @@ def _start(rank: int) -> list[bool]:
         is_same_everywhere(flat(model)),
         has_changed == (rank != 0),
         float(model[1].running_mean[0]) == 1.0,
+        model.mask.tolist() == [True, False],
+        float(model.complex.abs().max()) == 0.0,
     ]
+
+
+def _other_buffers(rank: int) -> list[Any]:
+    model = make_model()
+    model.register_buffer("mask", torch.tensor([False, False, True]))
+    model.register_buffer("counts", torch.tensor([0, 0], dtype=torch.int16))
+    model.register_buffer("waves", torch.zeros(2, dtype=torch.complex64))
+    with gradwire.local_sgd(model, sgd(model), timeout_s=60):
+        if rank == 1:
+            model.mask[0] = True
+            model.counts[1] = 5
+            model.waves[0] = 2 + 4j
+    waves = torch.view_as_real(model.waves)
+    return [model.mask.tolist(), model.counts.tolist(), waves.tolist()]
 
 
 def _two_types(rank: int) -> bool:
@@ -276,7 +197,7 @@ def _own_outer(rank: int) -> list[Any]:
     return [
         is_same_everywhere(flat(model)),
         context.outer.param_groups[0]["lr"],
-        _difference(averaged, flat(stepped)),
+        difference(averaged, flat(stepped)),
     ]
 
 

@@ -7,16 +7,12 @@ import torch
 from torch import nn
 
 import gradwire
+from gradwire.core.errors import WireError
+from gradwire.integration.exchange import packed
+from gradwire.integration.local_updates.rounds import Notice, read_notice
 from integration import local_updates_cases as cases
-from integration.local_updates_cases import (
-    AVERAGES,
-    DILOCO,
-    LOCAL_SGD,
-    METHODS,
-    SIZE,
-    UNEVEN,
-    diloco_text,
-)
+from integration.local_updates_cases import AVERAGES, METHODS, UNEVEN
+from integration.local_updates_golden import DILOCO, LOCAL_SGD, SIZE, diloco_text
 from runtime.process.launching import launch
 
 
@@ -71,7 +67,15 @@ def test_statistics_of_batch_normalisation_are_averaged(ranks):
 
 
 def test_all_begin_with_the_model_of_rank_0(ranks):
-    assert all(result["start"] == [True, True, True] for result in ranks)
+    assert all(result["start"] == [True] * 5 for result in ranks)
+
+
+def test_buffers_of_other_types(ranks):
+    for result in ranks:
+        mask, counts, waves = result["buffers"]
+        assert mask == [True, False, True]
+        assert counts == [0, 5]
+        assert waves == [[1.0, 2.0], [0.0, 0.0]]
 
 
 def test_parameters_of_two_types(ranks):
@@ -168,6 +172,28 @@ def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_refusals(method, options, match):
     with pytest.raises(ValueError, match=match):
         getattr(gradwire, method)(*_model(), **options)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\xff\xff",
+        b"[]",
+        b"{}",
+        b'{"part": 1, "step": 0, "is_finite": true, "since": [0], "changed": [], "extras": []}',
+        b'{"part": 0, "step": "", "is_finite": true, "since": [0], "changed": [], "extras": []}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": 0, "changed": [], "extras": []}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": [0, 1], "changed": [], "extras": []}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": [0], "changed": [{}], "extras": []}',
+    ],
+)
+def test_bytes_that_are_no_notice_are_refused(sent):
+    own = Notice(0, 3, True, [0], [], [])
+    row = torch.tensor(list(sent), dtype=torch.uint8)
+    with pytest.raises(WireError, match="rank 1 sent bytes that are not the notice of a round"):
+        read_notice(row, 1, own)
+    assert read_notice(packed(own._asdict()), 1, own) == own
 
 
 @pytest.mark.parametrize("method", ["local_sgd", "diloco", "decentralized"])

@@ -219,12 +219,13 @@ class LocalUpdates(ABC):
             "buffers": [[n, list(b.shape), str(b.dtype)] for n, b in self.buffers.items()],
         }
         tensors = [self.flat(bucket) for bucket in self.buckets]
-        copies = self.copy_buffers()
-        tensors += copies.values()
+        buffers = self.copy_buffers()
+        tensors += [_as_bytes(buffer) for buffer in buffers.values()]
         received = self.wait(self.post(lambda node: self._start(node, own, tensors)))
         for bucket, x in zip(self.buckets, received):
             self.write(bucket, x)
-        self.write_buffers(dict(zip(copies, received[len(self.buckets) :])))
+        rows = received[len(self.buckets) :]
+        self.write_buffers({n: _from_bytes(row, buffers[n]) for n, row in zip(buffers, rows)})
 
     async def check_same(self, node: Node, own: dict[str, Any]) -> None:
         """Raises on every rank if ranks have different settings."""
@@ -262,6 +263,9 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
             f"{missing} of the {len(stepped)} parameters of the optimizer are not in the model, so "
             "they would differ from rank to rank. Give the whole model"
         )
+    devices = sorted({str(parameter.device) for _, parameter in named})
+    if len(devices) > 1:
+        raise ValueError(f"the parameters lie on {', '.join(devices)}: they must be on one device")
     for name, parameter in named:
         if not parameter.is_floating_point():
             raise ValueError(f"{name} is {parameter.dtype}: only real floats can be averaged")
@@ -273,6 +277,17 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
     return named
 
 
+def _as_bytes(x: Tensor) -> Tensor:
+    """The bytes of a tensor of any dtype."""
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _from_bytes(row: Tensor, like: Tensor) -> Tensor:
+    # A byte that is neither 0 nor 1 must not become a bool.
+    flat = row != 0 if like.dtype is torch.bool else row.view(like.dtype)
+    return flat.view(like.shape)
+
+
 def _num_parameters(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
@@ -280,9 +295,9 @@ def _num_parameters(optimizer: Optimizer) -> int:
 async def exact_averages(
     node: Node, architecture: Architecture, label: str, tensors: Tensors
 ) -> Tensors:
-    """The means of floats and the maxima of others, not compressed; one exchange per dtype.
+    """The means of floats and complex numbers, the maxima of others; not compressed.
 
-    All ranks have tensors of the same names and shapes.
+    All ranks have tensors of the same names and shapes. One exchange per dtype.
     """
     kinds: dict[torch.dtype, list[str]] = {}
     for name in sorted(tensors):
@@ -291,9 +306,12 @@ async def exact_averages(
     for dtype, names in kinds.items():
         vector = torch.cat([tensors[name].reshape(-1) for name in names])
         group = architecture.group(node, f"{label} {dtype}")
-        if dtype.is_floating_point:
+        if dtype.is_complex:
+            parts = await group.mean(torch.view_as_real(vector).reshape(-1))
+            vector = torch.view_as_complex(parts.view(-1, 2))
+        elif dtype.is_floating_point:
             vector = await group.mean(vector)
-        elif not dtype.is_complex:
+        else:
             vector = (await group.max(vector.long())).to(dtype)
         pieces = vector.split([tensors[name].numel() for name in names])
         found.update({n: piece.view(tensors[n].shape) for n, piece in zip(names, pieces)})

@@ -44,7 +44,7 @@ class Round(NamedTuple):
     spoiled: tuple[int, ...] = ()  # ranks with NaN or infinity: nothing was averaged
 
 
-class _Notice(NamedTuple):
+class Notice(NamedTuple):
     """What a rank tells the others before a round."""
 
     part: int | None  # None: this rank has left
@@ -147,7 +147,7 @@ class AveragingRounds(LocalUpdates):
         buffers = self.copy_buffers() if has_extras else {}
         changed = [n for n, own in buffers.items() if not torch.equal(own, self._buffers_before[n])]
         extras = self.extras() if has_extras else {}
-        notice = _Notice(
+        notice = Notice(
             part,
             self.num_steps - 1,
             all(is_finite(x) for x in sent),
@@ -163,13 +163,13 @@ class AveragingRounds(LocalUpdates):
         self,
         node: Node,
         label: str,
-        own: _Notice,
+        own: Notice,
         changes: Callable[[int], list[Tensor]],
         buffers: Tensors,
         extras: Tensors,
     ) -> Round:
         rows = await Group(node, label).all_gather(packed(own._asdict()))
-        notices = [_read(row, rank, own) for rank, row in enumerate(rows)]
+        notices = [read_notice(row, rank, own) for rank, row in enumerate(rows)]
         everyone_left = all(notice.part is None for notice in notices)
         spoiled = tuple(rank for rank, notice in enumerate(notices) if not notice.is_finite)
         if spoiled:
@@ -235,7 +235,7 @@ class AveragingRounds(LocalUpdates):
             anchor.copy_(value)
 
 
-def _parts(notices: Sequence[_Notice]) -> list[int]:
+def _parts(notices: Sequence[Notice]) -> list[int]:
     """The parts of a round: that of the ranks that continue, or all that are outstanding."""
     asked = {notice.part for notice in notices if notice.part is not None}
     if len(asked) > 1:
@@ -250,9 +250,10 @@ def _parts(notices: Sequence[_Notice]) -> list[int]:
     return [part for part in range(num_parts) if any(notice.since[part] for notice in notices)]
 
 
-def _read(row: Tensor, rank: int, own: _Notice) -> _Notice:
+def read_notice(row: Tensor, rank: int, own: Notice) -> Notice:
+    """The notice that a rank sent; raises if the bytes are not one like the own."""
     try:
-        notice = _Notice(**json.loads(bytes(row.cpu().numpy())))
+        notice = Notice(**json.loads(bytes(row.cpu().numpy())))
         part, step, finite, since, changed, extras = notice
         is_good = (
             (part is None or (isinstance(part, int) and 0 <= part < len(own.since)))
