@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gradwire.experiment.simulate.simulation import resume, simulate
     from gradwire.integration.ddp import ddp_comm_hook
     from gradwire.integration.fsdp import compress_replicas
+    from gradwire.integration.local_updates.decentralized import decentralized
+    from gradwire.integration.local_updates.diloco import diloco
+    from gradwire.integration.local_updates.local_sgd import local_sgd
     from gradwire.integration.optimizer import DistributedOptimizer
     from gradwire.integration.process import (
         Average,
@@ -48,8 +51,11 @@ __all__ = [
     "broadcast_parameters",
     "compress_replicas",
     "ddp_comm_hook",
+    "decentralized",
+    "diloco",
     "init",
     "local_rank",
+    "local_sgd",
     "local_size",
     "log_every",
     "push_pull",
@@ -85,6 +91,9 @@ _WHERE = {
     "compress_replicas": "gradwire.integration.fsdp",
     "ddp_comm_hook": "gradwire.integration.ddp",
     "log_every": "gradwire.integration.stats",
+    "decentralized": "gradwire.integration.local_updates.decentralized",
+    "diloco": "gradwire.integration.local_updates.diloco",
+    "local_sgd": "gradwire.integration.local_updates.local_sgd",
     "register": "gradwire.experiment.run.registries",
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",

@@ -62,8 +62,8 @@ def cut_into_buckets(named: Named, scheduling: Scheduling) -> list[ParameterBuck
     for name, parameter in named:
         kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
     made = []
-    for (dtype, _), own in kinds.items():
-        prefix = "" if len(kinds) == 1 else f"{dtype} "
+    for (dtype, device), own in kinds.items():
+        prefix = "" if len(kinds) == 1 else f"{dtype} {device} "
         made += _buckets_of(own, scheduling, prefix)
     return made
 

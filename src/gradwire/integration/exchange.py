@@ -74,6 +74,11 @@ class Exchange:
             num_collectives=1 if self._is_exact else 0,
         )
 
+    async def average(self, node: Node, name: str, tensors: Layout, x: Tensor, step: int) -> Tensor:
+        """The mean of a bucket of finite values, for a program that the caller posts."""
+        self._used.add(tensors)
+        return await self._mean(node, name, tensors, x, step, is_last=False, after=None)
+
     def finish_step(self) -> bool:
         """All means of a step are there; whether they can be used."""
         is_good = not self._is_spoiled
@@ -158,7 +163,7 @@ class Exchange:
             "dtype": str(x.dtype),
         }
         group = Group(node, f"{self._label} settings")
-        everyone = [json.loads(bytes(row.numpy())) for row in await group.all_gather(_packed(own))]
+        everyone = [json.loads(bytes(row.numpy())) for row in await group.all_gather(packed(own))]
         check_same(everyone, node.rank)
 
     # State.
@@ -248,7 +253,8 @@ def _shown(value: Any) -> str:
     return text if len(text) < 200 else f"{text[:200]} ..."
 
 
-def _packed(row: dict[str, Any]) -> Tensor:
+def packed(row: dict[str, Any]) -> Tensor:
+    """Plain values as bytes."""
     return torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
 
 

@@ -38,6 +38,7 @@ class NeighbourPresence:
     def __init__(self, node: Node, others: Sequence[int]) -> None:
         self.node = node
         self.others = tuple(others)  # the ranks that are neighbours in some round
+        self.admits_newcomers = True  # whether `attend` starts to answer notices
         self.model: Tensor | None = None  # the model that joining workers receive
         self.next = 0  # the first round that has not begun
         self.life = INITIAL
@@ -55,7 +56,7 @@ class NeighbourPresence:
     async def attend(self, model: Tensor, step: int) -> None:
         """Training has reached this step: joining workers can take part from the next round on."""
         self.model, self.next = model, step + 1
-        if not self._answers_notices:
+        if self.admits_newcomers and not self._answers_notices:
             self._answers_notices = True
             await self.node.spawn(self._answer_notices())
             # Pending notices must be handled before the `NewIncarnation` that belongs to each is
