@@ -289,3 +289,17 @@ def _other_models(rank: int) -> Any:
     model, _ = ddp(tied, "ef(topk(0.1))")
     found["tied"] = train(model, sgd(model), range(3), rank)
     return found
+
+
+def initialized_again(rank: int, folder: Path) -> list[int]:
+    """torch.distributed is left, and begun again by the same processes."""
+    steps = []
+    for number in range(2):
+        model, state = ddp(make_model(), "ef(topk(0.1))")
+        train(model, sgd(model), range(2), rank)
+        steps.append(state.stats().steps)
+        dist.destroy_process_group()
+        store = f"file://{folder}/store again {number}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=SIZE)
+    dist.barrier()
+    return steps

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from integration import ddp_cases
 from integration.ddp_cases import COMPRESSIONS, SIZE
 from integration.ddp_cases import run as run_cases
 from runtime.process.launching import launch
@@ -82,3 +83,10 @@ def test_stats(ranks):
 @pytest.mark.parametrize("name", ["half", "channels_last", "tied", "views"])
 def test_other_models(ranks, name):
     assert all(result["shapes"][name] for result in ranks)
+
+
+def test_torch_distributed_may_be_initialized_again(tmp_path):
+    name = ddp_cases.initialized_again.__name__
+    codes, results = launch(tmp_path, SIZE, f"integration.ddp_cases:{name}", 300)
+    assert codes == [0] * SIZE
+    assert results == [[2, 2]] * SIZE

@@ -39,6 +39,7 @@ class Communicator:
         device: torch.device | None = None,
     ) -> None:
         ranks = None if group is None else dist.get_process_group_ranks(group)
+        self.world = dist.group.WORLD  # another one if torch.distributed is initialized again
         self.transport = GlooTransport(headers=HEADERS, ranks=ranks, device=device)
         self.engine = PostingEngine(self.transport, timeout_s=timeout_s, native=native)
         self.stream: torch.cuda.Stream | None = None  # on which this thread codes
@@ -93,6 +94,9 @@ def communicator_of(
         )
     name = dist.group.WORLD.group_name if group is None else group.group_name  # type: ignore[union-attr]
     found = _open.get((name, native))
+    if found is not None and found.world is not dist.group.WORLD:
+        found.close()
+        found = None
     if found is None or not found.is_alive:
         found = Communicator(group, timeout_s=timeout_s, native=native, device=device)
         _open[name, native] = found

@@ -192,7 +192,7 @@ class Exchange:
         rows = [saved] if isinstance(saved, Mapping) else list(saved)
         own, size = self.communicator.rank, self.communicator.size
         self._check_saved(rows)
-        if len(rows) == 1 and size > 1:
+        if len(rows) < rows[0]["size"]:  # that of this rank
             states = [row["state"] for row in rows[0]["buckets"]]
         else:
             states = self._resized(rows, own, size)
