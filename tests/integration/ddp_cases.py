@@ -236,9 +236,13 @@ def _stats(rank: int) -> Any:
         train(model, sgd(model), range(4), rank)
     gradwire.log_every(0)
     stats = state.stats()
+    communicator = state._exchange.communicator
+    engine = communicator.engine
+    counted = sum(traffic.sent for traffic in engine.traffic.values())
     ranges = sorted({e.key for e in profile.key_averages() if e.key.startswith("gradwire")})
     return {
         "written": written,
+        "counted": [counted, communicator.transport.num_bytes_sent + engine.native_nbytes],
         "ranges": ranges,
         "before": before.steps,
         "steps": stats.steps,

@@ -72,6 +72,9 @@ def test_stats(ranks):
         assert stats["sent"] > 0
         assert all(seconds > 0 for seconds in stats["times"])
         assert "gradwire: wait" in stats["ranges"]
+        counted, of_transport = stats["counted"]  # of all models so far
+        assert counted == of_transport > 10 * stats["sent"]
+        assert stats["ratio"] > 1
     written = ranks[0]["stats"]["written"]
     assert {step for _, _, step in written} == {2, 4}
     assert {name for name, _, _ in written} >= {"gradwire/bytes_sent", "gradwire/exposed_s"}

@@ -174,12 +174,13 @@ class BucketExchange:
         x = bucket.gradient()
         if self.exchange is None:
             self.exchange = self._make_exchange(x.device)
+            self.meter.begin(self.exchange.communicator, self.exchange.label)
         after = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
         is_last = self._next == 0
         bucket.future = self.exchange.mean(
             bucket.name, bucket.layout, x, is_last=is_last, after=after
         )
-        self.meter.add_bucket(x, self.exchange.communicator.size)
+        self.meter.add_bucket(x)
         self._next -= 1
 
     def _end_of_backward(self) -> None:
@@ -205,7 +206,7 @@ class BucketExchange:
                 means.append(bucket.future.result())  # raises what went wrong
         assert self.exchange is not None
         self.exchange.finish_step()
-        self.meter.add_step(time.perf_counter() - began, self.exchange.communicator)
+        self.meter.add_step(time.perf_counter() - began)
         for bucket, mean in zip(self._buckets, means):
             bucket.take(mean)
         self._reset()

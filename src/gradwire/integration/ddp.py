@@ -52,8 +52,7 @@ class DDPState:
 
     def stats(self) -> Stats:
         """What the hook has sent so far, and what that took."""
-        exchange = self._exchange
-        return self._meter.stats(None if exchange is None else exchange.communicator)
+        return self._meter.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
@@ -79,7 +78,7 @@ class DDPState:
         name = f"bucket {bucket.index()}"
         future = exchange.mean(name, tensors, x, is_last=bucket.is_last(), after=after)
         self._pending.append(future)
-        self._meter.add_bucket(x, exchange.communicator.size)
+        self._meter.add_bucket(x)
         result: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[x.device] if x.is_cuda else []
         )
@@ -97,6 +96,7 @@ class DDPState:
                 self._group, timeout_s=self._timeout_s, native=self._native, device=device
             )
             self._exchange = Exchange(communicator, self._settings, communicator.new_label())
+            self._meter.begin(communicator, self._exchange.label)
             if self._loaded:
                 self._exchange.load_state_dict(self._loaded)
         return self._exchange
@@ -110,7 +110,7 @@ class DDPState:
                 future.result()  # raises what went wrong
         assert self._exchange is not None
         self._exchange.finish_step()
-        self._meter.add_step(time.perf_counter() - began, self._exchange.communicator)
+        self._meter.add_step(time.perf_counter() - began)
 
     def _layout(self, bucket: dist.GradBucket) -> Layout:
         parameters = bucket.parameters()

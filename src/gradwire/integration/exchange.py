@@ -44,7 +44,7 @@ class Exchange:
         self.settings = settings
         self.reducer = lift(settings.compression, settings.steps_per_epoch)
         self.step = 0
-        self._label = label  # of this one among those of the communicator
+        self.label = label  # of this one among those of the communicator
         self._key = Key(settings.seed)
         # These belong to the communicator's thread while programs are under way.
         self._states: dict[Layout, State] = {}
@@ -111,7 +111,7 @@ class Exchange:
     ) -> Tensor:
         if after is not None:
             torch.cuda.current_stream(x.device).wait_event(after)
-        label = f"{self._label}{name}"
+        label = f"{self.label}{name}"
         group = self.settings.architecture.group(node, label)
         if self._is_exact:  # NaN is added like any other value
             return await group.mean(x)
@@ -162,7 +162,7 @@ class Exchange:
             "tensors": [[name, list(shape)] for name, _, _, shape in tensors],
             "dtype": str(x.dtype),
         }
-        group = Group(node, f"{self._label} settings")
+        group = Group(node, f"{self.label} settings")
         everyone = [json.loads(bytes(row.numpy())) for row in await group.all_gather(packed(own))]
         check_same(everyone, node.rank)
 

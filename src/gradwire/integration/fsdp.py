@@ -37,12 +37,13 @@ class CompressedReplicas:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._meter = Meter()
+        self._meter.begin(exchange.communicator, exchange.label)
         self._is_in_backward = False
         self._waited_s = 0.0  # in this step
 
     def stats(self) -> Stats:
         """What was sent between replicas so far, and what that took."""
-        return self._meter.stats(self._exchange.communicator)
+        return self._meter.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
@@ -58,7 +59,7 @@ class CompressedReplicas:
             self._is_in_backward = True
             Variable._execution_engine.queue_callback(self._finish)
         after = torch.cuda.current_stream(shard.device).record_event() if shard.is_cuda else None
-        self._meter.add_bucket(shard, self._exchange.communicator.size)
+        self._meter.add_bucket(shard)
         began = time.perf_counter()
         future = self._exchange.mean(
             name, _layout(name, module, shard), shard, is_last=True, after=after
@@ -73,7 +74,7 @@ class CompressedReplicas:
     def _finish(self) -> None:
         self._is_in_backward = False
         self._exchange.finish_step()
-        self._meter.add_step(self._waited_s, self._exchange.communicator)
+        self._meter.add_step(self._waited_s)
         self._waited_s = 0.0
 
 

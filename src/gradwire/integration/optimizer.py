@@ -59,13 +59,14 @@ class _Distributed(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._buckets.remove()
+        old = self._buckets
+        old.remove()
         self._buckets = self._rebuild()
+        self._buckets.exchange, self._buckets.meter = old.exchange, old.meter
 
     def stats(self) -> Stats:
         """What was sent so far, and what that took."""
-        exchange = self._buckets.exchange
-        return self._buckets.meter.stats(None if exchange is None else exchange.communicator)
+        return self._buckets.meter.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer, and what compression keeps on this rank: residuals, momenta."""

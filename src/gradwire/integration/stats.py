@@ -72,23 +72,56 @@ def log_every(steps: int, writer: Any = None) -> None:
 
 
 class Meter:
-    """Counts what one hook or optimizer does. Those of a communicator share its thread."""
+    """Counts what one hook, optimizer or context does."""
 
     def __init__(self) -> None:
-        self._logged = NO_STATS
+        self._communicator: Communicator | None = None
+        self._label = ""
+        self._start = self._logged = NO_STATS
         self._steps = 0
         self._exposed_s = 0.0
         self._dense_nbytes = 0.0
 
-    def add_bucket(self, x: Tensor, size: int) -> None:
-        """A bucket will be exchanged by so many ranks."""
+    def begin(self, communicator: Communicator, label: str) -> None:
+        """From now on exchanges whose tags begin with this label count.
+
+        Times are those of the communicator's thread, which others may use as well.
+        """
+        self._communicator, self._label = communicator, label.partition("/")[0]
+        self._start = self._counted()
+
+    def add_bucket(self, x: Tensor) -> None:
+        """A bucket will be exchanged."""
+        assert self._communicator is not None
+        size = self._communicator.size
         self._dense_nbytes += 2 * (size - 1) / size * x.numel() * x.element_size()
 
-    def add_step(self, exposed_s: float, communicator: Communicator) -> None:
+    def add_step(self, exposed_s: float) -> None:
         self._steps += 1
         self._exposed_s += exposed_s
-        if _logging.every and self._steps % _logging.every == 0 and communicator.rank == 0:
-            self._log(self.stats(communicator))
+        if _logging.every and self._steps % _logging.every == 0:
+            assert self._communicator is not None
+            if self._communicator.rank == 0:
+                self._log(self.stats())
+
+    def stats(self) -> Stats:
+        return NO_STATS if self._communicator is None else self._counted().since(self._start)
+
+    def _counted(self) -> Stats:
+        assert self._communicator is not None
+        engine = self._communicator.engine
+        calls, traffic = dict(engine.call_s), engine.traffic[self._label]
+        encode_s = sum(own for name, own in calls.items() if name.startswith(_ENCODING))
+        return Stats(
+            steps=self._steps,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            dense_bytes=round(self._dense_nbytes),
+            encode_s=encode_s,
+            decode_s=sum(calls.values()) - encode_s,
+            wait_s=engine.wait_s,
+            exposed_s=self._exposed_s,
+        )
 
     def _log(self, stats: Stats) -> None:
         last, self._logged = stats.since(self._logged), stats
@@ -98,20 +131,3 @@ class Meter:
             for field in fields(Stats)[1:]:
                 value = getattr(last, field.name) / steps
                 _logging.writer.add_scalar(f"gradwire/{field.name}", value, stats.steps)
-
-    def stats(self, communicator: Communicator | None) -> Stats:
-        if communicator is None:
-            return NO_STATS
-        engine, transport = communicator.engine, communicator.transport
-        calls = dict(engine.call_s)
-        encode_s = sum(own for name, own in calls.items() if name.startswith(_ENCODING))
-        return Stats(
-            steps=self._steps,
-            bytes_sent=transport.num_bytes_sent + engine.native_nbytes,
-            bytes_received=transport.num_bytes_received + engine.native_nbytes,
-            dense_bytes=round(self._dense_nbytes),
-            encode_s=encode_s,
-            decode_s=sum(calls.values()) - encode_s,
-            wait_s=engine.wait_s,
-            exposed_s=self._exposed_s,
-        )

@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -67,7 +66,7 @@ class LocalUpdates(ABC):
         self._meter = Meter()
         self._exposed_s = 0.0  # in the step under way
         self._agree(settings)
-        self._at_start = self._meter.stats(self.communicator)
+        self._meter.begin(self.communicator, self.label)
         self._hook: Any = None
 
     def begin(self) -> None:
@@ -107,15 +106,7 @@ class LocalUpdates(ABC):
 
         `ratio` compares with an all-reduce of the gradients in every step.
         """
-        now, start = self._meter.stats(self.communicator), self._at_start
-        return replace(
-            now,
-            bytes_sent=now.bytes_sent - start.bytes_sent,
-            bytes_received=now.bytes_received - start.bytes_received,
-            encode_s=now.encode_s - start.encode_s,
-            decode_s=now.decode_s - start.decode_s,
-            wait_s=now.wait_s - start.wait_s,
-        )
+        return self._meter.stats()
 
     @abstractmethod
     def flush(self) -> None:
@@ -198,12 +189,11 @@ class LocalUpdates(ABC):
             )
         self.num_steps += 1
         self._exposed_s = 0.0
-        size = self.communicator.size
         for bucket in self.buckets:
             for parameter in bucket.parameters:
-                self._meter.add_bucket(parameter, size)
+                self._meter.add_bucket(parameter)
         self.after_step()
-        self._meter.add_step(self._exposed_s, self.communicator)
+        self._meter.add_step(self._exposed_s)
 
     # The start.
 

@@ -119,6 +119,15 @@ class Packed:
         return self.block.numel() + (0 if self.payload is None else self.payload.numel())
 
 
+def frame_nbytes(message: Any, headers: Headers) -> int:
+    """The length of a message as `pack` makes it."""
+    data = message.data if isinstance(message, Framed) else message
+    header = len(headers.encode(message.header)) if isinstance(message, Framed) else 0
+    if data is None:
+        return _FIXED.size + header
+    return int(_FIXED.size + 8 * data.dim() + header + data.numel() * data.element_size())
+
+
 def pack(
     job: int,
     tag: int,

@@ -92,7 +92,7 @@ class GlooTransport:
         made = _new_group(_NEVER, ranks) if group is None else group
         self._group = made
         self.rank, self.size = made.rank(), made.size()
-        self._headers = headers
+        self.headers = headers
         self._max_payload_nbytes = max_payload_nbytes
         self._close_s = close_s
         self._device = device
@@ -231,7 +231,7 @@ class GlooTransport:
             job,
             tag,
             message,
-            self._headers,
+            self.headers,
             BLOCK_NBYTES,
             inline_nbytes=BLOCK_NBYTES,
             copied=copied,
@@ -325,7 +325,7 @@ class GlooTransport:
                 self._group.recv([block], peer, 0).wait()
                 frame = frames.unpack(
                     view,
-                    self._headers,
+                    self.headers,
                     self._max_payload_nbytes,
                     block_nbytes=BLOCK_NBYTES,
                     inline_nbytes=BLOCK_NBYTES,

@@ -15,17 +15,27 @@ and fail with `PeerLost`, which names this rank.
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch.autograd import profiler
 
 from gradwire.core.errors import PeerLost
-from gradwire.core.node import Call, Node
+from gradwire.core.node import Call, Collective, Node, Recv, Send, Tag
 from gradwire.runtime.interpreter.calls import Calls
-from gradwire.runtime.interpreter.interpreter import Program, R, Task
+from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
+from gradwire.runtime.process.frames import frame_nbytes
+
+
+@dataclass
+class Traffic:
+    """Bytes."""
+
+    sent: int = 0
+    received: int = 0
 
 
 class _Posted(NamedTuple):
@@ -52,6 +62,8 @@ class PostingEngine(ProcessEngine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._calls = _ProfiledCalls(1)
+        # Bytes sent and received, with frames, by what tags begin with up to a slash.
+        self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._posted: deque[_Posted] = deque()
         self._futures: dict[Task, Future[Any]] = {}
         self._lock = threading.Lock()  # of the end: no post comes after it unseen
@@ -104,6 +116,41 @@ class PostingEngine(ProcessEngine):
             self._futures[task] = future
             self._natives.post(task, num_collectives)
 
+    # Counting. Messages are counted as received when a program reads them, since only that knows
+    # their tag.
+
+    def _send(self, task: Task, effect: Send) -> None:
+        if effect.dst != self.rank and effect.dst not in self._peers.gone:
+            self.traffic[_owner(effect.tag)].sent += self._nbytes(effect.data)
+        super()._send(task, effect)
+
+    def _recv(self, task: Task, effect: Recv) -> Any:
+        value = super()._recv(task, effect)
+        if value is not WAITING:
+            self._count_received(effect, value)
+        return value
+
+    def _deliver(self, src: int, dst: int, tag: Tag, message: Any) -> None:
+        task = self.unread.waiting.get((src, tag))
+        if task is not None and isinstance(task.waiting_for, Recv):
+            self._count_received(task.waiting_for, message)
+        super()._deliver(src, dst, tag, message)
+
+    def _count_received(self, effect: Recv, message: Any) -> None:
+        if effect.src != self.rank:
+            self.traffic[_owner(effect.tag)].received += self._nbytes(message)
+
+    def _collective(self, task: Task, effect: Collective) -> Any:
+        before = self.native_nbytes
+        value = super()._collective(task, effect)
+        counted = self.traffic[_owner(effect.label)]
+        counted.sent += self.native_nbytes - before
+        counted.received += self.native_nbytes - before
+        return value
+
+    def _nbytes(self, message: Any) -> int:
+        return frame_nbytes(message, self._transport.headers)  # type: ignore[attr-defined]
+
     def _finish(self, task: Task) -> None:
         super()._finish(task)
         future = self._futures.pop(task, None)
@@ -130,3 +177,10 @@ class PostingEngine(ProcessEngine):
         self._transport.close(self.rank if not isinstance(error, PeerLost) else error.rank)  # type: ignore[attr-defined]
         for future in waiting:
             future.set_exception(error)
+
+
+def _owner(tag: Tag) -> str:
+    """What the first text in a tag begins with, up to a slash."""
+    while isinstance(tag, tuple):
+        tag = tag[0]
+    return str(tag).partition("/")[0]
