@@ -242,9 +242,12 @@ def _usual_seconds(computer: Computer, num_workers: int) -> float:
 
 
 def _measures_schedule(config: Config, plan: Plan) -> bool:
-    """See processes/node/schedule.py. With servers workers may come later, and miss it."""
+    """See processes/node/schedule.py. With servers workers may come later, and miss it.
+
+    A run whose order is recorded decides by what a replay knows, too.
+    """
     needs = config.engine == "process" and plan.scheduling.needs_prices
-    return needs and plan.pauses and not plan.layout.others
+    return needs and plan.pauses and not (plan.layout.others or config.record_order)
 
 
 def make_profile(

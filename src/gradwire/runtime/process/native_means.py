@@ -154,8 +154,7 @@ class NativeMeans:
 
     def peer_lost(self, rank: int) -> None:
         """Collectives that wait for this rank get some time to end."""
-        waiting = [task for task, _ in (*self._waiting.values(), *self._started.values())]
-        for task in waiting:
+        for task in {*self._paths, *self._left}:
             if type(task.waiting_for) is Collective:
                 self.failure = self._peers.error(rank)
                 self._timers.set(task, _GRACE_S)

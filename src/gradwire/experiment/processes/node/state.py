@@ -147,8 +147,7 @@ class NodeState:
         decision = self._admit(measures)
         if decision.get("measures"):
             recorded = decision["recorded"]
-            if not self.experiment.config.record_order:  # a replay has one schedule
-                self._undecided = self.experiment.config.scheduling
+            self._undecided = self.experiment.config.scheduling
             self.experiment = measure_schedule(
                 self.experiment, self.engine, self.agreement, recorded
             )
@@ -227,8 +226,9 @@ class NodeState:
                     f"{self.folder}: config.toml is not the configuration this run was started "
                     "with; put it back, or start a new run"
                 )
-            self.schedules = saved["schedules"]
-            self._undecided = saved["undecided"]  # the configuration has what was decided
+            # What servers recover has no schedules, since theirs do not change.
+            self.schedules = saved.get("schedules", [])
+            self._undecided = saved.get("undecided", "")  # the configuration has the decision
             if self.schedules:
                 self._take_schedule(with_schedule(self.experiment, self.schedules[-1][1]))
             self.role.restore(saved["role"])
