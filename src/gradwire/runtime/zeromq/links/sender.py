@@ -72,13 +72,19 @@ class Sender:
         return not link.bytes_posted or link.bytes_posted + nbytes <= self._traffic.max_bytes
 
     def _wait_for_room(self, dst: int, nbytes: int) -> Link | None:
-        """The link, or None if the receiver is gone by then."""
+        """The link, or None if the receiver is gone by then.
+
+        None also if the scheduler is lost: nobody would report the loss of the receiver, and the
+        job ends anyway, with what `next` says.
+        """
         traffic, last, since = self._traffic, -1, 0.0
         try:
             while True:
                 route = self._route_to_known(dst)
                 if route is None or self._has_room(route, nbytes):
                     return route
+                if self._local.scheduler in self._view.gone:
+                    return None
                 now = time.monotonic()
                 if route.bytes_posted != last:
                     last, since, traffic.is_stuck = route.bytes_posted, now, False
