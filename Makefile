@@ -91,6 +91,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python experiments/make_algorithms_table.py
 	$(BIN)/python experiments/make_demo.py
 	$(BIN)/python experiments/scheduling.py --write
+	$(BIN)/python experiments/training_loops.py --write
 
 # Fails if a page differs from what `make docs` would write.
 docs-check: $(VENV)/.installed
@@ -98,6 +99,7 @@ docs-check: $(VENV)/.installed
 	$(BIN)/python experiments/make_algorithms_table.py --check
 	$(BIN)/python experiments/make_demo.py --check
 	$(BIN)/python experiments/scheduling.py --check
+	$(BIN)/python experiments/training_loops.py --check
 
 codecs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py

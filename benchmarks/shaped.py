@@ -7,7 +7,9 @@ tc.
 """
 
 import ctypes
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,14 +43,39 @@ def inside(host: Host | None, function: Callable[..., None], *args: Any) -> None
     function(*args)
 
 
+def missing() -> str | None:
+    """Why there can be no such hosts here; None: there can."""
+    if not sys.platform.startswith("linux") or os.geteuid():
+        return "network namespaces need Linux and root"
+    absent = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    return f"these commands are missing: {', '.join(absent)} (iproute2)" if absent else None
+
+
+def num_bytes_sent() -> int:
+    """What has left the host on which this process is, with all headers, as tc counts it."""
+    shown = subprocess.run(
+        f"tc -s -j qdisc show dev {WIRE}".split(), check=True, capture_output=True
+    )
+    return sum(row["bytes"] for row in json.loads(shown.stdout) if row.get("root"))
+
+
 @contextmanager
-def shaped(mbit: float, num_hosts: int) -> Iterator[tuple[Host, Sequence[Host]]]:
-    """The switch, and hosts with a link of so much each way. All are removed in any case."""
+def shaped(
+    mbit: float | None, num_hosts: int, burst: str = "64kb", card: str = "latency 50ms"
+) -> Iterator[tuple[Host, Sequence[Host]]]:
+    """The switch, and hosts with a link of so much each way. All are removed in any case.
+
+    Without a number links have no limit; bytes are counted nevertheless. `card`: what waits at most
+    at a host's own end. With "limit 64mb" programs wait there, and nothing is dropped.
+    """
     switch, *hosts = (
         Host(f"gradwire-{os.getpid()}-{number}", f"10.203.77.{number + 1}")
         for number in range(num_hosts + 1)
     )
-    shape = f"root tbf rate {mbit}mbit burst 64kb latency 50ms"
+    at_port = at_card = "root pfifo limit 10000"
+    if mbit is not None:
+        at_port = f"root tbf rate {mbit}mbit burst {burst} latency 50ms"
+        at_card = f"root tbf rate {mbit}mbit burst {burst} {card}"
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         for host in (switch, *hosts):
@@ -63,8 +90,8 @@ def shaped(mbit: float, num_hosts: int) -> Iterator[tuple[Host, Sequence[Host]]]
             _run(f"ip link add {ends} netns {switch.namespace}")
             _run(f"ip {at_switch} link set {port} master {WIRE} up")
             _set_up(host)
-            _run(f"tc {at_switch} qdisc add dev {port} {shape}")
-            _run(f"tc {at_host} qdisc add dev {WIRE} {shape}")
+            _run(f"tc {at_switch} qdisc add dev {port} {at_port}")
+            _run(f"tc {at_host} qdisc add dev {WIRE} {at_card}")
         yield switch, hosts
     finally:
         for host in (switch, *hosts):  # with them go bridge and cables

@@ -1,4 +1,4 @@
-"""The data and the model of the other examples: 8 x 8 digits, and a small CNN."""
+"""The data and the model of the other examples: handwritten digits, and a small CNN."""
 
 import torch
 from torch import nn
@@ -7,9 +7,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from gradwire import data
 
 
-def loaders(batch_size: int, rank: int, size: int) -> tuple[DataLoader, tuple]:
+def loaders(
+    batch_size: int, rank: int, size: int, name: str = "digits"
+) -> tuple[DataLoader, tuple]:
     """This rank's batches of the training set, and the whole test set."""
-    digits = data.load("digits")
+    digits = data.load(name)
     splits = []
     for split, count in (("train", digits.num_train), ("test", digits.num_test)):
         every = torch.arange(count)

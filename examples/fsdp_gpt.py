@@ -2,8 +2,11 @@
 
     torchrun --nproc-per-node 4 examples/fsdp_gpt.py
 
-Four processes play two nodes of two ranks, on the CPU or on GPUs.
+Four processes play two nodes of two ranks: on GPUs if there is one for each process, else on the
+CPU. On real nodes the inner dimension of the mesh is the number of GPUs in a node.
 """
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -45,13 +48,15 @@ class GPT(nn.Module):
         y = self.characters(x) + self.positions
         for block in self.blocks:
             y = block(y)
-        return self.out(y)
+        return self.out(y).clone()  # not a view: FSDP2 hooks into what the model returns
 
 
-on_gpu = torch.cuda.is_available()
+on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-device = torch.device("cuda", rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+if size % 2:
+    raise SystemExit(f"nodes have two ranks here, got {size}: torchrun --nproc-per-node 4 ...")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
 torch.manual_seed(0)
@@ -73,7 +78,7 @@ for step in range(STEPS):
     starts = torch.randint(len(text) - LENGTH - 1, (BATCH, 1), generator=draws)
     window = text[starts + torch.arange(LENGTH + 1)].to(device)
     optimizer.zero_grad()
-    logits = model(window[:, :-1]).clone()
+    logits = model(window[:, :-1])
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
     loss.backward()
     optimizer.step()

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import kept
-from gradwire.experiment.report.comparison import format_bytes, format_seconds
+from gradwire.core.units import format_bytes
+from gradwire.experiment.report.comparison import format_seconds
 from gradwire.experiment.studies.matrix import measure, pairs
 
 SYNCHRONIZATION = ("bsp", "ssp(2)", "asp", "localsgd(4)")

@@ -8,11 +8,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch.nn import SyncBatchNorm
+
     from gradwire.experiment.processes.ranks import run
     from gradwire.experiment.run.config import Config
     from gradwire.experiment.run.outcome import Run
     from gradwire.experiment.run.registries import register
     from gradwire.experiment.simulate.simulation import resume, simulate
+    from gradwire.integration.collectives import (
+        Adasum,
+        Average,
+        Compression,
+        Sum,
+        allgather,
+        allreduce,
+        allreduce_,
+        allreduce_async,
+        allreduce_async_,
+        barrier,
+        broadcast,
+        broadcast_,
+        byteps_push_pull,
+        declare,
+        poll,
+        push_pull,
+        push_pull_async,
+        push_pull_inplace,
+        synchronize,
+    )
     from gradwire.integration.ddp import ddp_comm_hook
     from gradwire.integration.fsdp import compress_replicas
     from gradwire.integration.local_updates.decentralized import decentralized
@@ -20,16 +43,19 @@ if TYPE_CHECKING:
     from gradwire.integration.local_updates.local_sgd import local_sgd
     from gradwire.integration.optimizer import DistributedOptimizer
     from gradwire.integration.process import (
-        Average,
-        Compression,
-        Sum,
-        allreduce,
+        broadcast_object,
         broadcast_optimizer_state,
         broadcast_parameters,
+        cross_rank,
+        cross_size,
+        gloo_built,
         init,
+        is_initialized,
         local_rank,
         local_size,
-        push_pull,
+        mpi_built,
+        mpi_threads_supported,
+        nccl_built,
         rank,
         shutdown,
         size,
@@ -39,26 +65,48 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "Config",
     "DistributedOptimizer",
     "Run",
     "Sum",
+    "SyncBatchNorm",
     "__version__",
+    "allgather",
     "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "byteps_push_pull",
     "compress_replicas",
+    "cross_rank",
+    "cross_size",
     "ddp_comm_hook",
     "decentralized",
+    "declare",
     "diloco",
+    "gloo_built",
     "init",
+    "is_initialized",
     "local_rank",
     "local_sgd",
     "local_size",
     "log_every",
+    "mpi_built",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
     "push_pull",
+    "push_pull_async",
+    "push_pull_inplace",
     "rank",
     "register",
     "resume",
@@ -66,19 +114,45 @@ __all__ = [
     "shutdown",
     "simulate",
     "size",
+    "synchronize",
 ]
 
-_IN_PROCESS = (
+_COLLECTIVES = (
+    "Adasum",
     "Average",
     "Compression",
     "Sum",
+    "allgather",
     "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "byteps_push_pull",
+    "declare",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_inplace",
+    "synchronize",
+)
+
+_PROCESS = (
+    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "cross_rank",
+    "cross_size",
+    "gloo_built",
     "init",
+    "is_initialized",
     "local_rank",
     "local_size",
-    "push_pull",
+    "mpi_built",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
     "shutdown",
     "size",
@@ -88,6 +162,7 @@ _WHERE = {
     "Config": "gradwire.experiment.run.config",
     "DistributedOptimizer": "gradwire.integration.optimizer",
     "Run": "gradwire.experiment.run.outcome",
+    "SyncBatchNorm": "torch.nn",
     "compress_replicas": "gradwire.integration.fsdp",
     "ddp_comm_hook": "gradwire.integration.ddp",
     "log_every": "gradwire.integration.stats",
@@ -98,7 +173,8 @@ _WHERE = {
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",
     "simulate": "gradwire.experiment.simulate.simulation",
-    **dict.fromkeys(_IN_PROCESS, "gradwire.integration.process"),
+    **dict.fromkeys(_COLLECTIVES, "gradwire.integration.collectives"),
+    **dict.fromkeys(_PROCESS, "gradwire.integration.process"),
 }
 
 

@@ -15,6 +15,7 @@ from gradwire.architecture.allreduce.allreduce import AllReduce
 from gradwire.architecture.allreduce.ring import Ring
 from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback.ef import EF
+from gradwire.compression.lowrank import powersgd
 from gradwire.compression.lowrank.powersgd import PowerSGD
 from gradwire.core.errors import GradwireWarning, NonFiniteError
 from gradwire.core.key import Key
@@ -173,16 +174,166 @@ def test_nonsense_is_refused(text) -> None:
         COMPRESSION.parse(text)
 
 
+# --- matrices that are stacked, and large ones in their places -----------------------------------
+
+# Two shapes that occur twice, apart, one of them large (90,000 elements); neighbours that travel as
+# they are; a large one of a shape of its own.
+MIXED = placed(
+    a=(300, 300),
+    bias=(300,),
+    b=(40, 30),
+    c=(300, 300),
+    d=(40, 30),
+    gain=(30,),
+    tiny=(2, 2),
+    e=(8, 100, 10, 10),
+)
+MIXED_NUMEL = MIXED[-1][2]
+
+
+def steps_of(rank: int, num_steps: int, dtype: torch.dtype, tensors=MIXED) -> list[Tensor]:
+    """For each step a vector; a tensor's values depend on its name, wherever it lies."""
+    return [
+        torch.cat(
+            [
+                Key(7).at(step).private(rank).child(name).normal(stop - start)
+                for name, start, stop, _ in tensors
+            ]
+        ).to(dtype)
+        for step in range(num_steps)
+    ]
+
+
+def by_definition(
+    inputs: list[list[Tensor]], first_q: dict[str, Tensor], tensors=MIXED
+) -> list[tuple[Tensor, list[Tensor]]]:
+    """(mean, residuals) of each step of Alg. 1 in float64, matrix by matrix."""
+    residuals = [torch.zeros(len(steps[0]), dtype=torch.float64) for steps in inputs]
+    factors = {name: q.double() for name, q in first_q.items()}
+    done = []
+    for own in zip(*inputs, strict=True):
+        totals = [x.double() + e for x, e in zip(own, residuals, strict=True)]
+        mean = torch.stack(totals).mean(dim=0)
+        residuals = [torch.zeros_like(total) for total in totals]
+        for name, start, stop, shape in tensors:
+            if name not in factors:
+                continue
+            matrices = [total[start:stop].view(shape[0], -1) for total in totals]
+            p = torch.linalg.qr(sum(m @ factors[name] for m in matrices) / len(inputs)).Q
+            factors[name] = sum(m.T @ p for m in matrices) / len(inputs)
+            mean[start:stop] = (p @ factors[name].T).reshape(-1)
+            for residual, m in zip(residuals, matrices, strict=True):
+                residual[start:stop] = (m - p @ (p.T @ m)).reshape(-1)
+        done.append((mean, residuals))
+    return done
+
+
+def with_factors(reducer: EF, spec: Spec, size: int, rank: int) -> tuple[dict, dict[str, Tensor]]:
+    """A fresh state that begins with the factors of the second result."""
+    state = reducer.init(spec, size)
+    drawn = {
+        name: Key(4).child(name).normal(torch.Size(shape[1:]).numel() * rank)
+        for name, _, _, shape in spec.layout
+        if name in "abcde"
+    }
+    return reducer.with_tensors(state, {n: q.to(spec.dtype) for n, q in drawn.items()}), drawn
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.float16, 2e-2), (torch.bfloat16, 1e-1)],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [1, 3])
+def test_large_and_small_matrices_follow_the_definition(reduce, dtype, tolerance, size) -> None:
+    reducer, low_rank = EF(PowerSGD(2)), 2
+    spec = Spec((MIXED_NUMEL,), dtype, tensors=MIXED)
+    inputs = [steps_of(rank, 3, dtype) for rank in range(size)]
+    given = [[x.clone() for x in steps] for steps in inputs]
+    state, drawn = with_factors(reducer, spec, size, low_rank)
+    first = {name: q.to(dtype).view(-1, low_rank) for name, q in drawn.items()}
+    results, _ = reduce(reducer, inputs, spec, states=[state] * size)
+    norm = MIXED_NUMEL**0.5
+    for step, (mean, residuals) in enumerate(by_definition(inputs, first)):
+        for rank in range(size):
+            result = results[rank][step]
+            assert float((result.mean.double() - mean).norm()) < tolerance * norm
+            held = result.state["residual"]
+            assert held.dtype == dtype
+            assert float((held.double() - residuals[rank]).norm()) < tolerance * norm
+    for rank in range(size):  # nothing that others hold was written to
+        assert all(map(torch.equal, inputs[rank], given[rank]))
+    assert not state["residual"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_step_leaves_the_state_before_as_it_was(reduce, dtype) -> None:
+    """A loop that drops a step goes on from the state before it."""
+    reducer, spec = EF(PowerSGD(2)), Spec((MIXED_NUMEL,), dtype, tensors=MIXED)
+    inputs = [steps_of(rank, 2, dtype) for rank in range(2)]
+    first, _ = reduce(reducer, [steps[:1] for steps in inputs], spec)
+    states = [steps[0].state for steps in first]
+    owns = [steps[0].own().clone() for steps in first]
+    before = [[state["residual"].clone(), state["inner"]["q"].clone()] for state in states]
+    results = [
+        reduce(reducer, [steps[1:] for steps in inputs], spec, states=states, first_step=1)[0]
+        for _ in range(2)
+    ]
+    for rank in range(2):
+        kept = [states[rank]["residual"], states[rank]["inner"]["q"]]
+        assert all(map(torch.equal, kept, before[rank]))
+        assert torch.equal(first[rank][0].own(), owns[rank])
+        once, again = (result[rank][0] for result in results)
+        assert torch.equal(once.mean, again.mean)
+        assert torch.equal(once.state["residual"], again.state["residual"])
+
+
+def test_factors_go_with_their_tensors_to_other_buckets(reduce) -> None:
+    reducer = EF(PowerSGD(2))
+    shapes = {name: shape for name, _, _, shape in MIXED}
+    other = placed(**{name: shapes[name] for name in ("e", "c", "tiny", "d", "bias", "a", "b")})
+    results = {}
+    for tensors in (MIXED, other):
+        spec = Spec((tensors[-1][2],), torch.float64, tensors=tensors)
+        state, drawn = with_factors(reducer, spec, 1, 2)
+        found = reducer.of_tensors(state)
+        assert found.keys() == set("abcde")
+        assert all(torch.equal(found[name], q.double()) for name, q in drawn.items())
+        inputs = [steps_of(0, 2, torch.float64, tensors)]
+        (steps,), _ = reduce(reducer, inputs, spec, states=[state])
+        results[tensors] = (
+            [{name: step.mean[start:stop] for name, start, stop, _ in tensors} for step in steps],
+            reducer.of_tensors(steps[-1].state),
+        )
+    for step in range(2):
+        for name, values in results[other][0][step].items():
+            torch.testing.assert_close(results[MIXED][0][step][name], values)
+    for name in "abcde":
+        torch.testing.assert_close(results[MIXED][1][name], results[other][1][name])
+
+
+@pytest.mark.parametrize("n", [40, 300])
+def test_rounded_sums_do_not_leave_the_range(n) -> None:
+    largest = torch.finfo(torch.float32).max
+    p = torch.full((1, n, 3), 1 / 3)
+    for q in (largest, largest * (1 - 1e-7), largest / 4):
+        spec = Spec((n, n), torch.float32, tensors=placed(w=(n, n)))
+        plan = powersgd._make_plan(spec.tensors, 3, 2.0)
+        second = torch.full((n * 3,), q)
+        whole = powersgd._assemble(plan, spec, torch.zeros(n * 3), (p,), second)
+        assert torch.isfinite(whole).all()
+        torch.testing.assert_close(whole, torch.full((n, n), q))
+
+
 # --- torch's own hook, in real processes ---------------------------------------------------------
 
 NUM_STEPS = 5
 BATCH = 4
 
 
-def _model() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 6, 3), nn.Flatten(), nn.Linear(6 * 16, 12), nn.Linear(12, 12), nn.Linear(12, 3)
-    ).double()
+def _model(width: int) -> nn.Module:
+    layers = [nn.Linear(6 * 16, width), nn.Linear(width, width), nn.Linear(width, 3)]
+    return nn.Sequential(nn.Conv2d(2, 6, 3), nn.Flatten(), *layers).double()
 
 
 def _data(rank: int, step: int) -> Tensor:
@@ -190,7 +341,7 @@ def _data(rank: int, step: int) -> Tensor:
     return x.double().view(BATCH, 2, 6, 6)
 
 
-def _torch_hook(rank: int, size: int, folder: str, low_rank: int) -> None:
+def _torch_hook(rank: int, size: int, folder: str, low_rank: int, width: int) -> None:
     """One rank of DDP with the hook; leaves its gradients, errors and Q in a file."""
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
@@ -201,7 +352,7 @@ def _torch_hook(rank: int, size: int, folder: str, low_rank: int) -> None:
         "gloo", init_method=f"file://{path / 'rendezvous'}", rank=rank, world_size=size
     )
     torch.manual_seed(0)
-    model = _model()
+    model = _model(width)
     ddp = nn.parallel.DistributedDataParallel(model)
     state = hook.PowerSGDState(
         None,
@@ -251,9 +402,11 @@ def _torch_hook(rank: int, size: int, folder: str, low_rank: int) -> None:
 
 @pytest.mark.few
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and spawn")
-@pytest.mark.parametrize(("size", "low_rank"), [(1, 2), (2, 1), (2, 3)])
-def test_torchs_hook_gives_the_same_gradients(reduce, tmp_path, size, low_rank) -> None:
-    torch.multiprocessing.spawn(_torch_hook, (size, str(tmp_path), low_rank), nprocs=size)
+@pytest.mark.parametrize(
+    ("size", "low_rank", "width"), [(1, 2, 12), (2, 1, 12), (2, 3, 12), (2, 2, 260)]
+)
+def test_torchs_hook_gives_the_same_gradients(reduce, tmp_path, size, low_rank, width) -> None:
+    torch.multiprocessing.spawn(_torch_hook, (size, str(tmp_path), low_rank, width), nprocs=size)
     records = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(size)]
     tensors = placed(**dict(records[0]["order"]))
     spec = Spec((tensors[-1][2],), torch.float64, tensors=tensors)

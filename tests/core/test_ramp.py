@@ -1,5 +1,6 @@
 """Numbers that change with time."""
 
+import copy
 import math
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_ramp_is_not_its_first_value() -> None:
     assert number != Ramp(0.25, 0.001, steps=4)  # the number is asked first
     assert TopK(0.25) != TopK(Ramp(0.25, 0.001, steps=4))
     assert Ramp(0.25, 0.1, steps=4) != Ramp(0.25, 0.1, steps=5)
+
+
+def test_the_value_of_a_step_knows_the_largest_of_the_ramp() -> None:
+    now = at(TopK(Ramp(0.25, 0.001, steps=4)), 9).density
+    assert (now, repr(now), now.most) == (0.001, "0.001", 0.25)
+    again = copy.deepcopy(now)
+    assert (again, again.most) == (now, now.most)
+    assert type(at(COMPRESSION.parse("qsgd(bits=ramp(8, 2, steps=6))"), 9).bits) is int
 
 
 def test_what_has_no_ramp_stays_the_same_object() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import gradwire
+from gradwire.core.units import format_bytes
 from gradwire.experiment.report.comparison import (
     comparison_figure,
     comparison_table,
-    format_bytes,
     notes,
 )
 from gradwire.experiment.run.config import Config

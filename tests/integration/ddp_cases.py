@@ -6,8 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gradwire
+from integration import golden, other_models
+from integration.golden import HOOKS
 from integration.loops import ddp, flat, is_same_everywhere, loss_of, make_model, sgd, train
 
 SIZE = 2
@@ -20,7 +23,7 @@ COMPRESSIONS = (
     "qsgd(bits=4)",
     "powersgd(1)",
     "dgc(0.1)",
-    'partition({"0": ef(sign), "*": ef(topk(0.1))})',
+    'partition({"0.*": ef(sign), "*": ef(topk(0.1))})',
 )
 
 
@@ -29,6 +32,7 @@ def run(rank: int, folder: Path) -> Any:
     found = {
         "exact": _difference_to_ddp("identity", rank),
         "near": _difference_to_ddp("fp16", rank),
+        "halves": _difference_to_torchs_fp16_hook(rank),
         "same": {text: _replicas_stay_equal(text, rank) for text in COMPRESSIONS},
         "owed": _owed_after_rebuild(rank),
         "accumulated": _accumulated(rank),
@@ -37,7 +41,9 @@ def run(rank: int, folder: Path) -> Any:
         "continued": _continued(rank, folder),
         "stats": _stats(rank),
         "resized": _from_more_ranks(rank),
-        "shapes": _other_models(rank),
+        "shapes": other_models.with_hook(rank),
+        "views": _bucket_views(rank),
+        "golden": {f"{c} {own}": golden.with_hook(c, own, rank) for c, own in HOOKS},
     }
     dist.barrier()  # the process ends at once: the others may still wait for what it sent
     return found
@@ -52,8 +58,19 @@ def _difference_to_ddp(compression: str, rank: int) -> float:
     return float((models[0] - models[1]).abs().max())
 
 
+def _difference_to_torchs_fp16_hook(rank: int) -> float:
+    models = []
+    for own in (None, "fp16"):
+        model, _ = ddp(make_model(), own)
+        if own is None:
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        train(model, sgd(model), range(6), rank)
+        models.append(flat(model))
+    return float((models[0] - models[1]).abs().max())
+
+
 def _replicas_stay_equal(compression: str, rank: int) -> bool:
-    model, _ = ddp(make_model(), compression)
+    model, _ = ddp(make_model(), compression, has_names="partition" in compression)
     return train(model, sgd(model), range(5), rank)
 
 
@@ -254,45 +271,12 @@ def _stats(rank: int) -> Any:
     }
 
 
-def _other_models(rank: int) -> Any:
-    """Half precision, channels last, tied weights, frozen layers."""
-    found = {}
-    half = make_model().to(torch.bfloat16)
-    model, _ = ddp(half, "ef(topk(0.1))")
-    for step in range(3):
-        model.zero_grad()
-        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(step + 10 * rank))
-        model(x.bfloat16()).square().mean().backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p -= 0.05 * p.grad
-    found["half"] = is_same_everywhere(flat(model).float())
-    torch.manual_seed(0)
-    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    convolutions = convolutions.to(memory_format=torch.channels_last)
-    model, _ = ddp(convolutions, "ef(sign)")
-    optimizer = sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step + 10 * rank))
-        model(x.to(memory_format=torch.channels_last)).square().mean().backward()
-        optimizer.step()
-    found["channels_last"] = is_same_everywhere(flat(model))
+def _bucket_views(rank: int) -> bool:
     views, _ = ddp(make_model(), "ef(topk(0.1))", gradient_as_bucket_view=True)
     plain, _ = ddp(make_model(), "ef(topk(0.1))")
-    found["views"] = train(views, sgd(views), range(4), rank)
+    is_same = train(views, sgd(views), range(4), rank)
     train(plain, sgd(plain), range(4), rank)
-    found["views"] = found["views"] and torch.equal(flat(views), flat(plain))
-    tied = make_model()
-    tied[2].weight = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))
-    tied.append(nn.Linear(4, 4))
-    tied[4].weight.requires_grad_(False)
-    tied[5].weight = nn.Parameter(torch.eye(4))
-    tied.append(nn.Linear(4, 4))
-    tied[6].weight = tied[5].weight
-    model, _ = ddp(tied, "ef(topk(0.1))")
-    found["tied"] = train(model, sgd(model), range(3), rank)
-    return found
+    return is_same and torch.equal(flat(views), flat(plain))
 
 
 def initialized_again(rank: int, folder: Path) -> list[int]:

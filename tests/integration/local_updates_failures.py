@@ -50,21 +50,26 @@ def _killed(rank: int) -> Any:
         ("local_sgd", gradwire.local_sgd),
         ("delayed", gradwire.diloco),
         ("decentralized", gradwire.decentralized),
+        ("closing", gradwire.decentralized),
     ):
         model = make_model()
         optimizer = sgd(model)
         options: dict[str, Any] = {"delay": 1, "fragments": 2} if name == "delayed" else {}
         group = dist.new_group(list(range(SIZE)))
-        make(model, optimizer, period=2, process_group=group, timeout_s=60, **options)
-        contexts[name] = (model, optimizer)
+        context = make(model, optimizer, period=2, process_group=group, timeout_s=60, **options)
+        contexts[name] = (model, optimizer, context)
         _steps(model, optimizer, rank, 3)
     if rank == 1:
         os._exit(7)
     return {
         # Messages of the first round may be there already, and in the second one some do not
         # receive from the lost rank.
-        name: _error_of(lambda: _steps(model, optimizer, rank, 6))  # noqa: B023
-        for name, (model, optimizer) in contexts.items()
+        name: _error_of(
+            context.close  # serves the lost rank
+            if name == "closing"
+            else lambda: _steps(model, optimizer, rank, 6)  # noqa: B023
+        )
+        for name, (model, optimizer, context) in contexts.items()
     }
 
 

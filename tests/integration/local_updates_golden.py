@@ -23,19 +23,21 @@ GOLDEN: dict[str, Any] = {
     "threads": 1,
     "compute": "fixed(1)",
 }
+# Compressions that select by the data would select other elements where the rounding of a gradient
+# differs; these do not depend on it.
 LOCAL_SGD = (
     ("identity", "local"),
-    ("ef(topk(0.1))", "local"),
+    ("ef(randomk(0.1))", "local"),
     ("ef(qsgd(bits=4))", "local"),
     ("identity", "average"),
     ("identity", "reset"),
 )
 DILOCO = (
     ("identity", {"period": 4}),
-    ("ef(topk(0.1))", {"period": 4}),
-    ("ef(topk(0.1))", {"period": 4, "fragments": 2}),
+    ("ef(randomk(0.1))", {"period": 4}),
+    ("ef(randomk(0.1))", {"period": 4, "fragments": 2}),
     ("identity", {"period": 4, "fragments": 3, "delay": 2, "mixing": 0.5}),
-    ("ef(topk(0.1))", {"period": 5, "delay": 3}),
+    ("ef(randomk(0.1))", {"period": 5, "delay": 3}),
 )
 
 

@@ -1,6 +1,6 @@
 """Training loops as users write them, on data that depends on the rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,14 +41,20 @@ def is_same_everywhere(x: Tensor) -> bool:
 
 
 def ddp(
-    model: nn.Module, compression: Any, has_names: bool = False, **options: Any
+    model: nn.Module,
+    compression: Any,
+    has_names: bool = False,
+    hook_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, Any]:
     """A model under DDP with many buckets, and the state of its hook."""
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.0005, **options)
+    wrapped = DistributedDataParallel(model, **{"bucket_cap_mb": 0.0005, **options})
     if compression is None:
         return wrapped, None
     named = model.named_parameters() if has_names else None
-    state, hook = gradwire.ddp_comm_hook(compression, timeout_s=60, named_parameters=named)
+    state, hook = gradwire.ddp_comm_hook(
+        compression, timeout_s=60, named_parameters=named, **(hook_options or {})
+    )
     wrapped.register_comm_hook(state, hook)
     return wrapped, state
 

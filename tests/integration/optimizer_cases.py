@@ -1,5 +1,6 @@
 """What the ranks of test_optimizer.py run, one after the other in one process group."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.experiment.run import setup
-from gradwire.experiment.run.config import Config
-from gradwire.models.base import build_seeded
-from gradwire.models.mlp import MLP
+from integration import golden, other_models
 from integration.loops import flat, is_same_everywhere, loss_of, make_model, sgd, train
 
 SIZE = 2
-GOLDEN: dict[str, Any] = {
-    "workers": SIZE,
-    "model": "mlp((8,))",
-    "batch_size": 4,
-    "steps": 5,
-    "optimizer": "sgd(0.1)",
-    "evaluation": "sequential",
-    "threads": 1,
-}
+MEASURED = ("identity", "ef(topk(0.1))", "powersgd(1)", "ef(sign)")
 METHODS = (
     ("identity", "sequential"),
     ("ef(topk(0.1))", "sequential"),
@@ -34,6 +24,9 @@ METHODS = (
     ("powersgd(1)", "fusion(3000, first=500)"),
     ("ef(qsgd(bits=4) >> huffman)", "mgwfbp(groups=(2,))"),
 )
+
+
+REMEMBER_THE_MEAN = ("ef21(topk(0.1))", "gmc(topk(0.1))", "threepc(topk(0.1), zeta=1.0)")
 
 
 def distributed(model: nn.Module, compression: Any = "identity", **options: Any) -> Any:
@@ -46,13 +39,17 @@ def run(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
     found = {
         "exact": {name: _against_ddp(name, rank) for name in ("sequential", "wfbp", "fusion")},
-        "golden": {f"{c} {s}": _golden(c, s, rank) for c, s in METHODS},
+        "golden": {f"{c} {s}": golden.with_optimizer(c, s, rank) for c, s in METHODS},
         "passes": _passes(rank),
         "closure": _closure(rank),
         "groups": _added_group(rank),
         "unused": _unused(rank),
         "sparse": _sparse(rank),
         "own": _own_compressor(rank),
+        "interrupted": {name: _interrupted(name, rank) for name in ("sequential", "wfbp")},
+        "frozen": _frozen(rank),
+        "in place": {name: _in_place(name, rank) for name in REMEMBER_THE_MEAN},
+        "resaved": _resaved(rank),
         "scheduler": _with_scheduler(rank),
         "continued": _continued(rank, folder),
         "broadcast": _broadcast(rank),
@@ -62,6 +59,10 @@ def run(rank: int, folder: Path) -> Any:
         ],
         "scaled": _scaled(rank),
         "hooks": _step_hooks(rank),
+        "measured": {name: _measured(name, rank) for name in MEASURED},
+        "accumulated": _measured("ef(topk(0.1))", rank, backward_passes_per_step=2),
+        "types": _measured_types(rank),
+        "shapes": other_models.with_optimizer(rank),
     }
     dist.barrier()  # the process ends at once: the others may still wait for what it sent
     return found
@@ -78,29 +79,6 @@ def _against_ddp(scheduling: str, rank: int) -> float:
 
         train(model, optimizer, range(5), rank, clip)
     return float((flat(plain) - flat(own)).abs().max())
-
-
-def _golden(compression: str, scheduling: str, rank: int) -> list[float]:
-    """The parameters after a run of the simulator's own model and data."""
-    config = Config(**GOLDEN, compression=compression, scheduling=scheduling, compute="fixed(1)")
-    experiment = setup.prepare(config)
-    shape, classes = experiment.dataset.input_shape, experiment.dataset.num_classes
-    model = build_seeded(MLP((8,)), shape, classes, config.seed)
-    optimizer = gradwire.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        model.named_parameters(),
-        compression,
-        scheduling=scheduling,
-        seed=config.seed,
-        native=False,
-    )
-    for step in range(config.steps):
-        inputs, targets = experiment.plan.batch(rank, step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    simulated = gradwire.simulate(config)
-    return [float((flat(model) - simulated.params).abs().max()), float(is_same(model))]
 
 
 def is_same(model: nn.Module) -> bool:
@@ -174,6 +152,92 @@ def _unused(rank: int) -> bool:
         optimizer.step()
         is_equal = is_equal and is_same(model)
     return is_equal
+
+
+def _fail(grad: Tensor) -> Tensor:
+    raise ArithmeticError("something is wrong here")
+
+
+def _interrupted(scheduling: str, rank: int) -> list[Any]:
+    """On all ranks an exception ends a backward pass in the middle, and training continues."""
+    model = make_model()
+    optimizer = distributed(model, "ef(topk(0.2))", scheduling=scheduling)
+    train(model, optimizer, range(2), rank)
+    handle = model[2].register_full_backward_hook(lambda *arguments: _fail(arguments[1][0]))
+    messages = []
+    try:
+        loss_of(model, rank, 2).backward()
+    except ArithmeticError as error:
+        messages.append(str(error))
+    handle.remove()
+    for call in (optimizer.step, lambda: train(model, optimizer, range(3, 5), rank)):
+        try:
+            call()
+        except RuntimeError as error:
+            messages.append(str(error))
+    return [messages, optimizer.stats().steps, is_same(model)]
+
+
+def _frozen(rank: int) -> list[Any]:
+    """Layers that are frozen and trained at other times."""
+    model = make_model()
+    head, rest = list(model[4].parameters()), list(model[:4].parameters())
+    for parameter in rest:
+        parameter.requires_grad_(False)
+    optimizer = gradwire.DistributedOptimizer(
+        torch.optim.SGD(head, lr=0.05, momentum=0.9), model.named_parameters(), timeout_s=60
+    )
+    train(model, optimizer, range(2), rank)
+    for parameter in rest:
+        parameter.requires_grad_(True)
+    optimizer.add_param_group({"params": rest})
+    found = [train(model, optimizer, range(2, 4), rank)]
+    before = model[4].weight.detach().clone()
+    for parameter in head:  # a gradient of zeros would move them by their momentum
+        parameter.requires_grad_(False)
+    found += [train(model, optimizer, range(4, 6), rank), torch.equal(before, model[4].weight)]
+    other = make_model()
+    other[0].weight.requires_grad_(False)
+    optimizer = distributed(other)
+    train(other, optimizer, range(1), rank)
+    other[0].weight.requires_grad_(True)
+    loss_of(other, rank, 1).backward()
+    for call in (
+        optimizer.step,
+        lambda: optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()}),
+    ):
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def _in_place(compression: str, rank: int) -> float:
+    """Whether it matters that gradients are scaled in place, as by clipping."""
+    models = make_model(), make_model()
+    for number, model in enumerate(models):
+        optimizer = distributed(model, compression)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            for parameter in model.parameters():
+                if number:
+                    parameter.grad.mul_(0.5)
+                else:
+                    parameter.grad = parameter.grad * 0.5
+            optimizer.step()
+    return float((flat(models[0]) - flat(models[1])).abs().max())
+
+
+def _resaved(rank: int) -> bool:
+    """A state that was loaded and is saved again before the first step."""
+    model = make_model()
+    optimizer = distributed(model, "ef(topk(0.2))")
+    train(model, optimizer, range(2), rank)
+    saved, other = optimizer.state_dict(), distributed(make_model(), "ef(topk(0.2))")
+    other.load_state_dict(saved)
+    return bool(other.state_dict()["gradwire"]["step"] == saved["gradwire"]["step"] == 2)
 
 
 def _sparse(rank: int) -> Any:
@@ -287,3 +351,62 @@ def _step_hooks(rank: int) -> int:
     optimizer.load_state_dict(optimizer.state_dict())
     train(model, optimizer, range(2), rank)
     return len(calls)
+
+
+class _Slow(torch.autograd.Function):
+    """A layer whose backward pass takes a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        until = time.perf_counter() + 0.01
+        while time.perf_counter() < until:
+            pass
+        return gradients[0]
+
+
+class _SlowLayer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Slow.apply(x)
+
+
+def _measured(compression: str, rank: int, **options: Any) -> list[Any]:
+    """The difference to a run without it, and the schedule before and after."""
+    models, found = [], []
+    for scheduling in ("sequential", "mgwfbp"):
+        layers = list(make_model())
+        model = nn.Sequential(*layers[:2], _SlowLayer(), *layers[2:])
+        optimizer = distributed(model, compression, scheduling=scheduling, **options)
+        before = optimizer.scheduling
+        is_equal = True
+        for step in range(10):
+            optimizer.zero_grad()
+            for own in range(options.get("backward_passes_per_step", 1)):
+                loss_of(model, rank, 10 * own + step).backward()
+            optimizer.step()
+            is_equal = is_equal and is_same(model)
+        models.append(flat(model))
+        found = [before, optimizer.scheduling, is_equal, optimizer.stats().steps]
+        layouts = [[name for name, *_ in own] for own in optimizer._buckets.layouts]
+    everyone: list[Any] = [None] * SIZE
+    dist.all_gather_object(everyone, layouts)
+    difference = float((models[0] - models[1]).abs().max())
+    return [*found, all(own == layouts for own in everyone), difference]
+
+
+def _measured_types(rank: int) -> Any:
+    """Parameters of two types, of which some have no gradients."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([make_model(), nn.Linear(2, 2, dtype=torch.float64), nn.Linear(2, 2)])
+    optimizer = distributed(model, "ef(topk(0.2))", scheduling="mgwfbp")
+    is_equal = True
+    for step in range(8):
+        optimizer.zero_grad()
+        inputs = torch.full((1, 2), rank + 1.0, dtype=torch.float64)
+        (loss_of(model[0], rank, step) + model[1](inputs).square().sum()).backward()
+        optimizer.step()
+        is_equal = is_equal and is_same_everywhere(flat(model[0])) and is_same(model[1])
+    return is_equal

@@ -7,6 +7,8 @@ import pytest
 from integration import ddp_cases
 from integration.ddp_cases import COMPRESSIONS, SIZE
 from integration.ddp_cases import run as run_cases
+from integration.golden import HOOKS
+from integration.other_models import COMPRESSIONS as COMPRESSIONS_OF_OTHERS
 from runtime.process.launching import launch
 
 
@@ -16,6 +18,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     codes, results = launch(folder, SIZE, f"integration.ddp_cases:{run_cases.__name__}", 300)
     assert codes == [0] * SIZE
     return results
+
+
+def test_fp16_is_torchs_hook_bit_for_bit(ranks):
+    assert [result["halves"] for result in ranks] == [0.0, 0.0]
 
 
 def test_identity_is_ddp_bit_for_bit(ranks):
@@ -83,9 +89,21 @@ def test_stats(ranks):
     assert ranks[0]["stats"]["sent"] == ranks[1]["stats"]["received"]
 
 
-@pytest.mark.parametrize("name", ["half", "channels_last", "tied", "views"])
+@pytest.mark.parametrize("name", COMPRESSIONS_OF_OTHERS)
 def test_other_models(ranks, name):
     assert all(result["shapes"][name] for result in ranks)
+
+
+def test_gradients_may_be_views_of_buckets(ranks):
+    assert all(result["views"] for result in ranks)
+
+
+@pytest.mark.parametrize(("compression", "rebuilds"), HOOKS)
+def test_trajectories_are_those_of_the_simulator(ranks, compression, rebuilds):
+    for result in ranks:
+        difference, is_same = result["golden"][f"{compression} {rebuilds}"]
+        assert difference < 1e-6
+        assert is_same
 
 
 def test_torch_distributed_may_be_initialized_again(tmp_path):

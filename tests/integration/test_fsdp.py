@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch.distributed.fsdp as fsdp
 
+from integration.fsdp_cases import LOOPS, SAVED
 from runtime.process.launching import launch
 
 pytestmark = pytest.mark.skipif(
@@ -39,9 +40,50 @@ def test_replicas_stay_equal(ranks, name):
         assert steps == 4
 
 
+def test_exchanges_overlap_the_backward_pass(ranks):
+    assert all(result["overlaps"] for result in ranks)
+
+
+def test_hooks_refuse_to_continue_after_an_interrupted_backward_pass_and_new_ones_do(ranks):
+    for result in ranks:
+        was_raised, refused, is_same, steps = result["interrupted"]
+        assert was_raised
+        assert "an earlier backward pass has failed when some of its gradients" in refused
+        assert "call compress_replicas" in refused
+        assert is_same
+        assert steps == 3
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_gradients_that_are_no_views_are_those_of_native_hsdp(ranks, loop):
+    for result in ranks:
+        difference, of_hooks, norm = result["alike"][loop]
+        assert difference < (1e-2 if loop == "cast" else 1e-6)
+        assert of_hooks < 1e-6
+        assert (norm > 0) == (loop == "hooked")
+
+
 def test_a_model_that_is_not_sharded_is_refused(ranks):
     assert all("has no FSDP module: shard it first" in result["refused"] for result in ranks)
 
 
 def test_a_saved_run_continues(ranks):
     assert [result["continued"] for result in ranks] == [0.0] * 4
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_distributed_checkpoint_continues_with_the_same_bits(ranks, name):
+    for result in ranks:
+        is_equal, without_the_rest, is_same = result["checkpoint"][name]
+        assert is_equal
+        assert not without_the_rest
+        assert is_same
+
+
+def test_a_checkpoint_of_more_replicas(ranks):
+    for result in ranks[:2]:
+        refused, loaded, difference, has_residuals = result["fewer"]
+        assert "replicas, this model has 1: load replicas.saved_by(2)" in refused
+        assert loaded == ""
+        assert difference < 1e-6
+        assert has_residuals

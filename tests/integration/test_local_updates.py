@@ -181,15 +181,22 @@ def test_refusals(method, options, match):
         b"\xff\xff",
         b"[]",
         b"{}",
-        b'{"part": 1, "step": 0, "is_finite": true, "since": [0], "changed": [], "extras": []}',
-        b'{"part": 0, "step": "", "is_finite": true, "since": [0], "changed": [], "extras": []}',
-        b'{"part": 0, "step": 0, "is_finite": true, "since": 0, "changed": [], "extras": []}',
-        b'{"part": 0, "step": 0, "is_finite": true, "since": [0, 1], "changed": [], "extras": []}',
-        b'{"part": 0, "step": 0, "is_finite": true, "since": [0], "changed": [{}], "extras": []}',
+        b'{"part": 1, "step": 0, "is_finite": true, "since": [0], '
+        b'"changed": [], "extras": [], "closes": false}',
+        b'{"part": 0, "step": "", "is_finite": true, "since": [0], '
+        b'"changed": [], "extras": [], "closes": false}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": 0, '
+        b'"changed": [], "extras": [], "closes": false}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": [0, 1], '
+        b'"changed": [], "extras": [], "closes": false}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": [0], '
+        b'"changed": [{}], "extras": [], "closes": false}',
+        b'{"part": 0, "step": 0, "is_finite": true, "since": [0], '
+        b'"changed": [], "extras": [], "closes": 1}',
     ],
 )
 def test_bytes_that_are_no_notice_are_refused(sent):
-    own = Notice(0, 3, True, [0], [], [])
+    own = Notice(0, 3, True, [0], [], [], False)
     row = torch.tensor(list(sent), dtype=torch.uint8)
     with pytest.raises(WireError, match="rank 1 sent bytes that are not the notice of a round"):
         read_notice(row, 1, own)

@@ -28,7 +28,7 @@ def test_different_settings(ranks, name):
         assert seconds < SECONDS
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "delayed", "decentralized"])
+@pytest.mark.parametrize("name", ["local_sgd", "delayed", "decentralized", "closing"])
 def test_a_killed_rank_is_named(ranks, name):
     for result in ranks:
         kind, text, seconds = result["killed"][name]

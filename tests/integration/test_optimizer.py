@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import gradwire
-from integration.optimizer_cases import METHODS, SIZE
+from integration.optimizer_cases import MEASURED, METHODS, REMEMBER_THE_MEAN, SIZE
 from integration.optimizer_cases import run as run_cases
+from integration.other_models import COMPRESSIONS
 from runtime.process.launching import launch
 
 
@@ -46,6 +47,41 @@ def test_replicas_stay_equal(ranks, name):
     assert all(result[name] for result in ranks)
 
 
+def test_training_continues_after_a_backward_pass_that_was_interrupted(ranks):
+    for result in ranks:
+        messages, steps, is_same = result["interrupted"]["sequential"]
+        assert messages[0] == "something is wrong here"
+        assert "call zero_grad() and go on" in messages[1]
+        assert len(messages) == 2
+        assert steps == 4
+        assert is_same
+
+
+def test_gradients_that_were_sent_before_an_interruption_are_not_mixed_with_others(ranks):
+    for result in ranks:
+        messages, steps, is_same = result["interrupted"]["wfbp"]
+        assert "start again from a checkpoint" in messages[2]
+        assert steps == 2
+        assert is_same
+
+
+def test_layers_that_are_frozen_for_some_time(ranks):
+    for result in ranks:
+        *are_good, not_averaged, without_names = result["frozen"]
+        assert are_good == [True, True, True]
+        assert "parameter 0 of group 0 ([16, 12]) was frozen" in not_averaged
+        assert "2 of the 2 parameters of the group were not in named_parameters" in without_names
+
+
+@pytest.mark.parametrize("compression", REMEMBER_THE_MEAN)
+def test_gradients_may_be_changed_in_place(ranks, compression):
+    assert all(result["in place"][compression] == 0.0 for result in ranks)
+
+
+def test_a_state_is_saved_again_before_the_first_step(ranks):
+    assert all(result["resaved"] for result in ranks)
+
+
 def test_sparse_gradients_are_refused_or_made_dense(ranks):
     for result in ranks:
         refused, is_same = result["sparse"]
@@ -77,6 +113,35 @@ def test_a_grad_scaler_skips_the_step_on_all_ranks(ranks):
     assert all(result["scaled"] == [[True, False, True, True], True] for result in ranks)
 
 
+@pytest.mark.parametrize("name", MEASURED)
+def test_buckets_that_are_measured_are_the_same_everywhere(ranks, name):
+    for result in ranks:
+        before, after, is_equal, steps, is_same, difference = result["measured"][name]
+        assert before == "mgwfbp"
+        assert after.startswith("mgwfbp(")
+        assert is_equal
+        assert steps == 10
+        assert is_same
+        if name == "identity":
+            assert difference < 1e-6
+    assert len({result["measured"][name][1] for result in ranks}) == 1
+
+
+def test_buckets_are_measured_where_gradients_add_up_or_have_several_types(ranks):
+    for result in ranks:
+        assert result["accumulated"][1].startswith("mgwfbp(")
+        assert result["accumulated"][2:5] == [True, 10, True]
+        assert result["types"]
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_other_models(ranks, name):
+    for result in ranks:
+        is_same, difference = result["shapes"][name]
+        assert is_same
+        assert difference < (1e-2 if name == "half" else 1e-6)  # DDP divides before it adds
+
+
 def test_hooks_of_steps_run_once(ranks):
     assert all(result["hooks"] == 2 for result in ranks)
 
@@ -91,7 +156,7 @@ def _optimizer() -> torch.optim.Optimizer:
         ({"compression": "tpok(0.1)"}, "tpok"),
         ({"compression": 3}, "a compression is an expression"),
         ({"scheduling": "priority"}, "the next forward pass starts when step"),
-        ({"scheduling": "mgwfbp"}, "nothing has measured"),
+        ({"scheduling": "dear"}, "the next forward pass starts when step"),
         ({"synchronization": "asp"}, "averages gradients in every step"),
         ({"architecture": "gossip(ring)"}, "all ranks form means together"),
         ({"backward_passes_per_step": 0}, "at least 1, got 0"),

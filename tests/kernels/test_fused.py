@@ -148,22 +148,89 @@ def test_native_threshold_equals_reference(numel, threshold, with_residual):
     assert all(map(same_bits, c, torch_ops))
 
 
+def misleading(name: str, numel: int) -> Tensor:
+    """A vector of which the sample of `guess` in selection.c tells too little or too much."""
+    num_runs = min(1 << 16, numel // 48 // 8 * 8) // 8  # that are sampled, of eight elements each
+    places, x = torch.arange(numel), vector(numel)
+    sampled = places % (numel // num_runs) < 8
+    match name:
+        case "equal":
+            return torch.ones(numel)
+        case "few levels":
+            return (places % 3 - 1).float()
+        case "sorted":
+            return x.abs().sort().values
+        case "falling":
+            return x.abs().sort(descending=True).values
+        case "sparse":
+            return torch.where((places >= 1000) & (places < 1100), 1.0, 0.0)
+        case "one block":  # as many as are wanted lie in a row, and almost none are sampled
+            return torch.where((places >= numel // 3) & (places < numel // 3 + numel // 50), 9.0, x)
+        case "not finite":
+            return torch.where(places % 5000 == 4999, torch.nan, x)
+        case "hidden from the sample":
+            return x * torch.where(sampled, 0.001, 1000.0)
+    assert name == "shown to it"
+    return x * torch.where(sampled, 1000.0, 0.001)
+
+
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("name", ["equal", "sparse", "hidden from the sample", "shown to it"])
-def test_selection_is_exact_where_a_sample_misleads(name):
-    x = torch.ones(LARGE)
-    k = LARGE // 100
-    if name == "sparse":
-        x = torch.zeros(LARGE)
-        x[1000:1100] = 1.0
-    elif name != "equal":
-        distance = LARGE // 8192  # of the runs of eight that are sampled: see selection.c
-        sampled = torch.arange(LARGE) % distance < 8
-        x = vector(LARGE) * torch.where(sampled == (name == "shown to it"), 1000.0, 0.001)
-    indices, values = kernels.select_largest(x, None, k)
-    expected = reference_selection.select_largest(x, None, k, None)
-    assert torch.equal(indices, expected[0])
-    assert torch.equal(values, expected[1])
+@pytest.mark.parametrize("numel", [1 << 18, (1 << 18) - 1, (1 << 18) + 1, 1_000_003, LARGE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "equal",
+        "few levels",
+        "sorted",
+        "falling",
+        "sparse",
+        "one block",
+        "not finite",
+        "hidden from the sample",
+        "shown to it",
+    ],
+)
+def test_selection_is_exact_where_a_sample_misleads(name, numel):
+    x = misleading(name, numel)
+    residual = vector(numel, 1).flip(0)
+    for k in (1, numel // 1000, numel // 100, numel // 2 - 1, numel // 2):
+        for added in (None, residual) if k == numel // 100 else (None,):
+            lost, expected_lost = torch.empty(numel), torch.empty(numel)
+            found = kernels.select_largest(x, added, k, lost)
+            expected = reference_selection.select_largest(x, added, k, expected_lost)
+            assert all(map(torch.equal, found[:1], expected[:1]))
+            assert all(map(same_bits, (*found[1:], lost), (*expected[1:], expected_lost)))
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_results_may_begin_anywhere_in_a_vector(shift):
+    """Stores past the caches need aligned addresses; the shards of a vector have none."""
+    x, residual = vector(LARGE), vector(LARGE, 1)
+
+    def selected(out: Tensor) -> None:
+        kernels.select_largest(x, residual, LARGE // 100, out)
+
+    def signs(out: Tensor) -> None:
+        kernels.encode_signs(x, residual, 512, out)
+
+    def levels(out: Tensor) -> None:
+        kernels.encode_levels(x, residual, 7, 512, 4, 5, STREAM, out)
+
+    def decoded(out: Tensor) -> None:
+        scale, packed = kernels.encode_levels(x, None, 7, 512, 4, 5, STREAM)
+        kernels.decode_levels(packed, scale, 7, 512, 4, LARGE, out)
+
+    def mean(out: Tensor) -> None:
+        scale, packed = kernels.encode_signs(x, None, 512)
+        kernels.mean_signs([packed], [scale], LARGE, 512, out)
+
+    for operation in (selected, signs, levels, decoded, mean):
+        whole, expected = torch.full((LARGE + 8,), 7.0), torch.empty(LARGE)
+        operation(whole[shift : shift + LARGE])
+        operation(expected)
+        assert same_bits(whole[shift : shift + LARGE], expected), operation
+        assert bool((whole[:shift] == 7).all() and (whole[shift + LARGE :] == 7).all()), operation
 
 
 def test_of_equal_magnitudes_the_first_are_selected():

@@ -146,3 +146,13 @@ def test_modules_that_do_not_exist():
         gradwire.simulate(model="no_such_file:make")
     with pytest.raises(ValueError, match=r"has no make_it. It has: .*default_collate"):
         gradwire.simulate(data="torch.utils.data:make_it")
+    with pytest.raises(ValueError, match=r"has no DataLaoder\. Did you mean DataLoader\? It has"):
+        gradwire.simulate(data="torch.utils.data:DataLaoder")
+    with pytest.raises(ValueError, match=r"unknown model 'my_file'.* is MODULE:NAME, my_file:make"):
+        gradwire.simulate(model="my_file")
+
+
+def test_a_model_without_its_data():
+    match = r"on a batch of digits \(your own data are data=\(train, test\), or --data MODULE"
+    with pytest.raises(ValueError, match=match):
+        gradwire.simulate(model=net)

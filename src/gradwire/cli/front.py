@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -13,6 +14,7 @@ from gradwire.cli.compare import Choices, CompareCommand, DemoCommand
 from gradwire.cli.console import WarningPrinter, errors
 from gradwire.cli.defaults import default_config
 from gradwire.cli.ending import with_notes
+from gradwire.cli.launch import LaunchCommand, split_script
 from gradwire.cli.listing import ListCommand
 from gradwire.cli.matrix import MatrixCommand
 from gradwire.cli.probe import ProbeCommand
@@ -53,6 +55,7 @@ def run(arguments: list[str]) -> None:
 
 def command(argv: list[str]) -> Any:
     """The command that the arguments describe, ready to be called."""
+    argv, script = split_script(argv)
     path, argv = _split_config(argv)
     name = argv[0] if argv else ""
     if path is not None and name not in _WITH_CONFIG and not name.startswith("-"):
@@ -65,7 +68,7 @@ def command(argv: list[str]) -> Any:
         if unknown:
             raise ValueError(explain_unknown(name, commands[name], unknown))
         _check_length(found, argv[1:], path)
-        return found
+        return replace(found, script=script) if isinstance(found, LaunchCommand) else found
     if not name:
         raise ValueError(
             f"give a command: gradwire {', '.join(commands)}. gradwire --help explains each."
@@ -118,6 +121,7 @@ def _commands(path: Path | None) -> dict[str, Any]:
         "compare": CompareCommand(Choices(**several)),
         "timeline": TimelineCommand(TimelineConfig(**timed)),
         "ps": PsCommand(config=default_config(path)),
+        "launch": LaunchCommand(),
         "probe": ProbeCommand(default_config(path)),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),

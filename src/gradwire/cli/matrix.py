@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from gradwire.cli.console import out, show_progress
-from gradwire.experiment.report.comparison import format_bytes, format_seconds
+from gradwire.core.units import format_bytes
+from gradwire.experiment.report.comparison import format_seconds
 from gradwire.experiment.studies.defaults import MATRIX_BASE as BASE
 
 if TYPE_CHECKING:

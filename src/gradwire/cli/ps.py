@@ -8,7 +8,6 @@ DMLC_WORKER_ID, DMLC_NODE_HOST (where a server is reached).
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import tyro
 from gradwire.cli.console import Folder, Meter, errors, new_folder, out
 from gradwire.cli.ending import FINISHED, end_with, say
 from gradwire.cli.run import show_run
+from gradwire.experiment.processes.loops.job import default_bind, number, scheduler_address
 from gradwire.experiment.run.config import OWN_SETTINGS, Config
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gradwire.experiment.processes.served import NodeOptions
 
 _Address = Annotated[str, tyro.conf.arg(metavar="tcp://HOST:PORT", help_behavior_hint="")]
-_PORT = 9092  # of the scheduler, by default
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class PsCommand:
             role,
             node.scheduler,
             node.number,
-            node.bind or _default_bind(node.scheduler),
+            node.bind or default_bind(node.scheduler),
             node.advertise or None,
             node.keys,
             node.insecure,
@@ -181,24 +180,18 @@ def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCo
     """The command, completed by the environment variables of ps-lite."""
     from gradwire.architecture import ARCHITECTURE
 
-    def number(name: str) -> int | None:
-        text = environment.get(name, "")
-        if text and not re.fullmatch(r"\d+", text):
-            raise ValueError(f"{name} must be a number, got {text!r}")
-        return int(text) if text else None
-
     role: Any = command.role or environment.get("DMLC_ROLE", "")
     if role not in ("scheduler", "server", "worker"):
         raise ValueError(
             "say what this node is: gradwire ps scheduler, server or worker (or DMLC_ROLE)"
             + (f", not {role!r}" if role else "")
         )
-    scheduler = command.scheduler
-    if not scheduler:
-        host = environment.get("DMLC_PS_ROOT_URI", "127.0.0.1")
-        scheduler = f"tcp://{host}:{number('DMLC_PS_ROOT_PORT') or _PORT}"
+    scheduler = command.scheduler or scheduler_address(environment)
     config = command.config
-    workers, servers = number("DMLC_NUM_WORKER"), number("DMLC_NUM_SERVER")
+    workers, servers = (
+        number(environment, "DMLC_NUM_WORKER"),
+        number(environment, "DMLC_NUM_SERVER"),
+    )
     if workers is not None and config.workers == Config().workers:
         config = replace(config, workers=workers)
     if not ARCHITECTURE.parse(config.architecture).num_others:
@@ -210,15 +203,8 @@ def from_environment(command: PsCommand, environment: Mapping[str, str]) -> PsCo
         raise ValueError(f"DMLC_NUM_SERVER is {servers}, but {config.architecture} has {found}")
     own = command.number
     if own is None and role == "worker":
-        own = number("DMLC_WORKER_ID")
+        own = number(environment, "DMLC_WORKER_ID")
     bind = command.bind
     if not bind and role == "server" and environment.get("DMLC_NODE_HOST"):
         bind = f"tcp://{environment['DMLC_NODE_HOST']}:0"
     return replace(command, role=role, scheduler=scheduler, config=config, number=own, bind=bind)
-
-
-def _default_bind(scheduler: str) -> str:
-    """Where servers listen: on loopback if the scheduler is there, else on all interfaces."""
-    host = scheduler.removeprefix("tcp://").rpartition(":")[0]
-    is_local = host in ("localhost", "::1") or host.startswith("127.")
-    return "tcp://127.0.0.1:0" if is_local else "tcp://0.0.0.0:0"

@@ -13,10 +13,10 @@ from rich.table import Table
 from gradwire.cli.console import Folder, Meter, new_folder, out
 from gradwire.cli.defaults import default_config, world_size
 from gradwire.cli.ending import FINISHED, say, stopping
+from gradwire.core.units import format_bytes
 from gradwire.experiment.processes.launch.signals import Interrupted
 from gradwire.experiment.report.comparison import (
     counted_headers,
-    format_bytes,
     format_seconds,
     network_names,
 )

@@ -290,7 +290,7 @@ class _AllocatedFusion(Fusion[Allocated]):
         return payload, state
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State]:
         assert isinstance(residual, Tensor), f"{self.codec!r} takes no motion"
         flat, kept = (each.detach().reshape(-1).contiguous() for each in (x, residual))

@@ -201,7 +201,7 @@ class _LayerwiseFusion(Fusion[Layerwise]):
         return pack_parts(self.codec, parts, Spec.of(x)), state
 
     def split_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Parts, Tensor, State]:
         assert isinstance(residual, Tensor), f"{self.codec!r} takes no motion"
         parts, lost, state = self.codec.split_layers(x, residual, state, key)
@@ -209,7 +209,7 @@ class _LayerwiseFusion(Fusion[Layerwise]):
         return parts, lost, state
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State]:
         return encode_split_feedback(self.codec, x, residual, state, key)
 

@@ -286,7 +286,7 @@ class _ChainFusion(Fusion[Chain]):
         return fusion is not None and fusion.takes_motion and self.codec.traits.coder is None
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State] | None:
         """Serves where the first stage selects, since then only what was selected can get lost
         further on, or where all that follow are lossless.
@@ -301,7 +301,7 @@ class _ChainFusion(Fusion[Chain]):
         states = state or (None,) * len(codec.stages)
         flat = x.detach().reshape(-1)
         parts, lost, own = split_feedback(
-            first, flat, flat_residual(residual), states[0], key.child(0)
+            first, flat, flat_residual(residual), states[0], key.child(0), out
         )
         wire, state = codec.follow(parts, (own, *states[1:]), spec, key)
         if not lossless:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,14 @@ from gradwire.core.codec import (
     unpack,
 )
 from gradwire.core.errors import WireError
-from gradwire.core.fusion import Residual, decode_mean, encode_feedback
-from gradwire.core.group import Aggregation, Merging, mean_in_order
+from gradwire.core.fusion import (
+    Residual,
+    decode_into,
+    decode_mean,
+    encode_feedback,
+    moved_into,
+)
+from gradwire.core.group import Aggregation, Merging, concatenate, mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -170,8 +175,9 @@ def encode(
     state: State,
     key: Key,
     is_sent: bool = True,
+    out: Tensor | None = None,
 ) -> tuple[Payload, Tensor | None, State]:
-    """The payload, what was lost if a residual is kept, and the new state.
+    """The payload, what was lost if a residual is kept (in `out`, if given), and the new state.
 
     `is_sent`: the payload travels as it is, not just its values; its checksum is part of the work.
     """
@@ -184,7 +190,9 @@ def encode(
             residual = residual.on(x.device)
         else:
             residual = residual.to(x.device)
-        payload, lost, state = encode_feedback(codec, x, residual, state, key)
+        payload, lost, state = encode_feedback(codec, x, residual, state, key, out)
+        if out is not None:
+            lost = moved_into(out, lost)
     if is_sent:
         _ = payload.buffer
     return payload, lost, state
@@ -199,8 +207,26 @@ def shards_of(residual: Residual | None, count: int) -> Sequence[Residual | None
     return residual.reshape(-1).tensor_split(count)
 
 
-def encode_shards(codec: Codec, *shards: Sequence[Any]) -> list[tuple[Payload, Any, State]]:
-    return [encode(codec, *shard) for shard in zip(*shards)]
+def encode_shards(
+    codec: Codec,
+    shards: Sequence[Tensor],
+    residuals: Sequence[Residual | None],
+    states: Sequence[State],
+    keys: Sequence[Key],
+) -> tuple[list[Payload], Tensor | None, tuple[State, ...]]:
+    """Payloads and new states of all shards, and what was lost of all of them as one vector."""
+    lost = None
+    pieces: Sequence[Tensor | None] = [None] * len(shards)
+    if residuals[0] is not None:
+        first = shards[0]
+        lost = kernels.empty(sum(shard.numel() for shard in shards), first.dtype, first.device)
+        pieces = lost.split([shard.numel() for shard in shards])
+    payloads, new = [], []
+    for shard, residual, state, key, piece in zip(shards, residuals, states, keys, pieces):
+        payload, _, state = encode(codec, shard, residual, state, key, out=piece)
+        payloads.append(payload)
+        new.append(state)
+    return payloads, lost, tuple(new)
 
 
 def decode_own(
@@ -218,9 +244,10 @@ def decode_shards(
     senders: tuple[int, ...],
 ) -> Tensor:
     if codec is None:  # they are the shards themselves
-        return torch.cat([checked_answer(*pair) for pair in zip(buffers, specs)])
-    pieces = [
-        decode(codec, spec, key.private(rank), buffer)
-        for rank, spec, buffer in zip(senders, specs, buffers)
-    ]
-    return torch.cat(pieces)
+        return concatenate([checked_answer(*pair) for pair in zip(buffers, specs)])
+    first = specs[0]
+    whole = kernels.empty(sum(spec.numel for spec in specs), first.dtype, buffers[0].device)
+    pieces = whole.split([spec.numel for spec in specs])
+    for rank, spec, buffer, piece in zip(senders, specs, buffers, pieces):
+        decode_into(codec, unpack(codec, buffer, spec), spec, key.private(rank), piece)
+    return whole

@@ -27,11 +27,18 @@ class PeerLost(RuntimeError):
     """A worker that others wait for is gone."""
 
     def __init__(self, rank: int, crashed_s: float | None, noticed_s: float) -> None:
-        super().__init__(
-            f"rank {rank} is not there yet"
-            if crashed_s is None
-            else f"rank {rank} crashed at {crashed_s:.6g} s, which was noticed at {noticed_s:.6g} s"
-        )
+        if crashed_s is None:
+            text = f"rank {rank} is not there yet"
+        elif crashed_s == noticed_s:  # a process whose connection broke
+            text = (
+                f"rank {rank} is gone, which was noticed at {noticed_s:.6g} s: it crashed, or "
+                "ended while others wait for it. Do all ranks take the same number of steps?"
+            )
+        else:
+            text = (
+                f"rank {rank} crashed at {crashed_s:.6g} s, which was noticed at {noticed_s:.6g} s"
+            )
+        super().__init__(text)
         self.rank = rank
         self.crashed_s = crashed_s
         self.noticed_s = noticed_s

@@ -25,7 +25,7 @@ from gradwire.core.codec import (
 )
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
-from gradwire.core.metering import reported
+from gradwire.core.metering import VECTOR, report, reported, tensor_nbytes
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
@@ -34,7 +34,11 @@ Residual = kernels.Residual
 
 
 class Fusion(Generic[C]):
-    """The fused operations of a codec. Each returns None where it does not serve its arguments."""
+    """The fused operations of a codec. Each returns None where it does not serve its arguments.
+
+    `out` is memory for the result, for callers that want it in one place with others. An operation
+    may leave it alone, and return another tensor.
+    """
 
     averages: ClassVar[bool] = False  # has a `decode_mean`
 
@@ -55,18 +59,20 @@ class Fusion(Generic[C]):
         """See `Codec.encode`."""
         return None
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
+    def decode(
+        self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None
+    ) -> Tensor | None:
         """See `Codec.decode`."""
         return None
 
     def split_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Parts, Tensor, State] | None:
         """See the function `split_feedback`."""
         return None
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State] | None:
         """See the function `encode_feedback`."""
         return None
@@ -86,7 +92,7 @@ class SaturatingFeedback(Fusion[C]):
     """For codecs that may decode to far more than x: differences beyond the range saturate."""
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State]:
         payload, lost, state = _encode_feedback(self.codec, x, residual, state, key)
         return payload, clamp_to(lost, lost.dtype), state
@@ -94,11 +100,16 @@ class SaturatingFeedback(Fusion[C]):
 
 @reported("encode_feedback")
 def encode_feedback(
-    codec: Codec, x: Tensor, residual: Residual, state: State, key: Key
+    codec: Codec,
+    x: Tensor,
+    residual: Residual,
+    state: State,
+    key: Key,
+    out: Tensor | None = None,
 ) -> tuple[Payload, Tensor, State]:
-    """Encodes x + residual; also returns what of it is lost, the new residual."""
+    """Encodes x + residual; also returns what is lost of it, the new residual."""
     fusion = codec.fusion
-    fused = None if fusion is None else fusion.encode_feedback(x, residual, state, key)
+    fused = None if fusion is None else fusion.encode_feedback(x, residual, state, key, out)
     return _encode_feedback(codec, x, residual, state, key) if fused is None else fused
 
 
@@ -114,14 +125,19 @@ def _encode_feedback(
 
 @reported("split_feedback")
 def split_feedback(
-    codec: Codec, x: Tensor, residual: Residual, state: State, key: Key
+    codec: Codec,
+    x: Tensor,
+    residual: Residual,
+    state: State,
+    key: Key,
+    out: Tensor | None = None,
 ) -> tuple[Parts, Tensor, State]:
     """`split` of x + residual, and what of it is lost if the parts arrive as they are.
 
     For flat vectors, such as the first stage of a chain gets.
     """
     fusion = codec.fusion
-    fused = None if fusion is None else fusion.split_feedback(x, residual, state, key)
+    fused = None if fusion is None else fusion.split_feedback(x, residual, state, key, out)
     if fused is not None:
         return fused
     assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
@@ -133,11 +149,16 @@ def split_feedback(
 
 
 def encode_split_feedback(
-    codec: Codec, x: Tensor, residual: Residual, state: State, key: Key
+    codec: Codec,
+    x: Tensor,
+    residual: Residual,
+    state: State,
+    key: Key,
+    out: Tensor | None = None,
 ) -> tuple[Payload, Tensor, State]:
     """`encode_feedback` for fusions whose `split_feedback` does all of it."""
     flat = x.detach().reshape(-1).contiguous()
-    parts, lost, state = split_feedback(codec, flat, flat_residual(residual), state, key)
+    parts, lost, state = split_feedback(codec, flat, flat_residual(residual), state, key, out)
     return pack_parts(codec, parts, Spec.of(x)), lost.reshape(x.shape), state
 
 
@@ -146,6 +167,26 @@ def flat_residual(residual: Residual) -> Residual:
     if isinstance(residual, kernels.Motion):
         return residual.flat()
     return residual.detach().reshape(-1).contiguous()
+
+
+@reported("decode")
+def decode_into(codec: Codec, payload: Payload, spec: Spec, key: Key, out: Tensor) -> Tensor:
+    """`codec.decode` into a flat vector of the dtype of `spec`, which it returns."""
+    fusion = codec.fusion
+    decoded = None if fusion is None else fusion.decode(payload, spec, key, out)
+    if decoded is None and fusion is not None and fusion.adds_few and codec.traits.coder is None:
+        flat = spec.flat()
+        report(VECTOR, tensor_nbytes(out))
+        parts = checked_parts(codec, payload, flat)
+        decoded = fusion.add_joined(out.zero_(), parts, flat, key)
+    if decoded is None:
+        decoded = codec.decode(payload, spec, key)
+    return moved_into(out, decoded.reshape(-1))
+
+
+def moved_into(out: Tensor, x: Tensor) -> Tensor:
+    """x in the memory of `out`, where it may be already."""
+    return out if x.data_ptr() == out.data_ptr() else out.copy_(x)
 
 
 def decode_mean(

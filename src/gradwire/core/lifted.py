@@ -46,13 +46,8 @@ from gradwire.core.node import Node
 from gradwire.core.payload import Payload
 from gradwire.core.ramp import at, at_end, at_start, ramps
 from gradwire.core.reducer import Pushed, Reduced, Reducer
+from gradwire.core.routes import ONE_WAY, num_sent, scatters
 from gradwire.core.spec import Spec
-
-# The route on which the owners of shards answer with the mean as it is, not encoded again.
-ONE_WAY = "one_way"
-
-# Below this many elements per shard the header of each shard's payload would count.
-_MIN_SHARD = 1 << 14
 
 
 def lift(compression: Compression, steps_per_epoch: float | None = None) -> Reducer:
@@ -66,17 +61,6 @@ def lift(compression: Compression, steps_per_epoch: float | None = None) -> Redu
         return Lifted(compression)
     assert isinstance(compression, Reducer), f"{compression!r} is neither codec nor reducer"
     return compression
-
-
-def scatters(route: str, size: int, numel: int) -> bool:
-    """Whether OPAQUE payloads take the scatter route. Depends only on what all ranks know.
-
-    Scattering sends 2(n-1)/n payloads against n-1: less from three ranks on, if the shards
-    are large enough. It encodes twice, which costs accuracy that gathering does not.
-    """
-    if route == "auto":
-        return size >= 3 and numel >= size * _MIN_SHARD
-    return route in ("scatter", ONE_WAY)
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,7 +113,7 @@ class Lifted(Reducer):
         # owes to the last one; servers always own the same.
         has_fixed_owners = group.is_everyone or group.owners != group.members
         may_scatter = opaque and not codec.traits.layered and has_fixed_owners
-        if may_scatter and scatters(group.route, group.size, x.numel()):
+        if may_scatter and scatters(group.route, group.size, x.numel(), num_sent(codec, x)):
             return await self._scatter(codec, x, state, key, group, residual)
         node, spec = group.node, self._spec(x, state)
         is_sent = codec.algebra is not Algebra.LINEAR or group.exact
@@ -239,8 +223,9 @@ class Lifted(Reducer):
         keys = [key.child(f"shard {i}") for i in range(num_shards)]
         server = key.child("server").shared()
         old = state["scatter"] or {"shards": tuple(codec.init(spec) for spec in specs)}
-        encoded = await node.call(encode_shards, codec, shards, kept, old["shards"], keys)
-        payloads = [payload for payload, _, _ in encoded]
+        payloads, lost, new = await node.call(
+            encode_shards, codec, shards, kept, old["shards"], keys
+        )
         reencodes = group.route != ONE_WAY
         jobs = [
             MeanOfCoded(codec, spec, own.shared(), group.members, server.private(owner), reencodes)
@@ -252,13 +237,12 @@ class Lifted(Reducer):
         whole = await node.share(
             decode_shards, codec if reencodes else None, specs, server, tuple(answers), owners
         )
-        scatter = {"shards": tuple(inner for _, _, inner in encoded), "owned": owned}
-        lost = [piece for _, piece, _ in encoded if piece is not None]
+        scatter = {"shards": new, "owned": owned}
         return Reduced(
             whole.reshape(x.shape),
             partial(decode_own, codec, Spec.of(x), specs, keys, payloads),
             {**state, "scatter": scatter},
-            torch.cat(lost).reshape(x.shape) if lost else None,
+            None if lost is None else lost.reshape(x.shape),
         )
 
     async def mean_of_some(
@@ -286,10 +270,8 @@ class Lifted(Reducer):
         new = tuple(old)
         if has_news:
             none = [None] * num_shards
-            encoded = await node.call(encode_shards, codec, shards, none, old, keys)
-            payloads = [payload for payload, _, _ in encoded]
+            payloads, _, new = await node.call(encode_shards, codec, shards, none, old, keys)
             messages = [payload.buffer for payload in payloads]
-            new = tuple(inner for _, _, inner in encoded)
             own = partial(decode_own, codec, Spec.of(x), specs, keys, payloads)
         jobs = [
             MeanOfReceived(codec, spec, own_key.shared(), group.members)

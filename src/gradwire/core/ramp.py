@@ -87,7 +87,8 @@ class _Moving(Expression):
         if self.epochs:
             if steps_per_epoch is None:
                 raise ValueError(
-                    f"{self!r}: nobody said how many steps an epoch has. Give steps= instead."
+                    f"{self!r}: nobody said how many steps an epoch has. Write steps= "
+                    "in place of epochs=, or give steps_per_epoch."
                 )
             unit = steps_per_epoch
         time = max(0.0, step / unit - self.after)
@@ -156,6 +157,20 @@ class WholeRamp(_Moving, int):
         return round(super().value(step, steps_per_epoch))
 
 
+class Moment(float):
+    """The value of a ramp in a step, for `at`: the number, and the largest that the ramp takes.
+
+    What must stay as it is while the number changes, such as a route, is chosen by that.
+    """
+
+    most: float
+
+    def __new__(cls, value: float, most: float | None = None) -> "Moment":
+        moment = super().__new__(cls, value)
+        moment.most = float(value if most is None else most)
+        return moment
+
+
 def ramps(value: object) -> list[_Moving]:
     """All ramps in an expression."""
     found: list[_Moving] = []
@@ -177,7 +192,11 @@ def at(value: T, step: int, steps_per_epoch: float | None = None) -> T:
 
 @lru_cache(maxsize=256)
 def _at(value: Any, step: int, steps_per_epoch: float | None) -> Any:
-    return with_replaced(value, _Moving, lambda ramp: ramp.value(step, steps_per_epoch))
+    def now(ramp: _Moving) -> float:
+        found = ramp.value(step, steps_per_epoch)
+        return found if isinstance(found, int) else Moment(found, max(ramp.start, ramp.end))
+
+    return with_replaced(value, _Moving, now)
 
 
 def at_start(value: T) -> T:

@@ -1,4 +1,4 @@
-"""Bandwidths and durations as they are written in configurations."""
+"""Bandwidths, durations and bytes as they are written."""
 
 import math
 import re
@@ -32,3 +32,12 @@ def parse_duration(text: str) -> float:
     except ValueError:
         pass
     raise ValueError(f"duration {text!r} is not understood: write it like 50us, 1ms or 0.2s")
+
+
+def format_bytes(count: float) -> str:
+    """Decimal units, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -8,6 +8,7 @@ gradient; then all means are awaited, and become the gradients.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ from gradwire.core.profile import Profile, layers_of
 from gradwire.core.protocols import Scheduling
 from gradwire.core.replica import Bucket
 from gradwire.integration.exchange import Exchange, Layout
+from gradwire.integration.measuring import Measuring
+from gradwire.integration.names import rows_of
 from gradwire.integration.stats import Meter
+from gradwire.scheduling.sequential import Sequential
 
 Named = Sequence[tuple[str, Tensor]]
 
@@ -49,6 +53,8 @@ class ParameterBucket:
     def take(self, mean: Tensor) -> None:
         """The mean becomes the gradient of the parameters."""
         for parameter, (_, start, stop, shape) in zip(self.parameters, self.layout):
+            if not parameter.requires_grad:  # it was frozen meanwhile
+                continue
             own = mean[start:stop].view(shape)
             if parameter.grad is None or parameter.grad.is_contiguous():
                 parameter.grad = own
@@ -56,28 +62,50 @@ class ParameterBucket:
                 parameter.grad.copy_(own)
 
 
-def cut_into_buckets(named: Named, scheduling: Scheduling) -> list[ParameterBucket]:
+ProfileOf = Callable[[Sequence[Bucket]], Profile]
+
+
+def assumed_profile(tensors: Sequence[Bucket]) -> Profile:
+    """Layers take times in proportion to their parameters."""
+    layers = layers_of(tensors)
+    numels = tuple(float(layer.numel) for layer in layers)
+    return Profile(layers, numels, tuple(2 * numel for numel in numels))
+
+
+def cut_into_buckets(
+    named: Named, scheduling: Scheduling, profile_of: ProfileOf = assumed_profile
+) -> list[ParameterBucket]:
     """The buckets of a schedule, in the order of the parameters."""
-    kinds: dict[Any, list[tuple[str, Tensor]]] = {}
-    for name, parameter in named:
-        kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
+    kinds = _kinds(named)
     made = []
     for (dtype, device), own in kinds.items():
         prefix = "" if len(kinds) == 1 else f"{dtype} {device} "
-        made += _buckets_of(own, scheduling, prefix)
+        made += _buckets_of(own, scheduling, profile_of, prefix)
     return made
 
 
-def _buckets_of(named: Named, scheduling: Scheduling, prefix: str) -> list[ParameterBucket]:
+def _tensors_of(named: Named) -> list[Bucket]:
     tensors, start = [], 0
     for name, parameter in named:
         tensors.append(Bucket(name, start, start + parameter.numel()))
         start += parameter.numel()
-    layers = layers_of(tensors)
-    numels = tuple(float(layer.numel) for layer in layers)
-    profile = Profile(layers, numels, tuple(2 * numel for numel in numels))
+    return tensors
+
+
+def _kinds(named: Named) -> dict[Any, list[tuple[str, Tensor]]]:
+    """By dtype and device: what may be in one bucket."""
+    kinds: dict[Any, list[tuple[str, Tensor]]] = {}
+    for name, parameter in named:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
+    return kinds
+
+
+def _buckets_of(
+    named: Named, scheduling: Scheduling, profile_of: ProfileOf, prefix: str
+) -> list[ParameterBucket]:
+    tensors = _tensors_of(named)
     made = []
-    for bucket in scheduling.buckets(tensors, profile):
+    for bucket in scheduling.buckets(tensors, profile_of(tensors)):
         inside = [
             (tensor, parameter)
             for tensor, (_, parameter) in zip(tensors, named)
@@ -96,6 +124,7 @@ class BucketExchange:
 
     `overlaps`: a bucket leaves as soon as it is complete, not at the end of the backward pass.
     `num_passes`: backward passes whose gradients add up before they are exchanged.
+    `sums`: gradients become the sum over all ranks, not the mean.
     """
 
     def __init__(
@@ -106,26 +135,58 @@ class BucketExchange:
         *,
         num_passes: int = 1,
         densifies: bool = False,
+        sums: bool = False,
     ) -> None:
         self.named = list(named)
-        self._scheduling = scheduling
+        self.scheduling = scheduling
+        self._measuring = Measuring(self.named) if scheduling.needs_prices else None
         self._make_exchange = make_exchange
         self._num_passes = num_passes
         self._densifies = densifies
+        self._sums = sums
         self.exchange: Exchange | None = None
         self.meter = Meter()
         self._names = {id(parameter): name for name, parameter in named}
-        self._buckets = cut_into_buckets(self.named, scheduling)
-        self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
+        self._take_buckets(
+            cut_into_buckets(self.named, Sequential() if self._measuring else scheduling)
+        )
         self._num_seen: dict[int, int] = {}  # gradients of each parameter since the last exchange
         self._num_done = 0  # backward passes since the last exchange
-        self._is_in_backward = False
+        self._at_end: weakref.ref[Any] | None = None  # autograd holds it during a backward pass
         self._next = len(self._buckets) - 1  # the bucket that leaves next
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
             for _, parameter in self.named
         ]
         self._reset()
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The tensors of each bucket."""
+        return [bucket.layout for bucket in self._buckets]
+
+    def described(self) -> dict[str, Any]:
+        """What must be the same on all ranks."""
+        return {
+            "scheduling": repr(self.scheduling),
+            "backward_passes_per_step": self._num_passes,
+            "op": "sum" if self._sums else "average",
+            "parameters": rows_of(self.named),
+        }
+
+    def _take_buckets(self, buckets: list[ParameterBucket]) -> None:
+        self._buckets = buckets
+        self._bucket_of = {id(p): b for b in buckets for p in b.parameters}
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the parameter with this id is exchanged."""
+        return key in self._bucket_of
+
+    def take_over(self, other: "BucketExchange") -> None:
+        """Continues what another one did, with the parameters of this one."""
+        self.exchange, self.meter = other.exchange, other.meter
+        if self.exchange is not None:
+            self.exchange.agree_on(self.described())
 
     def remove(self) -> None:
         """Removes the hooks."""
@@ -140,9 +201,15 @@ class BucketExchange:
             bucket.num_missing, bucket.future = len(bucket.parameters), None
 
     def _gradient_is_there(self, parameter: Tensor) -> None:
-        if not self._is_in_backward:
-            self._is_in_backward = True
-            Variable._execution_engine.queue_callback(self._end_of_backward)
+        if self._at_end is not None and self._at_end() is None:
+            self._forget_interrupted()
+        if self._at_end is None:
+
+            def at_end() -> None:
+                self._end_of_backward()
+
+            self._at_end = weakref.ref(at_end)
+            Variable._execution_engine.queue_callback(at_end)
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._densify(parameter)
         bucket, key = self._bucket_of[id(parameter)], id(parameter)
@@ -151,11 +218,14 @@ class BucketExchange:
                 f"another gradient of {self._names[key]} came after it had been sent: it is "
                 'computed in several parts (reentrant checkpointing?). Take scheduling="sequential"'
             )
+        if self._measuring is not None and self._num_done == self._num_passes - 1:
+            self._measuring.gradient_is_there(parameter)
         self._num_seen[key] = self._num_seen.get(key, 0) + 1
         if self._num_seen[key] != self._num_passes:
             return
         bucket.num_missing -= 1
-        if self._scheduling.overlaps and self._num_done == self._num_passes - 1:
+        overlaps = self.scheduling.overlaps and self._measuring is None
+        if overlaps and self._num_done == self._num_passes - 1:
             while self._next >= 0 and not self._buckets[self._next].num_missing:
                 self._send_next()
 
@@ -174,6 +244,7 @@ class BucketExchange:
         x = bucket.gradient()
         if self.exchange is None:
             self.exchange = self._make_exchange(x.device)
+            self.exchange.agree_on(self.described())
             self.meter.begin(self.exchange.communicator, self.exchange.label)
         after = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
         is_last = self._next == 0
@@ -183,8 +254,27 @@ class BucketExchange:
         self.meter.add_bucket(x)
         self._next -= 1
 
+    def _forget_interrupted(self) -> None:
+        """Begins anew after a backward pass that an exception has ended."""
+        if any(bucket.future is not None for bucket in self._buckets):
+            raise RuntimeError(
+                "an earlier backward pass has failed when some of its gradients had been sent: "
+                "start again from a checkpoint"
+            )
+        self._at_end = None
+        self._reset()
+
+    def check_complete(self) -> None:
+        """Raises if an exception has ended the backward pass of the gradients that are there."""
+        if self._at_end is not None:
+            raise RuntimeError(
+                "the backward pass has not ended, or has failed, so gradients are incomplete and "
+                "not averaged. After a failure leave out step(), call zero_grad() and go on with "
+                "the next backward pass"
+            )
+
     def _end_of_backward(self) -> None:
-        self._is_in_backward = False
+        self._at_end = None
         self._num_done += 1
         if self._num_done >= self._num_passes:
             self.finish()
@@ -208,5 +298,15 @@ class BucketExchange:
         self.exchange.finish_step()
         self.meter.add_step(time.perf_counter() - began)
         for bucket, mean in zip(self._buckets, means):
-            bucket.take(mean)
+            bucket.take(mean * self.exchange.communicator.size if self._sums else mean)
+        if self._measuring is not None and self._measuring.end_step():
+            self._decide(self._measuring.profiles(self.exchange))
         self._reset()
+
+    def _decide(self, profile_of: ProfileOf) -> None:
+        """Takes the buckets that measured times ask for; states move with the next exchange."""
+        self._measuring = None
+        if len(_kinds(self.named)) == 1:  # else each has groups of its own
+            tensors = _tensors_of(self.named)
+            self.scheduling = self.scheduling.resolve(tensors, profile_of(tensors))
+        self._take_buckets(cut_into_buckets(self.named, self.scheduling, profile_of))

@@ -1,11 +1,13 @@
 """The thread that exchanges messages of this rank, beside the user's training loop.
 
-There is one per process group; hooks and optimizers share it. It has connections of its own, so its
-messages and the user's collectives cannot be confused. Ranks are those within the group.
+There is one per process group, and one for the servers of a job (`servers/`); hooks and optimizers
+share it. It has connections of its own, so its messages and the user's collectives cannot be
+confused. Ranks are those within the group.
 """
 
 import atexit
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.core.node import Node
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.interpreter.interpreter import Program, R
 from gradwire.runtime.process.gloo import GlooTransport
@@ -20,28 +23,30 @@ from gradwire.runtime.process.posting import PostingEngine
 
 _CLOSE_S = 2.0  # at the end of the process: how long to wait for what is under way
 
-_open: dict[tuple[str, bool], "Communicator"] = {}  # by the name of the process group, and native
+_open: dict[str, "Communicator"] = {}  # by the name of the process group
 
 
 class Communicator:
-    """Exchanges with the other ranks of a process group. All its ranks make theirs together.
+    """Exchanges with other ranks over a transport, which must have `wake` and `close`. All ranks
+    make theirs together.
 
-    `native`: means of uncompressed vectors are formed by the all-reduce of gloo, which adds in
-    another order than the simulator.
+    `num_workers`: how many of the transport's ranks train; None: all. `native`: means of
+    vectors are formed by the transport's own all-reduce, which adds in another order than the
+    simulator, and float16 in its own precision.
     """
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None,
+        transport: Any,
+        num_workers: int | None = None,
         *,
         timeout_s: float = 300.0,
         native: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        ranks = None if group is None else dist.get_process_group_ranks(group)
-        self.world = dist.group.WORLD  # another one if torch.distributed is initialized again
-        self.transport = GlooTransport(headers=HEADERS, ranks=ranks, device=device)
-        self.engine = PostingEngine(self.transport, timeout_s=timeout_s, native=native)
+        self.world: Any = None  # see `shared_communicator`
+        self.transport = transport
+        self.engine = PostingEngine(transport, num_workers, timeout_s=timeout_s, native=native)
         self.stream: torch.cuda.Stream | None = None  # on which this thread codes
         if device is not None and device.type == "cuda":
             self.stream = torch.cuda.Stream(device)
@@ -55,7 +60,8 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        return self.engine.size
+        """The number of ranks that train."""
+        return self.engine.num_workers
 
     @property
     def is_alive(self) -> bool:
@@ -74,7 +80,32 @@ class Communicator:
         """Ends when what is under way has ended."""
         self.engine.close()
         self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():  # it waits for others
+            self.engine.abort()
+            self._thread.join(_CLOSE_S)
         self.transport.close()
+
+    def post_after(self, program: Program[R]) -> "Future[R]":
+        """Posts an exchange of tensors that are complete when the current stream is."""
+        stream = self.stream
+        if stream is None:
+            return self.post(program, num_collectives=None)
+        after = torch.cuda.current_stream(stream.device).record_event()
+
+        async def after_event(node: Node) -> R:
+            torch.cuda.current_stream(stream.device).wait_event(after)
+            return await program(node)
+
+        return self.post(after_event, num_collectives=None)
+
+    def wait(self, future: "Future[R]") -> R:
+        """The result of an exchange, for the current stream; raises what went wrong."""
+        try:
+            with torch.profiler.record_function("gradwire: wait"):
+                return future.result()
+        finally:
+            if self.stream is not None:
+                torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
     def _serve(self) -> None:
         context: Any = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
@@ -93,13 +124,27 @@ def communicator_of(
             "with torchrun"
         )
     name = dist.group.WORLD.group_name if group is None else group.group_name  # type: ignore[union-attr]
-    found = _open.get((name, native))
-    if found is not None and found.world is not dist.group.WORLD:
+    world: Any = dist.group.WORLD  # another one if torch.distributed is initialized again
+
+    def make() -> Communicator:
+        ranks = None if group is None else dist.get_process_group_ranks(group)
+        transport = GlooTransport(headers=HEADERS, ranks=ranks, device=device, adds_halves=True)
+        return Communicator(transport, timeout_s=timeout_s, native=native, device=device)
+
+    return shared_communicator(f"{name} native" if native else name, make, world)
+
+
+def shared_communicator(
+    name: str, make: Callable[[], Communicator], world: Any = None
+) -> Communicator:
+    """That of this name, if it is alive and was made in the same `world`, or else a new one."""
+    found = _open.get(name)
+    if found is not None and found.world is not world:
         found.close()
         found = None
     if found is None or not found.is_alive:
-        found = Communicator(group, timeout_s=timeout_s, native=native, device=device)
-        _open[name, native] = found
+        found = _open[name] = make()
+        found.world = world
     return found
 
 

@@ -24,6 +24,7 @@ from torch.autograd import Variable
 from gradwire.core.codec import Compression
 from gradwire.integration.communicator import communicator_of
 from gradwire.integration.exchange import Exchange, Layout
+from gradwire.integration.names import check_rules, named_tensors, rows_of
 from gradwire.integration.settings import Settings
 from gradwire.integration.stats import Meter, Stats
 
@@ -43,10 +44,18 @@ class DDPState:
     ) -> None:
         self._settings, self._group = settings, group
         self._timeout_s, self._native = timeout_s, native
-        self._names = {id(p): name for name, p in named_parameters or ()}
+        named = None if named_parameters is None else named_tensors(named_parameters)
+        # Compared before the first mean: of later buckets nothing is.
+        self._parameters = (
+            None if named is None else rows_of((n, p) for n, p in named if p.requires_grad)
+        )
+        check_rules(settings.compression, self._parameters and [row[0] for row in self._parameters])
+        self._names = {id(p): name for name, p in named or ()}
         self._exchange: Exchange | None = None
         self._loaded: Any = None
         self._pending: list[Future[Tensor]] = []
+        self._indices: set[int] = set()  # of the buckets in this backward pass
+        self._has_repeated = False  # a bucket, in one backward pass
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by the parameters of a bucket
         self._meter = Meter()
 
@@ -56,7 +65,7 @@ class DDPState:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
-        return {} if self._exchange is None else self._exchange.state_dict()
+        return self._loaded or {} if self._exchange is None else self._exchange.state_dict()
 
     def load_state_dict(self, saved: Any) -> None:
         """Continues from a saved state of the same rank, or from those of all ranks as a list."""
@@ -69,6 +78,15 @@ class DDPState:
         """The hook of DDP."""
         x = bucket.buffer()
         exchange = self._exchange_on(x.device)
+        result: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[x.device] if x.is_cuda else []
+        )
+        if bucket.index() in self._indices:
+            self._has_repeated = True
+            Variable._execution_engine.queue_callback(self._finish)  # raises
+            result.set_result(x)
+            return result
+        self._indices.add(bucket.index())
         if not self._pending:  # the first bucket of a backward pass
             Variable._execution_engine.queue_callback(self._finish)
         after = None
@@ -79,9 +97,6 @@ class DDPState:
         future = exchange.mean(name, tensors, x, is_last=bucket.is_last(), after=after)
         self._pending.append(future)
         self._meter.add_bucket(x)
-        result: torch.futures.Future[Tensor] = torch.futures.Future(
-            devices=[x.device] if x.is_cuda else []
-        )
 
         def done(future: "Future[Tensor]") -> None:
             # After an error `_finish` raises, and the value is not used.
@@ -96,6 +111,7 @@ class DDPState:
                 self._group, timeout_s=self._timeout_s, native=self._native, device=device
             )
             self._exchange = Exchange(communicator, self._settings, communicator.new_label())
+            self._exchange.agree_on({"parameters": self._parameters})
             self._meter.begin(communicator, self._exchange.label)
             if self._loaded:
                 self._exchange.load_state_dict(self._loaded)
@@ -104,10 +120,17 @@ class DDPState:
     def _finish(self) -> None:
         """At the end of the backward pass, before DDP uses the means."""
         pending, self._pending = self._pending, []
+        self._indices.clear()
         began = time.perf_counter()
         with torch.profiler.record_function("gradwire: wait"):
             for future in pending:
                 future.result()  # raises what went wrong
+        if self._has_repeated:
+            raise RuntimeError(
+                "a bucket came twice before a backward pass had ended. Is this hook registered "
+                "with several models? Call gradwire.ddp_comm_hook once for each. Or did an earlier "
+                "backward pass fail? Then start again from a checkpoint"
+            )
         assert self._exchange is not None
         self._exchange.finish_step()
         self._meter.add_step(time.perf_counter() - began)
@@ -145,8 +168,9 @@ def ddp_comm_hook(
     """State and hook for `DistributedDataParallel.register_comm_hook`.
 
     `process_group`: the one that DDP got, if any. `timeout_s`: how long nothing may happen while
-    this rank waits for others. `native`: gradients that are not compressed are averaged by gloo's
-    all-reduce; without it by messages, with the simulator's bits.
+    this rank waits for others. `native`: values that can be added on the way (`identity`, `fp16`,
+    `randomk`) are averaged by gloo's all-reduce, float16 in its own precision as by torch's hook;
+    without it by messages, with the simulator's bits.
     """
     settings = Settings.parse(compression, architecture, seed, steps_per_epoch)
     return DDPState(settings, process_group, named_parameters, timeout_s, native), _hook

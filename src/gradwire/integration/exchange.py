@@ -13,8 +13,9 @@ stays that of the step before.
 """
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -22,18 +23,25 @@ from torch import Tensor
 
 from gradwire.compression.feedback.ef import warn_if_unfed
 from gradwire.compression.identity import Identity
-from gradwire.core.codec import State, is_finite
+from gradwire.core.codec import Algebra, State, is_finite
 from gradwire.core.errors import DifferentSettingsError
 from gradwire.core.group import Group
 from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Node
 from gradwire.core.spec import Placed, Spec
+from gradwire.core.tree import tensors_of
 from gradwire.integration.communicator import Communicator
 from gradwire.integration.settings import Settings
 from gradwire.training.regroup import regroup_here, regroup_states
+from gradwire.warning import GradwireWarning
 
 Layout = tuple[Placed, ...]  # the tensors of a bucket, in order
+
+_LOADED_BY_SOME = (
+    "the state of compression (residuals, momenta) was loaded on some ranks only, so all begin "
+    "without. To keep it, save the state_dict of each rank, and load it there"
+)
 
 
 class Exchange:
@@ -53,8 +61,15 @@ class Exchange:
         self._used: set[Layout] = set()  # in this step
         self._found_nonfinite = False  # on this rank, in this step
         self._is_spoiled = False  # this step, on some rank
-        self._is_checked = False
+        self._agreed: Mapping[str, Any] = {}  # besides the settings
+        self._is_checked = self._has_begun = False
+        self._has_loaded = False
+        self._has_dropped = False  # this rank, what it had loaded
         self._is_exact = isinstance(settings.compression, Identity)
+
+    def agree_on(self, described: Mapping[str, Any]) -> None:
+        """What all ranks must have alike besides the settings: compared before the next mean."""
+        self._agreed, self._is_checked = described, False
 
     def mean(
         self, name: str, tensors: Layout, x: Tensor, *, is_last: bool, after: Any = None
@@ -65,14 +80,28 @@ class Exchange:
         """
         if not self._is_checked:
             self._is_checked = True
-            self.communicator.post(lambda node: self._check(node, tensors, x))
-            warn_if_unfed(self.settings.compression, self._spec(tensors, x), stacklevel=3)
+            # Before anything else is sent: what another method sends cannot be decoded. If it
+            # fails, so does everything that is posted after it.
+            wait([self.communicator.post(lambda node: self._check(node, tensors, x))])
+            if not self._has_begun:
+                self._has_begun = True
+                wait([self.communicator.post(self._begin)])
+                if self._has_dropped:
+                    warnings.warn(_LOADED_BY_SOME, GradwireWarning, stacklevel=3)
+                warn_if_unfed(self.settings.compression, self._spec(tensors, x), stacklevel=3)
         step = self.step
         self._used.add(tensors)
         return self.communicator.post(
             lambda node: self._mean(node, name, tensors, x, step, is_last, after),
-            num_collectives=1 if self._is_exact else 0,
+            num_collectives=self.num_collectives,
         )
+
+    @property
+    def num_collectives(self) -> int:
+        """Native all-reduces that one of its means may take."""
+        codec = self.reducer.codec_within(0)
+        is_sum = codec is not None and codec.algebra is Algebra.LINEAR
+        return 1 if self._is_exact or is_sum else 0
 
     async def average(self, node: Node, name: str, tensors: Layout, x: Tensor, step: int) -> Tensor:
         """The mean of a bucket of finite values, for a program that the caller posts."""
@@ -121,18 +150,19 @@ class Exchange:
         told = None
         if is_last:  # all other buckets of the step have been looked at
             flag = torch.tensor([float(self._found_nonfinite)])
-            told = await node.spawn(Group(node, f"{label} nonfinite").max(flag))
-        state = await self._state(tensors, x, Group(node, f"{label} regroup"))
+            told = await node.spawn(self._exact_group(node, f"{label} nonfinite").max(flag))
+        state = await self._state(tensors, x, self._exact_group(node, f"{label} regroup"))
         key = self._key.at(step).private(node.rank).child(name)
         reduced = await self.reducer.mean(x, state, key, group)
         self._states[tensors] = reduced.state
+        mean = _apart(reduced.mean, reduced.state)
         if told is None:
-            return reduced.mean
+            return mean
         bad: Tensor = await node.join(told)
         if not float(bad):
-            return reduced.mean
+            return mean
         self._is_spoiled = True
-        return torch.full_like(reduced.mean, float("nan"))
+        return torch.full_like(mean, float("nan"))
 
     async def _state(self, tensors: Layout, x: Tensor, group: Group) -> State:
         """The state of a bucket; a new one, or moved from other buckets, at its first exchange."""
@@ -159,12 +189,30 @@ class Exchange:
         """Raises if ranks have different settings or tensors."""
         own = {
             **self.settings.described(),
+            **self._agreed,
             "tensors": [[name, list(shape)] for name, _, _, shape in tensors],
             "dtype": str(x.dtype),
         }
-        group = Group(node, f"{self.label} settings")
-        everyone = [json.loads(bytes(row.numpy())) for row in await group.all_gather(packed(own))]
-        check_same(everyone, node.rank)
+        await compare(own, self._exact_group(node, f"{self.label} settings"))
+
+    def _exact_group(self, node: Node, label: str) -> Group:
+        """For what is not a gradient. Workers with servers have no connections among each other."""
+        if self.settings.num_servers:
+            return self.settings.architecture.group(node, label)
+        return Group(node, label)
+
+    async def _begin(self, node: Node) -> None:
+        """All ranks begin with the same step, and all with what was saved or none.
+
+        Scripts of Horovod save and load on rank 0 only, and broadcast the model.
+        """
+        group = self.settings.architecture.group(node, f"{self.label} begin")
+        own = [self.step, self._has_loaded]
+        everyone = await group.all_gather(torch.tensor(own, dtype=torch.float64))
+        self.step = max(int(row[0]) for row in everyone)
+        if len({bool(row[1]) for row in everyone}) > 1:
+            self._has_dropped = bool(tensors_of(list(self._states.values())))
+            self._states, self._before = {}, {}
 
     # State.
 
@@ -196,7 +244,7 @@ class Exchange:
             states = [row["state"] for row in rows[0]["buckets"]]
         else:
             states = self._resized(rows, own, size)
-        first = rows[0]
+        first, self._has_loaded = rows[0], True
         layouts = [_layout(row["tensors"]) for row in first["buckets"]]
         self.step = first["step"]
         self._dtypes = {
@@ -229,6 +277,8 @@ class Exchange:
 
     def _resized(self, rows: Sequence[Mapping[str, Any]], own: int, size: int) -> list[State]:
         buckets = rows[0]["buckets"]
+        if not buckets:  # nothing was kept
+            return []
         specs = [
             Spec((row["tensors"][-1][2],), _dtype(row["dtype"]), tensors=_layout(row["tensors"]))
             for row in buckets
@@ -237,15 +287,40 @@ class Exchange:
         return list(regroup_states(self.reducer, states, specs, specs, size)[own])
 
 
+def _apart(mean: Tensor, state: State) -> Tensor:
+    """The mean in memory of its own: users clip and unscale gradients in place, and some methods
+    remember the mean."""
+    place = mean.untyped_storage().data_ptr()
+    is_kept = any(x.untyped_storage().data_ptr() == place for x in tensors_of(state))
+    return mean.clone() if is_kept else mean
+
+
+async def compare(own: dict[str, Any], group: Group) -> None:
+    """Raises on every rank if ranks have different settings."""
+    rows = [json.loads(bytes(row.cpu().numpy())) for row in await group.all_gather(packed(own))]
+    check_same(rows, group.rank)
+
+
 def check_same(rows: Sequence[dict[str, Any]], rank: int) -> None:
     """Raises on every rank if the settings of one differ from those of rank 0."""
     for other, row in enumerate(rows):
         for name, value in row.items():
-            if value != rows[0].get(name):
+            if value != (expected := rows[0].get(name)):
+                first, second = _different(expected, value)
                 raise DifferentSettingsError(
-                    f"rank 0 has {name} = {_shown(rows[0].get(name))}, rank {other} "
-                    f"{_shown(value)} (this is rank {rank}): all ranks need the same"
+                    f"rank 0 has {name} = {_shown(first)}, rank {other} {_shown(second)} (this is "
+                    f"rank {rank}): all ranks need the same"
                 )
+
+
+def _different(first: Any, second: Any) -> tuple[Any, Any]:
+    """Of long lists the first items that differ."""
+    if isinstance(first, list) and isinstance(second, list):
+        for pair in zip(first, second):
+            if pair[0] != pair[1]:
+                return pair
+        return f"{len(first)} items", f"{len(second)} items"
+    return first, second
 
 
 def _shown(value: Any) -> str:

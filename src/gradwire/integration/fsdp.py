@@ -9,36 +9,62 @@
 
 FSDP averages gradients inside a node, at full precision, and hands each rank its shard; this hook
 then averages shards with those of the same rank in the other nodes. The state of compression is
-sharded like the gradients. FSDP waits for the hook of a module before it goes on with the backward
-pass of the next one on the CPU; on an accelerator work that was queued before goes on.
+sharded like the gradients.
+
+FSDP waits for the hook of a module before it goes on with the backward pass of the next one. On the
+CPU the hook returns at once where the gradients will be views of the shard: then the mean may be
+written into it at the end of the backward pass. Whether they are is looked at in the first backward
+pass, in which the hook waits. It also waits where gradients add up over backward passes, where they
+are cast, divided or moved, and where hooks of the user read them earlier. On an accelerator it
+always waits, but work that was queued before goes on.
 
 A shard that has NaN or infinity on one replica is NaN on all of them.
 """
 
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
 
 from gradwire.core.codec import Compression
 from gradwire.core.spec import Placed
 from gradwire.integration.communicator import communicator_of
+from gradwire.integration.described import as_tensors, from_tensors
 from gradwire.integration.exchange import Exchange, Layout
 from gradwire.integration.settings import Settings
 from gradwire.integration.stats import Meter, Stats
 
+_HAS_FAILED = (
+    "an earlier backward pass has failed when some of its gradients had been sent: shard the model "
+    "again, call compress_replicas, and start from a checkpoint. If none has failed, checkpoint "
+    "activations with use_reentrant=False"
+)
+
 
 class CompressedReplicas:
-    """What `compress_replicas` returns: figures and state."""
+    """What `compress_replicas` returns: figures and state.
 
-    def __init__(self, exchange: Exchange) -> None:
+    It is `Stateful`, so torch.distributed.checkpoint saves and loads it. The state of a rank has a
+    key of its own. What a method keeps has other shapes than at its start, which the checkpoint
+    cannot know before it loads; so the value is one tuple of tensors, of which the first describes
+    the others.
+    """
+
+    def __init__(self, exchange: Exchange, shard: int, device: torch.device) -> None:
         self._exchange = exchange
+        self._shard, self._device = shard, device  # the first of the ranks with this shard
         self._meter = Meter()
         self._meter.begin(exchange.communicator, exchange.label)
-        self._is_in_backward = False
+        self._backward: int | None = None  # the backward pass under way
+        self._pending: list[_Shard] = []  # shards that are looked at when it ends
+        self._num_shards = 0  # that were exchanged in it
+        self._may_wait: dict[str, bool] = {}  # by module: whether gradients are views of the shard
         self._waited_s = 0.0  # in this step
 
     def stats(self) -> Stats:
@@ -47,35 +73,134 @@ class CompressedReplicas:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
-        return self._exchange.state_dict()
+        key = self._key(self._exchange.communicator.rank)
+        return {key: as_tensors(self._exchange.state_dict(), key)}
 
-    def load_state_dict(self, saved: Any) -> None:
-        """Continues from a saved state of the same rank, or from those of all ranks as a list."""
-        self._exchange.load_state_dict(saved)
+    def load_state_dict(self, saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:
+        """Continues from a saved state of the same rank, or from those of all ranks as a list.
+
+        The number of replicas may have changed, not that of the shards of each.
+        """
+        found: dict[str, Any] = {}
+        for part in [saved] if isinstance(saved, Mapping) else saved:
+            found.update(part)
+        own, size = self._exchange.communicator.rank, self._exchange.communicator.size
+        rows: list[Any] = []
+        while (key := self._key(len(rows))) in found:
+            rows.append(from_tensors(found[key], self._device, key))
+        if rows and len(rows) == rows[0]["size"] != size:
+            self._exchange.load_state_dict(rows)
+            return
+        key = self._key(own)
+        if key not in found:
+            raise ValueError(
+                f"the saved state has {', '.join(found) or 'nothing'}, this rank needs {key}: give "
+                "the states of all ranks as a list"
+            )
+        row = from_tensors(found[key], self._device, key)
+        if row["size"] != size:
+            count = row["size"]
+            raise ValueError(
+                f"the saved state is of {count} replicas, this model has {size}: load "
+                f"replicas.saved_by({count}) in place of replicas, or give the states of all ranks "
+                "as a list"
+            )
+        self._exchange.load_state_dict(row)
+
+    def saved_by(self, num_replicas: int) -> "SavedReplicas":
+        """To load what another number of replicas has saved, with torch.distributed.checkpoint.
+
+        What was still to be sent is kept: `dcp.load({"replicas": replicas.saved_by(4)}, ...)`.
+        """
+        return SavedReplicas(self, [self._key(replica) for replica in range(num_replicas)])
+
+    def _key(self, replica: int) -> str:
+        return f"shard {self._shard} replica {replica}"
 
     def average(self, name: str, module: nn.Module, shard: Tensor) -> None:
-        """The hook of a module: `shard` becomes the mean of all replicas."""
-        if not self._is_in_backward:
-            self._is_in_backward = True
+        """The hook of a module: `shard` becomes the mean of all replicas, now or later."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            if self._backward is not None:  # means of its shards may still be under way
+                raise RuntimeError(_HAS_FAILED)
+            self._backward = backward
             Variable._execution_engine.queue_callback(self._finish)
         after = torch.cuda.current_stream(shard.device).record_event() if shard.is_cuda else None
         self._meter.add_bucket(shard)
-        began = time.perf_counter()
+        self._num_shards += 1
+        is_later = self._may_wait.get(name, False) and _takes_views(module)
+        sent = shard.clone() if is_later else shard
         future = self._exchange.mean(
-            name, _layout(name, module, shard), shard, is_last=True, after=after
+            name, _layout(name, module, shard), sent, is_last=True, after=after
         )
-        mean = future.result()  # raises what went wrong
-        self._waited_s += time.perf_counter() - began
+        if is_later:
+            self._pending.append(_Shard(name, module, shard, sent, future))
+            return
+        mean = self._wait(future)
         stream = self._exchange.communicator.stream
         if stream is not None:
             torch.cuda.current_stream(shard.device).wait_stream(stream)
         shard.copy_(mean)
+        if not shard.is_cuda and name not in self._may_wait:
+            self._pending.append(_Shard(name, module, shard, mean, None))
+
+    def _wait(self, future: "Future[Tensor]") -> Tensor:
+        began = time.perf_counter()
+        mean = future.result()  # raises what went wrong
+        self._waited_s += time.perf_counter() - began
+        return mean
 
     def _finish(self) -> None:
-        self._is_in_backward = False
+        """At the end of the backward pass, when FSDP has made gradients of all shards."""
+        self._backward = None
+        pending, self._pending = self._pending, []
+        if not self._num_shards:
+            return
+        self._num_shards = 0
+        for own in pending:
+            is_view = own.is_unchanged() and _are_views(own)
+            if own.future is None:
+                self._may_wait[own.name] = is_view
+                continue
+            mean = self._wait(own.future)
+            if not is_view:
+                raise RuntimeError(
+                    f"FSDP has changed or copied the gradients of {own.name} after it handed them "
+                    "over, which it did not do before, so they are not averaged. Call "
+                    "compress_replicas again after the settings of FSDP were changed"
+                )
+            own.shard.copy_(mean)
         self._exchange.finish_step()
         self._meter.add_step(self._waited_s)
         self._waited_s = 0.0
+
+
+class _Shard(NamedTuple):
+    """A shard of gradients in a backward pass."""
+
+    name: str
+    module: nn.Module
+    shard: Tensor  # of which FSDP makes gradients
+    left: Tensor  # what was in it when the hook returned
+    future: "Future[Tensor] | None"  # of the mean; None: it is in the shard already
+
+    def is_unchanged(self) -> bool:
+        """Whether FSDP has left the bits of the shard as they were."""
+        return torch.equal(self.shard.view(torch.uint8), self.left.view(torch.uint8))
+
+
+class SavedReplicas:
+    """The states of all replicas in a checkpoint (`saved_by`)."""
+
+    def __init__(self, replicas: CompressedReplicas, keys: Sequence[str]) -> None:
+        self._replicas, self._keys = replicas, keys
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is to be loaded; the values are not used."""
+        return dict.fromkeys(self._keys, ())
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._replicas.load_state_dict(saved)
 
 
 def compress_replicas(
@@ -115,7 +240,9 @@ def compress_replicas(
     device = next(model.parameters()).device
     communicator = communicator_of(group, timeout_s=timeout_s, native=native, device=device)
     exchange = Exchange(communicator, settings, communicator.new_label())
-    replicas = CompressedReplicas(exchange)
+    exchange.agree_on({"parameters": [[n, list(p.shape)] for n, p in model.named_parameters()]})
+    shard = min(dist.get_process_group_ranks(group))
+    replicas = CompressedReplicas(exchange, shard, device)
     for name, module in sharded:
         _set_hook(replicas, name or "model", module)
     return replicas
@@ -128,15 +255,46 @@ def _set_hook(replicas: CompressedReplicas, name: str, module: Any) -> None:
     module.set_all_reduce_hook(hook)
 
 
+def _fsdp_params(module: Any) -> list[Any]:
+    """FSDP's parameters whose gradients are in the shards of a module; none if it has changed."""
+    try:
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # several in newer versions
+        (group,) = [state._fsdp_param_group] if groups is None else groups
+        return list(group.fsdp_params)
+    except (AttributeError, ValueError):
+        return []
+
+
+def _takes_views(module: Any) -> bool:
+    """Whether nothing adds to the gradients of a module, or reads them early."""
+    params = [getattr(own, "sharded_param", None) for own in _fsdp_params(module)]
+    return bool(params) and all(
+        isinstance(p, Tensor) and p.grad is None and not getattr(p, _HOOKS, None) for p in params
+    )
+
+
+_HOOKS = "_post_accumulate_grad_hooks"
+
+
+def _are_views(own: _Shard) -> bool:
+    """Whether the gradients of a module are views of its shard."""
+    params = _fsdp_params(own.module)
+    place = own.shard.untyped_storage().data_ptr()
+    grads = [getattr(getattr(p, "sharded_param", None), "grad", None) for p in params]
+    locals_ = [grad.to_local() for grad in grads if isinstance(grad, DTensor)]
+    return bool(locals_) and all(x.untyped_storage().data_ptr() == place for x in locals_)
+
+
 def _layout(name: str, module: Any, shard: Tensor) -> Layout:
     """The tensors in a shard, as far as FSDP tells; else one vector."""
     whole: Layout = ((name, 0, shard.numel(), (shard.numel(),)),)
     try:
-        (group,) = module._get_fsdp_state()._fsdp_param_groups
         found = [
-            (p._param_fqn, p.sharded_size, p.padded_sharded_param_size) for p in group.fsdp_params
+            (p._param_fqn, p.sharded_size, p.padded_sharded_param_size)
+            for p in _fsdp_params(module)
         ]
-    except (AttributeError, ValueError):
+    except AttributeError:
         return whole
     placed: list[Placed] = []
     start = 0

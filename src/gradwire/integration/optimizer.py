@@ -12,7 +12,8 @@ unscaled before `step()` without further calls. (In Horovod that needs `synchron
 The optimizer that was given is changed, not copied: schedulers that hold it continue to work.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +25,16 @@ from torch.optim import Optimizer
 from gradwire.core.codec import Compression
 from gradwire.core.protocols import Scheduling
 from gradwire.integration.buckets import BucketExchange
-from gradwire.integration.communicator import communicator_of
+from gradwire.integration.collectives import Average, Sum, check_op
+from gradwire.integration.communicator import Communicator, communicator_of
 from gradwire.integration.exchange import Exchange
-from gradwire.integration.settings import Settings
+from gradwire.integration.names import check_rules, check_trained, named_tensors
+from gradwire.integration.pushing import Pushed, PushedSteps
+from gradwire.integration.servers import communicator_with_servers, find_servers
+from gradwire.integration.settings import STATE_KEY, Settings
 from gradwire.integration.stats import Stats
 from gradwire.scheduling import SCHEDULING
-
-_KEY = "gradwire"  # in the state_dict
+from gradwire.warning import GradwireWarning
 
 
 class _Distributed(Optimizer):
@@ -38,17 +42,28 @@ class _Distributed(Optimizer):
 
     _buckets: BucketExchange
     _rebuild: Callable[[], BucketExchange]
+    _known: Container[int] | None  # the ids of parameters that have names; None: all get one
     _loaded: Any
 
     def step(self, closure: Any = None) -> Any:
-        if closure is None and self._buckets.has_unsent:
-            self._buckets.finish()
-        return super().step(closure)
+        if closure is None:
+            self.synchronize()
+            check_trained(self, self._buckets)
+            return super().step()
+
+        def averaged() -> Any:
+            loss = closure()
+            self.synchronize()
+            check_trained(self, self._buckets)
+            return loss
+
+        return super().step(averaged)
 
     step.hooked = True  # type: ignore[attr-defined]  # hooks of a step run in that of the base class
 
     def synchronize(self) -> None:
         """Exchanges gradients that have not been, after fewer backward passes than were agreed."""
+        self._buckets.check_complete()
         if self._buckets.has_unsent:
             self._buckets.finish()
 
@@ -58,11 +73,28 @@ class _Distributed(Optimizer):
         yield
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._known is not None:
+            params = param_group["params"]
+            params = [params] if isinstance(params, Tensor) else list(params)
+            param_group = {**param_group, "params": params}
+            bare = [item[1] if isinstance(item, tuple) else item for item in params]  # of names
+            missing = sum(id(parameter) not in self._known for parameter in bare)
+            if missing:
+                raise ValueError(
+                    f"{missing} of the {len(params)} parameters of the group were not in "
+                    "named_parameters, so they would differ from rank to rank. Give the names of "
+                    "all parameters to gradwire.DistributedOptimizer, or none"
+                )
         super().add_param_group(param_group)
         old = self._buckets
         old.remove()
         self._buckets = self._rebuild()
-        self._buckets.exchange, self._buckets.meter = old.exchange, old.meter
+        self._buckets.take_over(old)
+
+    @property
+    def scheduling(self) -> str:
+        """The schedule; with the groups that were decided on, once they are."""
+        return repr(self._buckets.scheduling)
 
     def stats(self) -> Stats:
         """What was sent so far, and what that took."""
@@ -70,14 +102,15 @@ class _Distributed(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer, and what compression keeps on this rank: residuals, momenta."""
-        own = {} if self._buckets.exchange is None else self._buckets.exchange.state_dict()
-        return {**super().state_dict(), _KEY: own}
+        exchange = self._buckets.exchange
+        own = self._loaded or {} if exchange is None else exchange.state_dict()
+        return {**super().state_dict(), STATE_KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """That of this rank; "gradwire" in it may be the list of those of all ranks."""
-        rest = {name: value for name, value in state_dict.items() if name != _KEY}
+        rest = {name: value for name, value in state_dict.items() if name != STATE_KEY}
         super().load_state_dict(rest)
-        saved = state_dict.get(_KEY)
+        saved = state_dict.get(STATE_KEY)
         if not saved:
             return
         if self._buckets.exchange is None:
@@ -95,6 +128,8 @@ def DistributedOptimizer(
     synchronization: str = "bsp",
     architecture: str = "allreduce",
     backward_passes_per_step: int = 1,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
     sparse_as_dense: bool = False,
     process_group: dist.ProcessGroup | None = None,
     seed: int = 0,
@@ -104,51 +139,96 @@ def DistributedOptimizer(
 ) -> Any:
     """The optimizer, which from now on takes steps on gradients averaged over all ranks.
 
-    `named_parameters`: of the model; parameters of the optimizer that are not among them are not
-    exchanged. `backward_passes_per_step`: gradients of so many backward passes add up before they
-    are exchanged. Other settings are those of `ddp_comm_hook`.
+    `named_parameters`: of the model, with those of groups that are added later.
+    `backward_passes_per_step`: gradients of so many backward passes add up before they
+    are exchanged. With `architecture="parameter_server(2)"` servers form the means, or, with
+    `synchronization="ssp(3)"` and "asp", hold the model (`gradwire launch`). `op`: Average, or
+    Sum, which is the mean times the number of ranks. `gradient_predivide_factor`: accepted from
+    scripts of Horovod, where it changes rounding only; not used. Other settings are those of
+    `ddp_comm_hook`.
     """
-    if synchronization != "bsp":
-        raise ValueError(
-            f"synchronization={synchronization!r}: a DistributedOptimizer averages gradients in "
-            'every step, "bsp"'
-        )
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer is one of torch.optim, got a {type(optimizer).__name__}")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is at least 1, got {backward_passes_per_step}")
+    check_op(op)
+    if gradient_predivide_factor != 1.0 and (op != Average or gradient_predivide_factor <= 0):
+        raise ValueError(
+            "gradient_predivide_factor is positive, and for op=Average, got "
+            f"{gradient_predivide_factor} with op={op!r}"
+        )
     schedule = _schedule(scheduling)
-    settings = Settings.parse(compression, architecture, seed, steps_per_epoch)
+    settings = Settings.parse(
+        compression,
+        architecture,
+        seed,
+        steps_per_epoch,
+        synchronization,
+        may_have_servers=True,
+    )
+    if settings.num_servers:
+        find_servers(settings)  # before anybody waits for them
+        if process_group is not None:
+            raise ValueError(
+                f"{settings.architecture!r} is used by all workers of the job: leave out "
+                "process_group"
+            )
+        if schedule.needs_prices:
+            raise ValueError(
+                f"scheduling={scheduling!r} measures exchanges among workers, not with servers: "
+                "write its groups, mgwfbp((2, 5)), or take fusion"
+            )
+    if op == Sum and not settings.synchronization.pauses:
+        raise ValueError(
+            f"op=Sum with synchronization={synchronization!r}: workers push changes of the model "
+            "there, not gradients to be summed. Leave op out, or take bsp"
+        )
     names = _names(optimizer, named_parameters)
+    check_rules(settings.compression, list(names.values()) or None)
     kind = type(optimizer)
-    if issubclass(kind, _Distributed):
+    if issubclass(kind, _Distributed | Pushed):
         raise ValueError("this optimizer is distributed already")
 
+    def make_communicator(device: torch.device) -> Communicator:
+        if settings.num_servers:
+            return communicator_with_servers(settings, timeout_s=timeout_s, device=device)
+        return communicator_of(process_group, timeout_s=timeout_s, native=native, device=device)
+
     def make_exchange(device: torch.device) -> Exchange:
-        communicator = communicator_of(
-            process_group, timeout_s=timeout_s, native=native, device=device
-        )
+        communicator = make_communicator(device)
         exchange = Exchange(communicator, settings, communicator.new_label())
         if made._loaded:
             exchange.load_state_dict(made._loaded)
         return exchange
 
-    def make_buckets() -> BucketExchange:
-        named = [
+    def exchanged() -> list[tuple[str, Tensor]]:
+        return [
             (names.setdefault(id(parameter), f"parameter {len(names)}"), parameter)
             for group in optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad and (named_parameters is None or id(parameter) in names)
         ]
+
+    def make_buckets() -> BucketExchange:
         return BucketExchange(
-            named,
+            exchanged(),
             schedule,
             make_exchange,
             num_passes=backward_passes_per_step,
             densifies=sparse_as_dense,
+            sums=op == Sum,
         )
 
     made: Any = optimizer
+    if not settings.synchronization.pauses:
+        steps = PushedSteps(exchanged(), settings, repr(schedule), make_communicator)
+        made.__class__ = type(f"Distributed{kind.__name__}", (Pushed, kind), {})
+        made._steps = steps
+        steps.hook(made)
+        return made
     made.__class__ = type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
     made._loaded = None
+    made._known = None if named_parameters is None else names
     made._rebuild = make_buckets
     made._buckets = make_buckets()
     return made
@@ -156,13 +236,11 @@ def DistributedOptimizer(
 
 def _schedule(text: str) -> Scheduling:
     schedule = SCHEDULING.parse(text)
-    why = None
     if schedule.overlaps_forward:
-        why = "the next forward pass starts when step() has updated all parameters"
-    elif schedule.needs_prices:
-        why = "nothing has measured what exchanges cost here. Write mgwfbp(groups=(...))"
-    if why is not None:
-        raise ValueError(f"scheduling={text!r}: {why}. Take sequential, wfbp or fusion.")
+        raise ValueError(
+            f"scheduling={text!r}: the next forward pass starts when step() has updated all "
+            "parameters. Take sequential, wfbp, fusion or mgwfbp."
+        )
     return schedule
 
 
@@ -172,11 +250,19 @@ def _names(
     """Names by parameter. Without any, they are numbered in the order of the optimizer."""
     if named_parameters is None:
         return {}
-    named = list(named_parameters)
+    named = named_tensors(named_parameters)
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"named_parameters has these names more than once: {', '.join(twice)}")
+    if names and all(name.startswith("module.") for name in names):
+        warnings.warn(
+            'the names of parameters begin with "module.": if the model is under '
+            "DistributedDataParallel, gradients are averaged twice. Give the module inside it, or "
+            "keep DDP and register gradwire.ddp_comm_hook",
+            GradwireWarning,
+            stacklevel=3,
+        )
     known = {id(parameter): name for name, parameter in named}
     params = [p for group in optimizer.param_groups for p in group["params"]]
     missing = sum(id(parameter) not in known for parameter in params)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gradwire.core.units import format_bytes
 from gradwire.integration.communicator import Communicator
 
-_ENCODING = ("encode", "statistic")  # functions whose names begin so
+_ENCODING = ("encode", "statistic", "compress")  # functions whose names begin so
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class Stats:
 
     def __str__(self) -> str:
         steps = max(1, self.steps)
+        is_compared = self.bytes_sent and self.dense_bytes  # one worker with servers: no all-reduce
+        less = f" ({self.ratio:.3g}x less than an all-reduce)" if is_compared else ""
         return (
-            f"{self.steps} steps, each: {self.bytes_sent / steps / 1e6:.3g} MB sent, "
-            f"{self.bytes_received / steps / 1e6:.3g} MB received ({self.ratio:.3g}x less than an "
-            f"all-reduce), {1e3 * self.encode_s / steps:.3g} ms encoding, "
+            f"{self.steps} steps, each: {format_bytes(self.bytes_sent / steps)} sent, "
+            f"{format_bytes(self.bytes_received / steps)} received{less}, "
+            f"{1e3 * self.encode_s / steps:.3g} ms encoding, "
             f"{1e3 * self.decode_s / steps:.3g} ms decoding, "
             f"{1e3 * self.exposed_s / steps:.3g} ms exposed communication"
         )
@@ -66,8 +69,8 @@ def log_every(steps: int, writer: Any = None) -> None:
     `writer`: a SummaryWriter of TensorBoard, or anything with `add_scalar(name, value, step)`.
     """
     global _logging
-    if steps < 0:
-        raise ValueError(f"log_every takes a number of steps, or 0 for never, got {steps}")
+    if not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"log_every takes a number of steps, or 0 for never, got {steps!r}")
     _logging = _Logging(steps, writer)
 
 

@@ -10,7 +10,10 @@ import importlib
 import os
 import re
 import sys
+from types import ModuleType
 from typing import Any, NamedTuple
+
+from gradwire.core.notation import nearest
 
 LIVE = "object"  # in the place of a module
 _FORM = re.compile(r"([\w.]+):([\w.]+)(?:#([0-9a-f]+))?")
@@ -72,10 +75,15 @@ def import_reference(reference: Reference, setting: str) -> Any:
     try:
         return _attribute(module, reference.name)
     except AttributeError:
-        names = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        names = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and not isinstance(value, ModuleType)
+        ]
+        near = nearest(reference.name, names)
         raise ValueError(
-            f"{given}: {module.__file__ or reference.module} has no {reference.name}. It has: "
-            f"{names or 'nothing'}."
+            f"{given}: {module.__file__ or reference.module} has no {reference.name}."
+            f"{f' Did you mean {near}?' if near else ''} It has: {', '.join(names) or 'nothing'}."
         ) from None
 
 

@@ -9,7 +9,7 @@ from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import Gate, concatenate
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Backward, Bucket, Pulled, Replica
-from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed
+from gradwire.core.wire import HEADER_NBYTES, Failed
 from gradwire.training.plan import Plan
 from gradwire.training.wire import (
     AnswerHeader,
@@ -18,6 +18,7 @@ from gradwire.training.wire import (
     answer_codec,
     answer_key,
     apply_change,
+    tags_of,
 )
 
 
@@ -28,14 +29,15 @@ class PendingPush(Backward, Protocol):
 
 
 class ServerClient:
-    """One worker's side of push and pull."""
+    """One worker's side of push and pull. `label`: of the model, where servers hold several."""
 
-    def __init__(self, plan: Plan, node: Node, life: float) -> None:
+    def __init__(self, plan: Plan, node: Node, life: float, label: str = "") -> None:
         self.plan = plan
         self.node = node
         self.life = life  # its incarnation: when it joined
         # The compression's state after the last message; a crash loses it.
         self.exchange: tuple[State, ...] | None = None
+        self._request, self._answer = tags_of(label)
         self._buckets = plan.buckets()
         self._shards = plan.shards()
         self._units = plan.units()
@@ -45,7 +47,7 @@ class ServerClient:
         for server in range(len(self._shards)):
             header = PullHeader(step, self.life)
             await self.node.send_framed(
-                self._server_rank(server), REQUEST, Framed(header), HEADER_NBYTES, "pull"
+                self._server_rank(server), self._request, Framed(header), HEADER_NBYTES, "pull"
             )
 
     def _server_rank(self, number: int) -> int:
@@ -76,7 +78,7 @@ class ServerClient:
                     header = PushHeader(i, part, num_parts, step, wants_answer, self.life)
                     await self.node.send_framed(
                         self._server_rank(unit.server),
-                        REQUEST,
+                        self._request,
                         Framed(header, message),
                         HEADER_NBYTES,
                         bucket.name,
@@ -146,7 +148,7 @@ class ServerClient:
     async def _receive_answer(self, server: int) -> tuple[AnswerHeader, Tensor]:
         """The next answer of a server to this incarnation of the worker."""
         while True:
-            message = await self.node.recv(server, ANSWER)
+            message = await self.node.recv(server, self._answer)
             header = message.header if isinstance(message, Framed) else None
             if isinstance(header, Failed):
                 raise header.error()

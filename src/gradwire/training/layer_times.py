@@ -230,12 +230,12 @@ def _time_layers(
         for handle in handles:
             handle.remove()
     return Shares(
-        _durations([ended.get(i, began) for i in range(len(layers))], began),
-        _durations([left.get(i, turned) for i in reversed(range(len(layers)))], turned)[::-1],
+        durations([ended.get(i, began) for i in range(len(layers))], began),
+        durations([left.get(i, turned) for i in reversed(range(len(layers)))], turned)[::-1],
     )
 
 
-def _durations(ends: Sequence[float], began: float) -> tuple[float, ...]:
+def durations(ends: Sequence[float], began: float) -> tuple[float, ...]:
     """Times between ends; a layer that ends before the one before it takes none."""
     durations = []
     for end in ends:

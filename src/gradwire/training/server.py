@@ -25,7 +25,7 @@ from gradwire.core.node import Framed, Membership, Node
 from gradwire.core.protocols import Event, Joined, Left, Pull, Push, TimedOut
 from gradwire.core.ramp import at
 from gradwire.core.spec import Spec
-from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, Failed, why_lost
+from gradwire.core.wire import HEADER_NBYTES, Failed, why_lost
 from gradwire.training.optimizer import clipped_update
 from gradwire.training.plan import Plan
 from gradwire.training.pushes import PushAssembly
@@ -37,6 +37,7 @@ from gradwire.training.wire import (
     answer_codec,
     answer_key,
     apply_change,
+    tags_of,
 )
 
 T = TypeVar("T")
@@ -44,11 +45,15 @@ Noted = tuple[float, int, float]  # of all values of a name: sum, count, maximum
 
 
 class TrainingServer:
-    """Server number `number`; implements `core.protocols.Server`."""
+    """Server number `number`; implements `core.protocols.Server`.
 
-    def __init__(self, plan: Plan, number: int) -> None:
+    `label`: of the model, where a node holds several.
+    """
+
+    def __init__(self, plan: Plan, number: int, label: str = "") -> None:
         self.plan = plan
         self.number = number
+        self._tags = tags_of(label)
         shard = plan.shards()[number]
         self.params = plan.task.initial_params()[shard.start : shard.stop]
         self.optimizer: dict[str, Tensor] = plan.optimizer.init(self.params)
@@ -77,6 +82,11 @@ class TrainingServer:
         self._current_rank = -1  # the sender of the event that the algorithm handles
         self._is_new = True  # it has not run yet, nor been restored
         self._missed_changes = False  # of the membership, since the snapshot
+
+    def begin_with(self, params: Tensor) -> None:
+        """Before it runs: the shard as it is at the start, if the task does not know it."""
+        self.params, self.optimizer = params, self.plan.optimizer.init(params)
+        self._known = dict.fromkeys(self._layout.workers, params)
 
     @property
     def num_workers(self) -> int:
@@ -130,11 +140,12 @@ class TrainingServer:
     async def event(self, timeout_s: float | None = None) -> Event:
         deadline = None if timeout_s is None else await self.now() + timeout_s
         while not self._events:
+            request, _ = self._tags
             if deadline is None:
-                rank, message = await self.node.recv_any(REQUEST)
+                rank, message = await self.node.recv_any(request)
             else:
                 left = max(0.0, deadline - await self.now())
-                got = await self.node.recv_within(REQUEST, left)
+                got = await self.node.recv_within(request, left)
                 if got is None:
                     return TimedOut()
                 rank, message = got
@@ -191,7 +202,7 @@ class TrainingServer:
         if self._layout.is_worker(rank):
             self._pushes.forget(rank)
             failed = Framed(Failed.of(error))
-            await self.node.send_framed(rank, ANSWER, failed, HEADER_NBYTES, "answer")
+            await self.node.send_framed(rank, self._tags[1], failed, HEADER_NBYTES, "answer")
 
     def _change_membership(self, change: Membership) -> None:
         """The scheduler reports that a worker joined or left."""
@@ -297,7 +308,7 @@ class TrainingServer:
             self._known[rank] = params if is_whole or known is None else known
         header = AnswerHeader(clock, accepted, number, is_whole, self._incarnations.get(rank, 0.0))
         message = Framed(header, data)
-        await self.node.send_framed(rank, ANSWER, message, HEADER_NBYTES, "answer")
+        await self.node.send_framed(rank, self._tags[1], message, HEADER_NBYTES, "answer")
 
     def note(self, name: str, value: float) -> None:
         total, count, most = self.notes.get(name, (0, 0, value))

@@ -9,10 +9,17 @@ from torch import Tensor
 from gradwire.core.codec import Codec, unpack
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.key import Key
+from gradwire.core.node import Tag
 from gradwire.core.reducer import Reducer
 from gradwire.core.spec import Spec
+from gradwire.core.wire import ANSWER, REQUEST
 
 JOINING = -1  # the step of a pull by a worker that joins or comes back
+
+
+def tags_of(label: str) -> tuple[Tag, Tag]:
+    """The tags of requests and answers about a model; "": there is only one."""
+    return ((REQUEST, label), (ANSWER, label)) if label else (REQUEST, ANSWER)
 
 
 @dataclass(frozen=True, slots=True)

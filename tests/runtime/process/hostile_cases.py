@@ -276,11 +276,11 @@ def _rude(transport: ZmqTransport, job: int) -> dict[str, Any]:
 @contextmanager
 def _speaking(transport: ZmqTransport, headers: Headers) -> Iterator[None]:
     """With headers of its own."""
-    usual, transport._headers = transport._headers, headers
+    usual, transport.headers = transport.headers, headers
     try:
         yield
     finally:
-        transport._headers = usual
+        transport.headers = usual
 
 
 # A worker that orders what has no place in the job from servers that form means.

@@ -12,8 +12,7 @@ In one round ("gather") every rank sends its whole vector to all others: a + (n-
 elements than there are ranks, so that some would own nothing. It looks at sizes only, never at
 the network: what is computed must not depend on the bandwidth. Both ways add in the order of the
 ranks and give the same bits. An engine that has an all-reduce of its own may use that instead
-for float32 and float64 (`Node.native`): it adds in another order. 16-bit floats are always added
-here, in float32.
+where it can (`Node.native`): it adds in another order. Here 16-bit floats are added in float32.
 
 When to use it: whenever every worker reaches every other at full speed. Compressed payloads take
 the cheapest route that their algebra allows: see `core/lifted.py`.
@@ -23,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradwire.core.group import Group, mean_in_order
@@ -31,8 +29,6 @@ from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
 
 Algorithm = Literal["auto", "direct", "gather"]
-
-_ADDED_NATIVELY = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +77,7 @@ class DirectGroup(Group):
         small = self.size == 2 or x.numel() < self.size
         gathers = self.algorithm == "gather" or (self.algorithm == "auto" and small)
         is_whole = self.is_everyone and self.gate is None
-        if self.node.native and is_whole and x.dtype in _ADDED_NATIVELY:
+        if self.node.native and is_whole and x.is_floating_point():
             mean = await self.node.native_mean(x, self._sends(x, gathers), self.label)
             if mean is not None:
                 return mean

@@ -25,9 +25,9 @@ from gradwire.architecture.parameter_server._orders import (
 from gradwire.core.coded import checked_answer
 from gradwire.core.errors import GradwireWarning, WireError
 from gradwire.core.group import Aggregation, Group, Merging, concatenate
-from gradwire.core.lifted import ONE_WAY
 from gradwire.core.limits import Limits, kept_nbytes
 from gradwire.core.node import Framed, Membership, Node
+from gradwire.core.routes import ONE_WAY
 from gradwire.core.spec import Spec
 from gradwire.core.wire import ANSWER, HEADER_NBYTES, REQUEST, why_lost
 

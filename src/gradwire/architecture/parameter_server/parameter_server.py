@@ -34,10 +34,10 @@ from gradwire.architecture.parameter_server._collective import (
 )
 from gradwire.architecture.parameter_server._scheduler import schedule
 from gradwire.core.group import Group
-from gradwire.core.lifted import ONE_WAY
 from gradwire.core.limits import Limits
 from gradwire.core.node import Node
 from gradwire.core.protocols import Ability, Architecture
+from gradwire.core.routes import ONE_WAY
 
 MAX_SERVERS = 1024
 

@@ -53,7 +53,7 @@ from gradwire.core.fusion import takes_motion
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
 from gradwire.core.node import Node
-from gradwire.core.ramp import Ramp
+from gradwire.core.ramp import Moment, Ramp
 from gradwire.core.reducer import Pushed, Reduced, Reducer
 from gradwire.core.spec import Spec
 
@@ -87,7 +87,7 @@ class DGC(SenderFeedback):
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Compression):
             check_density("dgc", self.inner)
-            if not isinstance(self.inner, Ramp):
+            if not isinstance(self.inner, Ramp | Moment):
                 object.__setattr__(self, "inner", float(self.inner))
         if self.warmup:
             object.__setattr__(self, "inner", self._with_warmup())

@@ -1,8 +1,9 @@
 """The matrices in a flat bucket, stacked by shape, for methods that work on layers.
 
 A tensor of shape [n, ...] is the matrix [n, m] of its rows, so a convolution's kernels are
-[out, in * height * width] (Vogels et al. 2019). Matrices of equal shape are stacked, so
-that one batched product serves them all.
+[out, in * height * width] (Vogels et al. 2019). Small matrices of equal shape are stacked, so
+that one batched product serves them all; large ones stay where they are in the bucket, each a
+stack by itself: copying them takes longer than a call.
 """
 
 import math
@@ -15,6 +16,10 @@ from torch import Tensor
 from gradwire.core.codec import State
 from gradwire.core.group import is_half
 from gradwire.core.spec import Placed
+
+_LARGE = 1 << 16  # elements
+
+StackKey = tuple[int, int, int | None]
 
 
 class Stack(NamedTuple):
@@ -60,6 +65,27 @@ class Layout(NamedTuple):
         """The elements outside all matrices, concatenated."""
         return _concatenate(x.split(self.sizes), self.plain, x)
 
+    def places(self, bucket: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
+        """Where in the bucket the matrix of a stack [1, n, m] lies; None if there are several, or
+        if it has another dtype."""
+        if bucket.dtype != dtype:
+            return [None] * len(self.stacks)
+        pieces = bucket.split(self.sizes)
+        return [pieces[s.pieces[0]].view(1, s.n, s.m) if s.num == 1 else None for s in self.stacks]
+
+    def put(self, bucket: Tensor, stack: int, matrices: Tensor) -> None:
+        """Copies the matrices of a stack [num_matrices, n, m] to where they belong."""
+        pieces = bucket.split(self.sizes)
+        for piece, matrix in zip(self.stacks[stack].pieces, matrices):
+            pieces[piece].copy_(matrix.reshape(-1))
+
+    def put_rest(self, bucket: Tensor, rest: Tensor) -> None:
+        """Copies the elements outside all matrices to where they belong."""
+        pieces = bucket.split(self.sizes)
+        own = rest.split([self.sizes[piece] for piece in self.plain])
+        for piece, values in zip(self.plain, own):
+            pieces[piece].copy_(values)
+
     def assemble(self, matrices: Sequence[Tensor], rest: Tensor) -> Tensor:
         """The flat bucket of these matrices and this rest."""
         pieces = [row for stack in matrices for row in stack.reshape(len(stack), -1).unbind()]
@@ -69,24 +95,29 @@ class Layout(NamedTuple):
 
 def layout(tensors: Sequence[Placed], compressed: Sequence[bool]) -> Layout:
     """Tensors in a row; those to be compressed become matrices, stacked in order of appearance."""
-    shapes: dict[tuple[int, int], list[int]] = {}
+    shapes: dict[StackKey, list[int]] = {}
     plain: list[int] = []
     sizes: list[int] = []
     for (_, start, stop, shape), chosen in zip(tensors, compressed, strict=True):
         if chosen:
             key = matrix_shape(shape)
             assert key is not None
-            shapes.setdefault(key, []).append(len(sizes))
+            shapes.setdefault(stack_key(key, len(sizes)), []).append(len(sizes))
         elif plain and plain[-1] == len(sizes) - 1:
             sizes[-1] += stop - start  # neighbours are one piece
             continue
         else:
             plain.append(len(sizes))
         sizes.append(stop - start)
-    stacks = tuple(Stack(n, m, tuple(pieces)) for (n, m), pieces in shapes.items())
+    stacks = tuple(Stack(n, m, tuple(pieces)) for (n, m, _), pieces in shapes.items())
     found = [piece for stack in stacks for piece in stack.pieces] + plain
     order = sorted(range(len(found)), key=found.__getitem__)
     return Layout(stacks, tuple(plain), tuple(sizes), tuple(order))
+
+
+def stack_key(shape: tuple[int, int], number: int) -> StackKey:
+    """Matrices with the same key are stacked. `number`: of the matrix, another one for each."""
+    return (*shape, number if shape[0] * shape[1] >= _LARGE else None)
 
 
 def kept_tensors(state: State) -> tuple[Placed, ...]:

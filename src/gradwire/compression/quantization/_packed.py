@@ -76,7 +76,7 @@ class _PackedFusion(Fusion[PackedCodec]):
         wire = {name: parts[name] for name in codec.parts}
         return Payload.pack(wire, payload_context(codec, Spec.of(x))), state
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor:
+    def decode(self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None) -> Tensor:
         codec, flat, parts = self.codec, spec.flat(), payload.parts
         size = packed_bytes(flat.numel, codec.alphabet(flat, parts))
         expect(parts["values"], "values", size, torch.uint8)

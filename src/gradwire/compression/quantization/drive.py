@@ -140,7 +140,9 @@ class _DriveFusion(Fusion[Drive]):
         parts = {"scale": scale, "values": torch.cat([bits for bits, _ in packed])}
         return Payload.pack(parts, payload_context(codec, spec)), state
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
+    def decode(
+        self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None
+    ) -> Tensor | None:
         if not self._serves(spec):
             return None
         codec, scale, packed = self.codec, payload.parts["scale"], payload.parts["values"]

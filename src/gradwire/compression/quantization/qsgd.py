@@ -134,11 +134,11 @@ class _QSGDFusion(Fusion[QSGD]):
         return self._unpacked(*self._encoded(x, None, None, key), x.numel())
 
     def split_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Parts, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not self.serves(x, residual):
             return None
-        lost = kernels.empty(x.numel())
+        lost = kernels.empty(x.numel()) if out is None else out
         return self._unpacked(*self._encoded(x, residual, lost, key), x.numel()), lost, state
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
@@ -147,15 +147,17 @@ class _QSGDFusion(Fusion[QSGD]):
         return self._payload(x.detach(), None, None, key), state
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not self.serves(x, residual):
             return None
-        lost = kernels.empty(x.numel())
+        lost = kernels.empty(x.numel()) if out is None else out
         payload = self._payload(x.detach(), residual.detach(), lost, key)
         return payload, lost.reshape(x.shape), state
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
+    def decode(
+        self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None
+    ) -> Tensor | None:
         codec, scale, packed = self.codec, payload.parts["scale"], payload.parts["values"]
         if spec.dtype != torch.float32 or not self.serves(scale):
             return None
@@ -168,7 +170,7 @@ class _QSGDFusion(Fusion[QSGD]):
             codec.bucket,
             symbol_bits(self._alphabet),
             spec.numel,
-            kernels.empty(spec.numel),
+            kernels.empty(spec.numel) if out is None else out,
         )
         if highest >= self._alphabet:
             raise WireError(f"symbol {highest}, expected 0 .. {self._alphabet - 1}")

@@ -106,29 +106,34 @@ class _SignFusion(Fusion[Sign]):
         return self._payload(x.detach(), None, None), state
 
     def split_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Parts, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
             return None
-        lost = kernels.empty(x.numel())
+        lost = kernels.empty(x.numel()) if out is None else out
         scale, packed = self._encoded(x, residual, lost)
         return {"scale": scale, "values": kernels.unpack_uints(packed, 1, x.numel())}, lost, state
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
             return None
-        lost = kernels.empty(x.numel())
+        lost = kernels.empty(x.numel()) if out is None else out
         payload = self._payload(x.detach(), residual.detach(), lost)
         return payload, lost.reshape(x.shape), state
 
-    def decode(self, payload: Payload, spec: Spec, key: Key) -> Tensor | None:
-        return self.decode_mean([payload], spec, [key])
+    def decode(
+        self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None
+    ) -> Tensor | None:
+        return self._mean([payload], spec, out)
 
     def decode_mean(
         self, payloads: Sequence[Payload], spec: Spec, keys: Sequence[Key]
     ) -> Tensor | None:
+        return self._mean(payloads, spec, None)
+
+    def _mean(self, payloads: Sequence[Payload], spec: Spec, out: Tensor | None) -> Tensor | None:
         codec = self.codec
         if spec.dtype != torch.float32 or not kernels.fuses(*(p.parts["scale"] for p in payloads)):
             return None
@@ -138,7 +143,7 @@ class _SignFusion(Fusion[Sign]):
             [codec.received_scales(p.parts, spec)[: spec.numel] for p in payloads],
             spec.numel,
             codec.bucket_length(spec.numel),
-            kernels.empty(spec.numel),
+            kernels.empty(spec.numel) if out is None else out,
         )
         return mean.reshape(spec.shape)
 

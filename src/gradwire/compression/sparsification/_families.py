@@ -172,14 +172,14 @@ class SelectorFusion(Fusion[Any]):
         return pack_parts(codec, parts, Spec.of(x)), state
 
     def split_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Parts, Tensor, State] | None:
         codec: Selector = self.codec
         if not kernels.fuses(x, residual):
             if isinstance(residual, kernels.Motion):
                 return (*self._split_motion(x, residual, key), state)
             return None
-        lost = kernels.empty(x.numel())
+        lost = kernels.empty(x.numel()) if out is None else out
         if codec.adds_residual:
             indices, values = codec.choose(x, key, residual, lost)
         else:
@@ -209,7 +209,7 @@ class SelectorFusion(Fusion[Any]):
         return parts, total - codec.join(parts, Spec.of(x), key)
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State] | None:
         codec: Selector = self.codec
         if isinstance(residual, Tensor) and not kernels.fuses(x, residual):
@@ -217,10 +217,10 @@ class SelectorFusion(Fusion[Any]):
         try:
             coder = codec.traits.coder
             if coder is not None and isinstance(residual, Tensor):
-                coded = encode_feedback(codec >> coder, x, residual, (state, None), key)
+                coded = encode_feedback(codec >> coder, x, residual, (state, None), key, out)
                 payload, lost, states = coded
                 return payload, lost, states[0]  # that of the coder is None
-            return encode_split_feedback(codec, x, residual, state, key)
+            return encode_split_feedback(codec, x, residual, state, key, out)
         except NonFiniteError:
             # This one names the shape of the tensor.
             check_input(codec, kernels.with_residual(x, residual))

@@ -224,7 +224,7 @@ class _AdaptiveDensityFusion(EntriesFusion):
         return pack_parts(codec, parts, Spec.of(x)), state
 
     def split_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Parts, Tensor, State]:
         codec: AdaptiveDensity = self.codec
         assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
@@ -238,7 +238,7 @@ class _AdaptiveDensityFusion(EntriesFusion):
         return message.parts, lost, state
 
     def encode_feedback(
-        self, x: Tensor, residual: Residual, state: State, key: Key
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State]:
         return encode_split_feedback(self.codec, x, residual, state, key)
 

@@ -10,6 +10,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from gradwire.core.units import format_bytes
 from gradwire.experiment.report.drawing import line_style, log_axis, save
 from gradwire.experiment.report.score import (
     format_score,
@@ -22,15 +23,6 @@ from gradwire.experiment.report.score import (
 if TYPE_CHECKING:  # the command line's help needs no torch
     from gradwire.experiment.run.record import Row
     from gradwire.experiment.studies.compare import Outcome
-
-
-def format_bytes(count: float) -> str:
-    """Decimal units, three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 def format_seconds(seconds: float) -> str:

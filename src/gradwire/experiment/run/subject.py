@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from gradwire import data
-from gradwire.core.errors import GradwireWarning
+from gradwire.core.errors import GradwireWarning, NotationError
 from gradwire.core.generators import seeded
 from gradwire.core.key import Key
+from gradwire.core.notation import unknown_name
 from gradwire.data.dataset import Dataset
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.run.given import Given
@@ -69,6 +70,9 @@ def find_subject(config: Config, given: Given) -> Subject:
             f"data = {dataset.name} is your own: say which model to train, model=module or "
             "model=mlp((64,)), on the command line --model MODULE:NAME"
         )
+    if config.model.isidentifier() and config.model not in MODELS:
+        message = unknown_name("model", config.model, MODELS.names())
+        raise NotationError(f"{message} A model of your own is MODULE:NAME, my_file:make_model.")
     model = MODELS.parse(config.model or default_model(_ours(dataset)))
     module = build_seeded(model, dataset.input_shape, dataset.num_classes, config.seed)
     return Subject(model, module, dataset, {**texts, "model": repr(model)})
@@ -189,6 +193,8 @@ def make_task(
     ranks, steps = range(min(_NUM_TRIED, config.workers)), range(_NUM_TRIED)
     batches = [batch(rank, step) for step in steps for rank in ranks]
     mode, source = config.evaluation, subject.dataset.name
+    if not isinstance(subject.dataset, OwnData):
+        source += " (your own data are data=(train, test), or --data MODULE:NAME)"
     trial = try_module(subject.model, subject.module, device, mode, batches, source)
     if trial.is_unable:
         warnings.warn(

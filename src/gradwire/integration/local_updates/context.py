@@ -7,7 +7,7 @@ ranks take the parameters and buffers of rank 0. From then on it counts the step
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.core.errors import WireError
@@ -32,6 +33,7 @@ from gradwire.scheduling import SCHEDULING
 
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
+Saved = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # the state of one rank, or of all in order
 
 
 class LocalUpdates(ABC):
@@ -117,11 +119,12 @@ class LocalUpdates(ABC):
         """What this rank keeps besides the model and the optimizer. Every rank has its own."""
 
     @abstractmethod
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continues from a saved state of the same rank. All ranks call it.
+    def load_state_dict(self, saved: Saved) -> None:
+        """Continues from a saved state of the same rank, or from those of all ranks as a list.
 
-        Load the model and the optimizer after this object was made: making it gives all ranks the
-        model of rank 0.
+        All ranks call it. With those of all ranks, which were saved after `flush()`, the number of
+        ranks may have changed. Load the model and the optimizer after this object was made: making
+        it gives all ranks the model of rank 0.
         """
 
     # For the methods.
@@ -157,28 +160,15 @@ class LocalUpdates(ABC):
 
     def post(self, program: Program[T]) -> "Future[T]":
         """Starts an exchange of tensors that are complete when the current stream is."""
-        stream = self.communicator.stream
-        if stream is None:
-            return self.communicator.post(program, num_collectives=None)
-        after = torch.cuda.current_stream(stream.device).record_event()
-
-        async def after_event(node: Node) -> T:
-            torch.cuda.current_stream(stream.device).wait_event(after)
-            return await program(node)
-
-        return self.communicator.post(after_event, num_collectives=None)
+        return self.communicator.post_after(program)
 
     def wait(self, future: "Future[T]") -> T:
         """The result of an exchange; raises what went wrong."""
         began = time.perf_counter()
         try:
-            with torch.profiler.record_function("gradwire: wait"):
-                return future.result()
+            return self.communicator.wait(future)
         finally:
             self._exposed_s += time.perf_counter() - began
-            stream = self.communicator.stream
-            if stream is not None:
-                torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     def _step_ended(self, *arguments: Any) -> None:
         if _num_parameters(self.optimizer) != self._num_parameters:
@@ -243,6 +233,11 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
     """The optimizer's parameters with their names, in the order of the model."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a torch.nn.Module, got {model!r}")
+    if isinstance(model, DistributedDataParallel) and _is_everyone(model.process_group):
+        raise ValueError(
+            "the model is under DistributedDataParallel, which averages gradients over all ranks "
+            "in every step, so nothing is left to average rarely. Train and give the module in it"
+        )
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer is a torch optimizer, got {optimizer!r}")
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -265,6 +260,10 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
                 "Compress the replicas of a sharded model with gradwire.compress_replicas"
             )
     return named
+
+
+def _is_everyone(group: dist.ProcessGroup) -> bool:
+    return dist.get_world_size(group) == dist.get_world_size()
 
 
 def _as_bytes(x: Tensor) -> Tensor:

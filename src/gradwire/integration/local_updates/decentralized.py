@@ -7,11 +7,12 @@
 There is no common model: ranks have models of their own, which averages keep close. `consensus`
 averages them exactly; so does the end of the context. The rounds are those of the simulator's
 `gossip(graph, algorithm)`, with the parameters as one vector per dtype. Buffers stay local until a
-consensus. The ranks are fixed: if one is lost, the others raise `PeerLost`.
+consensus. The ranks are fixed: if one is lost, the others raise `PeerLost`. One that has fewer
+steps to take serves the rounds of the others until the end (`leaving.py`).
 """
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,8 +27,17 @@ from gradwire.core.key import Key
 from gradwire.core.lifted import lift
 from gradwire.core.node import Framed, Node, Recv, Send
 from gradwire.core.replica import Replica
-from gradwire.integration.local_updates.context import LocalUpdates, check_period, exact_averages
+from gradwire.integration.local_updates.context import (
+    LocalUpdates,
+    Saved,
+    check_period,
+    exact_averages,
+)
+from gradwire.integration.local_updates.leaving import Leaving, Left
+from gradwire.integration.local_updates.saved import check_unchanged, rows_to_load
 from gradwire.integration.settings import Settings
+
+T = TypeVar("T")
 
 
 class _LabelledNode(Node):
@@ -78,6 +88,9 @@ class DecentralizedUpdates(LocalUpdates):
         self._before: list[Replica] = []
         self._begun: list[Replica] = []
         self._began = 0  # the step with which the round began
+        self._num_served = 0  # steps without one of the optimizer, for ranks that took more
+        self._leaving = Leaving(self.label, self.communicator.size)
+        self._answers_with: int | None = None  # the round that this rank goes on to, in training
         self._begin_round(self._fresh([self.flat(bucket) for bucket in self.buckets]), 0)
         self.begin()
 
@@ -85,14 +98,15 @@ class DecentralizedUpdates(LocalUpdates):
 
     def consensus(self) -> None:
         """Averages all models exactly, once, and what buffers hold. All ranks call it."""
-        self._begin_round(self._average(), self.num_steps)
+        self._meet(is_final=False)
 
     def flush(self) -> None:
         self.consensus()
 
     def close(self) -> None:
         if self._hook is not None:
-            self._average()
+            while not self._meet(is_final=True):  # others go on after a consensus
+                pass
             self.remove()
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,37 +117,77 @@ class DecentralizedUpdates(LocalUpdates):
         return {
             "version": 1,
             "method": repr(self._architecture),
+            "rank": self.communicator.rank,
+            "size": self.communicator.size,
             "num_steps": self.num_steps,
+            "num_served": self._num_served,
             "began": self._began,
             "replicas": replicas,
         }
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if saved.get("version") != 1 or saved["method"] != repr(self._architecture):
+    def load_state_dict(self, saved: Saved) -> None:
+        rank, size = self.communicator.rank, self.communicator.size
+        rows = rows_to_load(saved, rank, size, lambda row: row)
+        for row in rows:
+            self._check_saved(row)
+        first = rows[0]
+        if len(rows) > 1 or first["size"] != size:
+            clocks = [row["num_steps"] + row["num_served"] for row in rows]
+            models = [[replica["params"] for replica in row["replicas"]] for row in rows]
+            walked = [clock - row["began"] for clock, row in zip(clocks, rows)]
+            check_unchanged(walked, models, size, "consensus()")
+            replicas = self._fresh(models[0])  # what neighbours keep of each other begins anew
+        else:
+            replicas = [
+                Replica(row["params"], {}, {}, tuple(row["exchange"]), row["memory"])
+                for row in first["replicas"]
+            ]
+        self._end_round()  # its messages must not be read by another round
+        self.num_steps, self._num_served = first["num_steps"], first["num_served"]
+        self._begin_round(replicas, first["began"], writes=False)  # the model is loaded by the user
+
+    def _check_saved(self, row: Mapping[str, Any]) -> None:
+        if row["method"] != repr(self._architecture):
             raise ValueError(
-                f"the saved state is of {saved.get('method')}, this is {self._architecture!r}: "
-                "load it with the same graph and algorithm, or start without it"
+                f"the saved state is of {row['method']}, this is {self._architecture!r}: load it "
+                "with the same graph and algorithm, or start without it"
             )
         sizes = [len(own.params) for own in self._before]
-        given = [len(row["params"]) for row in saved["replicas"]]
+        given = [len(replica["params"]) for replica in row["replicas"]]
         if given != sizes:
             raise ValueError(
                 f"the saved state has vectors of {given} elements, this model needs {sizes}: load "
                 "the state of the same model"
             )
-        self._end_round()  # its messages must not be read by another round
-        replicas = [
-            Replica(row["params"], {}, {}, tuple(row["exchange"]), row["memory"])
-            for row in saved["replicas"]
-        ]
-        self.num_steps = saved["num_steps"]
-        self._begin_round(replicas, saved["began"], writes=False)  # the model is loaded by the user
 
     # Rounds.
 
+    @property
+    def _clock(self) -> int:
+        """The step that rounds count, the same on all ranks after a consensus."""
+        return self.num_steps + self._num_served
+
     def after_step(self) -> None:
-        if self.num_steps - self._began == self.period:
-            self._begin_round(self._end_round(), self.num_steps)
+        following = self._began + self.period
+        if self._clock == following:
+            self._answers_with = following
+            self._begin_round(self._end_round(), following)
+            self._answers_with = None
+
+    def _meet(self, *, is_final: bool) -> bool:
+        """Serves until all ranks have left, and averages; whether all left for good."""
+        own = Left(self._began, self._clock, is_final)
+        self.wait(self.post(lambda node: self._leaving.leave(node, own)))
+        while self.wait(self.post(lambda node: self._leaving.goes_on(node, self._began))):
+            following = self._began + self.period
+            self._num_served += following - self._clock
+            self._begin_round(self._end_round(), following)
+        replicas = self._average()
+        clock, are_final = self._leaving.end()
+        if not are_final:
+            self._num_served += clock - self._clock
+            self._begin_round(replicas, clock)
+        return are_final
 
     def _begin_round(self, replicas: list[Replica], step: int, *, writes: bool = True) -> None:
         async def program(node: Node) -> list[Replica]:
@@ -141,13 +195,13 @@ class DecentralizedUpdates(LocalUpdates):
             return [await m.before(r, step, self.period) for m, r in zip(mixings, replicas)]
 
         self._before, self._began = replicas, step
-        self._begun = self.wait(self.post(program))
+        self._begun = self._run(program)
         if writes:
             for bucket, replica in zip(self.buckets, self._begun):
                 self.write(bucket, replica.params)
 
     def _end_round(self) -> list[Replica]:
-        begun, step = self._begun, max(self._began, self.num_steps - 1)
+        begun, step = self._begun, max(self._began, self._clock - 1)
         walks = [self.flat(bucket) - own.params for bucket, own in zip(self.buckets, begun)]
 
         async def program(node: Node) -> list[Replica]:
@@ -157,7 +211,16 @@ class DecentralizedUpdates(LocalUpdates):
                 await _check_present(node, mixing, step)
             return ended
 
-        return self.wait(self.post(program))
+        return self._run(program)
+
+    def _run(self, program: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
+        """A part of a round, in which ranks that leave get an answer if this one is in training."""
+        following = self._answers_with
+        if following is None:
+            return self.wait(self.post(program))
+        return self.wait(
+            self.post(lambda node: self._leaving.while_answering(node, following, program))
+        )
 
     def _average(self) -> list[Replica]:
         """Averages all models as they are now."""

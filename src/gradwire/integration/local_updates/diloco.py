@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.core.codec import Compression
-from gradwire.integration.local_updates.context import check_period
+from gradwire.integration.local_updates.context import Saved, check_period
 from gradwire.integration.local_updates.rounds import AveragingRounds, Round
 from gradwire.integration.settings import Settings
 from gradwire.synchronization.diloco import DiLoCo
@@ -87,12 +87,13 @@ class DiLoCoUpdates(AveragingRounds):
                 else:
                     self.finish_round(future)
 
-    def flush(self) -> None:
+    def leave(self, *, is_final: bool) -> bool:
         for part in list(self._pending):
             self._finish_pending(part, 0.0)
-        super().flush()
+        are_final = super().leave(is_final=is_final)
         for bucket, anchor in zip(self.buckets, self.anchors):  # with mixing they differ
             self.write(bucket, anchor)
+        return are_final
 
     def _finish_pending(self, part: int, mixing: float | None = None) -> None:
         self.finish_round(self._pending.pop(part).future, mixing)
@@ -119,11 +120,12 @@ class DiLoCoUpdates(AveragingRounds):
         ]
         return {**super().state_dict(), "outer": self.outer.state_dict(), "pending": pending}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: Saved) -> None:
         super().load_state_dict(saved)
-        self.outer.load_state_dict(saved["outer"])
+        first = self._rows(saved)[0]  # what follows is the same on all ranks
+        self.outer.load_state_dict(first["outer"])
         self._pending = {}
-        for row in saved["pending"]:
+        for row in first["pending"]:
             future: Future[Round] = Future()
             future.set_result(Round(**{name: row[name] for name in Round._fields}))
             self._pending[row["part"]] = _Pending(row["due"], future)

@@ -4,9 +4,9 @@ A round averages the change of one part of the model since the last agreement on
 that compression works on small numbers and error feedback keeps what it drops. Before it, ranks
 exchange a short notice: the part, the step, which buffers changed.
 
-Ranks may take different numbers of steps. A rank that leaves early (`flush`) takes part in the
-rounds of the others, with what it has changed, until all have left; then all average what is
-outstanding and have the same model.
+Ranks may take different numbers of steps. A rank that leaves early (`flush`, `close`) takes part in
+the rounds of the others, with what it has changed, until all have left; then all average what is
+outstanding and have the same model. One that has left for good goes on so until all have.
 
 Buffers that changed on some rank are averaged as well, uncompressed: floats (the statistics of
 batch normalisation) by their mean, others by their maximum. They go with the first part.
@@ -14,7 +14,7 @@ batch normalisation) by their mean, others by their maximum. They go with the fi
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -29,7 +29,13 @@ from gradwire.core.group import Group
 from gradwire.core.node import Node
 from gradwire.integration.buckets import ParameterBucket
 from gradwire.integration.exchange import Exchange, packed
-from gradwire.integration.local_updates.context import LocalUpdates, Tensors, exact_averages
+from gradwire.integration.local_updates.context import (
+    LocalUpdates,
+    Saved,
+    Tensors,
+    exact_averages,
+)
+from gradwire.integration.local_updates.saved import check_unchanged, rows_to_load
 from gradwire.integration.settings import Settings
 
 _NUM_LABELS = 16  # of the notices of rounds that may be under way together
@@ -41,6 +47,7 @@ class Round(NamedTuple):
     means: dict[int, list[Tensor]]  # of changes, by part
     extras: Tensors  # averages of buffers, and of what else was given
     everyone_left: bool
+    are_final: bool = False  # and none of them continues
     spoiled: tuple[int, ...] = ()  # ranks with NaN or infinity: nothing was averaged
 
 
@@ -53,6 +60,7 @@ class Notice(NamedTuple):
     since: list[int]  # steps since the last round of each part
     changed: list[str]  # buffers
     extras: list[str]  # names of other tensors to be averaged, if all ranks have them
+    closes: bool  # it has left for good
 
 
 class AveragingRounds(LocalUpdates):
@@ -123,15 +131,25 @@ class AveragingRounds(LocalUpdates):
         return result
 
     def flush(self) -> None:
+        self.leave(is_final=False)
+
+    def close(self) -> None:
+        if self._hook is not None:
+            while not self.leave(is_final=True):  # others continue after a flush
+                pass
+            self.remove()
+
+    def leave(self, *, is_final: bool) -> bool:
+        """Takes part in the rounds of others until all have left; whether all have for good."""
         while True:
             everything = [own for part in range(self._num_parts) for own in self._changes(part)]
             result = self.finish_round(
-                self._post(None, self._changes, everything, has_extras=True), 0.0
+                self._post(None, self._changes, everything, has_extras=True, closes=is_final), 0.0
             )
             for part in result.means:
                 self._since[part] = 0
             if result.everyone_left:
-                return
+                return result.are_final
 
     def _changes(self, part: int) -> list[Tensor]:
         return [self.flat(self.buckets[i]) - self.anchors[i] for i in self.buckets_of(part)]
@@ -143,6 +161,7 @@ class AveragingRounds(LocalUpdates):
         sent: Sequence[Tensor],
         *,
         has_extras: bool,
+        closes: bool = False,
     ) -> "Future[Round]":
         buffers = self.copy_buffers() if has_extras else {}
         changed = [n for n, own in buffers.items() if not torch.equal(own, self._buffers_before[n])]
@@ -154,6 +173,7 @@ class AveragingRounds(LocalUpdates):
             list(self._since),
             changed,
             list(extras),
+            closes,
         )
         self._num_rounds += 1
         label = f"{self.label}round {self._num_rounds % _NUM_LABELS}"
@@ -171,9 +191,10 @@ class AveragingRounds(LocalUpdates):
         rows = await Group(node, label).all_gather(packed(own._asdict()))
         notices = [read_notice(row, rank, own) for rank, row in enumerate(rows)]
         everyone_left = all(notice.part is None for notice in notices)
+        are_final = all(notice.closes for notice in notices)
         spoiled = tuple(rank for rank, notice in enumerate(notices) if not notice.is_finite)
         if spoiled:
-            return Round({}, {}, everyone_left, spoiled)
+            return Round({}, {}, everyone_left, are_final, spoiled)
         parts = _parts(notices)
         step = max(notice.step for notice in notices)
         means = {}
@@ -192,7 +213,7 @@ class AveragingRounds(LocalUpdates):
             chosen |= {name: x for name, x in extras.items() if name in common}
             architecture = self._exchange.settings.architecture
             averages = await exact_averages(node, architecture, label, chosen)
-        return Round(means, averages, everyone_left)
+        return Round(means, averages, everyone_left, are_final)
 
     async def _mean(self, node: Node, bucket: ParameterBucket, x: Tensor, step: int) -> Tensor:
         return await self._exchange.average(node, bucket.name, bucket.layout, x, step)
@@ -215,24 +236,42 @@ class AveragingRounds(LocalUpdates):
             "exchange": self._exchange.state_dict(),
         }
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        sizes = [len(anchor) for anchor in self.anchors]
-        anchors = saved.get("anchors", ())
-        if saved.get("version") != 1 or [len(anchor) for anchor in anchors] != sizes:
-            raise ValueError(
-                f"the saved state has vectors of {[len(anchor) for anchor in anchors]} elements, "
-                f"this model needs {sizes}: load the state of the same model and settings"
-            )
-        if len(saved["since"]) != self._num_parts:
-            raise ValueError(
-                f"the saved state is of {len(saved['since'])} parts, this has {self._num_parts}: "
-                "load it with the same number of fragments"
-            )
-        self._exchange.load_state_dict(saved["exchange"])
-        self.num_steps, self._since = saved["num_steps"], list(saved["since"])
-        self._buffers_before = dict(saved["buffers"])
-        for anchor, value in zip(self.anchors, anchors):
+    def load_state_dict(self, saved: Saved) -> None:
+        rows = self._rows(saved)
+        first = rows[0]
+        self._exchange.load_state_dict([row["exchange"] for row in rows])
+        self.num_steps = max(row["num_steps"] for row in rows)
+        self._since = list(first["since"])
+        self._buffers_before = dict(first["buffers"])
+        for anchor, value in zip(self.anchors, first["anchors"]):
             anchor.copy_(value)
+
+    def _rows(self, saved: Saved) -> list[Mapping[str, Any]]:
+        """The state of this rank; those of all ranks, if there was another number of them."""
+        rows = rows_to_load(
+            saved, self.communicator.rank, self.communicator.size, lambda row: row["exchange"]
+        )
+        sizes = [len(anchor) for anchor in self.anchors]
+        for row in rows:
+            given = [len(anchor) for anchor in row["anchors"]]
+            if given != sizes:
+                raise ValueError(
+                    f"the saved state has vectors of {given} elements, this model needs {sizes}: "
+                    "load the state of the same model and settings"
+                )
+            if len(row["since"]) != self._num_parts:
+                raise ValueError(
+                    f"the saved state is of {len(row['since'])} parts, this has "
+                    f"{self._num_parts}: load it with the same number of fragments"
+                )
+        if len(rows) > 1 or rows[0]["exchange"]["size"] != self.communicator.size:
+            check_unchanged(
+                [max(row["since"]) for row in rows],
+                [row["anchors"] for row in rows],
+                self.communicator.size,
+                "flush()",
+            )
+        return rows
 
 
 def _parts(notices: Sequence[Notice]) -> list[int]:
@@ -254,11 +293,12 @@ def read_notice(row: Tensor, rank: int, own: Notice) -> Notice:
     """The notice that a rank sent; raises if the bytes are not one like the own."""
     try:
         notice = Notice(**json.loads(bytes(row.cpu().numpy())))
-        part, step, finite, since, changed, extras = notice
+        part, step, finite, since, changed, extras, closes = notice
         is_good = (
             (part is None or (isinstance(part, int) and 0 <= part < len(own.since)))
             and isinstance(step, int)
             and isinstance(finite, bool)
+            and isinstance(closes, bool)
             and len(since) == len(own.since)
             and all(isinstance(count, int) for count in since)
             and all(isinstance(name, str) for name in (*changed, *extras))

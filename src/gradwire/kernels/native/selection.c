@@ -6,6 +6,7 @@
 #include "threads.h"
 
 enum { BLOCK = 512, BINS = 1 << 11, SAMPLES = 1 << 16, RUN = 8, LEAST = 1 << 16 };
+enum { SHARE = 48 }; /* one of so many elements is looked at for a first guess, if they are few */
 enum { MOST_PIECES = 256 };
 
 GW_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -298,20 +299,21 @@ int64_t gw_move_above(const float *x, const float *residual, const float *veloci
    at equal distances. */
 static uint32_t guess(const selection *whole, int64_t count, int64_t rank) {
     float sample[SAMPLES], u[RUN];
-    const int64_t runs = SAMPLES / RUN, distance = count / runs;
+    const int64_t samples = smaller(SAMPLES, count / SHARE / RUN * RUN);
+    const int64_t runs = samples / RUN, distance = count / runs;
     for (int64_t r = 0; r < runs; r++) {
         const int64_t at = r * distance;
         formed(&whole->rule, whole->x + at, from(whole->residual, at), from(whole->velocity, at),
                RUN, u, sample + r * RUN);
     }
-    const double expected = (double)SAMPLES * (double)rank / (double)count;
+    const double expected = (double)samples * (double)rank / (double)count;
     const double wanted = 1.05 * expected + 5.0 * __builtin_sqrt(expected) + 8.0;
-    if (wanted >= SAMPLES) return 0;
+    if (wanted >= (double)samples) return 0;
     selection s;
     s.num_pieces = 1;
     s.pieces[0].x = sample;
     s.pieces[0].residual = s.pieces[0].velocity = 0;
-    s.pieces[0].count = SAMPLES;
+    s.pieces[0].count = samples;
     rank_pieces(&s, (int64_t)wanted);
     return s.threshold;
 }

@@ -88,6 +88,7 @@ class GlooTransport:
         max_bytes_unread: int = 64 << 20,  # of one peer
         payloads: PayloadGroups | None = None,
         ranks: list[int] | None = None,
+        adds_halves: bool = False,  # native means of float16, in its own precision
     ) -> None:
         made = _new_group(_NEVER, ranks) if group is None else group
         self._group = made
@@ -123,7 +124,9 @@ class GlooTransport:
         self._sends = PostedSends(self.size, max_bytes_posted, send_timeout, self._set_sending)
         reducing = _new_group(send_timeout, ranks) if group is None else None
         device_group = None if payloads is None else payloads.up
-        self._means = GroupMeans(reducing, device_group, self.rank, self.size, self._arrivals.put)
+        self._means = GroupMeans(
+            reducing, device_group, self.rank, self.size, self._arrivals.put, adds_halves
+        )
         self._expected = [ExpectedLength() for _ in range(self.size)]  # by each peer, from this one
         self._payloads_from = [
             PayloadReceiver(made, peer, self._empty) for peer in range(self.size)

@@ -16,6 +16,7 @@ and fail with `PeerLost`, which names this rank.
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from torch.autograd import profiler
 
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Call, Collective, Node, Recv, Send, Tag
+from gradwire.core.wire import ANSWER, REQUEST
 from gradwire.runtime.interpreter.calls import Calls
 from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
@@ -68,7 +70,10 @@ class PostingEngine(ProcessEngine):
         self._futures: dict[Task, Future[Any]] = {}
         self._lock = threading.Lock()  # of the end: no post comes after it unseen
         self._is_closing = False
+        self._is_aborted = False
         self.failure: BaseException | None = None
+        # What the user gets in the place of an exception.
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
 
     def post(self, program: Program[R], *, num_collectives: int | None = None) -> "Future[R]":
         """Starts a program, and returns at once. Any thread may call it."""
@@ -89,13 +94,18 @@ class PostingEngine(ProcessEngine):
             self._is_closing = True
         self._transport.wake()  # type: ignore[attr-defined]
 
+    def abort(self) -> None:
+        """Ends `serve` without waiting for what was posted. Any thread may call it."""
+        self._is_aborted = True
+        self._transport.wake()  # type: ignore[attr-defined]
+
     def serve(self) -> None:
         """Runs posted programs until `close`, or until one fails."""
         native = self._natives.are_offered
         node = Node(self.rank, self.num_workers, native=native, is_alone=True)
         self._natives.begin_posting()
         try:
-            while True:
+            while not self._is_aborted:
                 self._start_posted(node)
                 self._run_programs()
                 if self._posted or self._ready:
@@ -121,7 +131,7 @@ class PostingEngine(ProcessEngine):
 
     def _send(self, task: Task, effect: Send) -> None:
         if effect.dst != self.rank and effect.dst not in self._peers.gone:
-            self.traffic[_owner(effect.tag)].sent += self._nbytes(effect.data)
+            self.traffic[_owner(effect.tag, effect.label)].sent += self._nbytes(effect.data)
         super()._send(task, effect)
 
     def _recv(self, task: Task, effect: Recv) -> Any:
@@ -169,18 +179,21 @@ class PostingEngine(ProcessEngine):
             raise StuckError(self._stuck())
 
     def _fail(self, error: BaseException) -> None:
+        lost = error.rank if isinstance(error, PeerLost) else self.rank
+        error = self.explain(error)
         with self._lock:
             self.failure = error
             waiting = [*self._futures.values(), *(posted.future for posted in self._posted)]
             self._futures.clear()
             self._posted.clear()
-        self._transport.close(self.rank if not isinstance(error, PeerLost) else error.rank)  # type: ignore[attr-defined]
+        self._transport.close(lost)  # type: ignore[attr-defined]
         for future in waiting:
             future.set_exception(error)
 
 
-def _owner(tag: Tag) -> str:
-    """What the first text in a tag begins with, up to a slash."""
+def _owner(tag: Tag, label: str = "") -> str:
+    """What the first text in a tag begins with, up to a slash. Tags of messages to and from servers
+    begin with what they are; requests all have the same, so that their label says it."""
     while isinstance(tag, tuple):
-        tag = tag[0]
-    return str(tag).partition("/")[0]
+        tag = tag[1] if tag[0] in (REQUEST, ANSWER) else tag[0]
+    return str(label if tag == REQUEST else tag).partition("/")[0]

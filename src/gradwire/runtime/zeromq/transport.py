@@ -27,7 +27,7 @@ from gradwire.core.layout import NodeLayout, RoleName
 from gradwire.core.node import Framed
 from gradwire.runtime.process import frames
 from gradwire.runtime.process.frames import Headers
-from gradwire.runtime.process.transport import ARRIVED, Arrival, LinkCounts
+from gradwire.runtime.process.transport import ARRIVED, WOKEN, Arrival, LinkCounts
 from gradwire.runtime.zeromq import messages as msg
 from gradwire.runtime.zeromq.connections.sockets import (
     Sockets,
@@ -59,7 +59,8 @@ _MAX_CONNECTIONS_PER_NODE, _MAX_OTHERS = 8, 64
 
 
 class ZmqTransport:
-    """Returns from its constructor when the job is complete. Only one thread may use it.
+    """Returns from its constructor when the job is complete. Only one thread may use it, but for
+    `wake`.
 
     `scheduler` is the address of the scheduler, `bind` that on which a server listens; port 0 is
     any free one. `on_bound` gets the address before the node joins, `on_wait` the nodes for which
@@ -72,7 +73,8 @@ class ZmqTransport:
     the process before it sent since. Instead it may pass a function that finds them, given its
     rank, its incarnation (0: it was not started again) and a text that only this job has. Without
     `links` its messages are new. `max_large` is how many large messages a server receives, and
-    sends, at a time.
+    sends, at a time. With `closed_s` the scheduler also counts a node as lost whose connections
+    have been closed for so long without a goodbye, as those of a killed process.
     """
 
     notices_silence = True
@@ -94,6 +96,7 @@ class ZmqTransport:
         keys: JobKeys | None = None,
         insecure: bool = False,
         heartbeat_s: float = 5.0,
+        closed_s: float | None = None,
         join_s: float = 60.0,
         server_s: float = 60.0,
         close_s: float = 5.0,
@@ -116,8 +119,9 @@ class ZmqTransport:
             job=blake2b(fingerprint, digest_size=8, person=b"gradwire").digest(),
         )
         self._links = links if callable(links) else None
-        self._headers = headers
+        self.headers = headers
         self._close_s = close_s
+        self._is_woken = False
         self._inbox = Inbox()
         self._wire = Wire(
             Sockets(local.identity, keys, max(max_payload_nbytes, BLOCK_NBYTES), heartbeat_s)
@@ -143,6 +147,7 @@ class ZmqTransport:
                     local.identity,
                     heartbeat_s=heartbeat_s,
                     server_s=server_s,
+                    closed_s=closed_s,
                 )
                 self._scheduler_view = SchedulerView(local, self._wire, self._inbox, membership)
             else:
@@ -230,7 +235,7 @@ class ZmqTransport:
             return
         header = message.header if isinstance(message, Framed) else None
         priority = float(getattr(header, "priority", 0))
-        packed = frames.pack(job, tag, message, self._headers, BLOCK_NBYTES)
+        packed = frames.pack(job, tag, message, self.headers, BLOCK_NBYTES)
         self._post(self._sender.out(dst, packed, priority))
 
     def send_done(self, dst: int, job: int, number: int) -> None:
@@ -245,11 +250,19 @@ class ZmqTransport:
                 arrival = self._traffic.hand_over()
                 if arrival is not None:
                     return arrival
+                if self._is_woken:
+                    self._is_woken = False
+                    return Arrival(WOKEN, self.rank)
                 left = limit - time.monotonic()
                 if has_served and left <= 0:
                     return None
                 self._loop.once(left)
                 has_served = True
+
+    def wake(self) -> None:
+        """Lets `next` return. Any thread may call it."""
+        self._is_woken = True
+        self._turns.wake()
 
     def defer(self, arrival: Arrival) -> None:
         self._inbox.defer(arrival)

@@ -39,7 +39,7 @@ class Turns:
     def stop(self) -> None:
         """Not from within a turn."""
         self._is_over = True
-        self._wake()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join()
         self.woken.close()
@@ -52,7 +52,7 @@ class Turns:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             self._is_wanted = True
-            self._wake()
+            self.wake()
             self._lock.acquire()
             self._is_wanted = False
 
@@ -65,8 +65,9 @@ class Turns:
         self._left_s = monotonic()
         self._lock.release()
 
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):
+    def wake(self) -> None:
+        """Ends a wait for the sockets. Any thread may call it."""
+        with suppress(OSError):  # there are unread wake-ups enough, or it is closed
             self._waking.send(b"!")
 
     def _stand_in(self) -> None:

@@ -227,3 +227,20 @@ def test_who_left_is_lost_to_those_whom_its_goodbye_has_not_reached() -> None:
             assert taken(made) == [(IS_LOST, 1)]
     assert taken(made) == []  # once
     assert made.acceptance(0).members[1].has_left
+
+
+def test_who_has_closed_its_connections_is_lost_if_that_is_asked_for() -> None:
+    for closed_s, expected in ((None, []), (1.0, [(IS_LOST, 0)])):
+        layout = NodeLayout(2, 1, 1)
+        made = MembershipList(layout, b"scheduler", heartbeat_s=5, server_s=60, closed_s=closed_s)
+        for one in (request("s", SERVER), request("a"), request("b")):
+            assert made.request_join(one, 0.0) is None
+        made.check(1.0)
+        made.note_connection(b"a", False)
+        made.note_connection(b"b", False)
+        made.check(2.0)
+        made.note_connection(b"b", True)  # it was a short break
+        made.check(2.9)
+        assert not taken(made)
+        made.check(3.1)
+        assert taken(made) == expected

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,14 +34,14 @@ class Failure(NamedTuple):
 
 
 class Children:
-    """The processes, by rank. The rank `shown` writes to the launcher's output; the last lines of
-    another rank are shown if it ends without a report."""
+    """The processes, by rank. The rank `shown` (None: all) writes to the launcher's output; the
+    last lines of another rank are shown if it ends without a report."""
 
     def __init__(
         self,
         place: Path,
         size: int,
-        shown: int = 0,
+        shown: int | None = 0,
         name: Callable[[int], str] = lambda rank: f"rank {rank}",
     ) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Children:
         own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
         self._report(rank).unlink(missing_ok=True)
         _joined_path(self._report(rank)).unlink(missing_ok=True)
-        is_shown = rank == self._shown
+        is_shown = self.is_shown(rank)
         with self._output(rank).open("wb") as output, held():
             self._processes[rank] = subprocess.Popen(
                 command,
@@ -77,9 +77,14 @@ class Children:
         """Exit codes. None: it runs; negative: it was killed by a signal."""
         return [self._processes[rank].poll() for rank in range(self.size)]
 
-    def signal(self, number: int) -> None:
-        for process in self._processes.values():
-            if process.poll() is None:
+    def code(self, rank: int) -> int | None:
+        """The exit code of a process; None: it runs."""
+        return self._processes[rank].poll()
+
+    def signal(self, number: int, ranks: Collection[int] | None = None) -> None:
+        """Sends a signal to the processes that run, or to some of them."""
+        for rank, process in self._processes.items():
+            if process.poll() is None and (ranks is None or rank in ranks):
                 process.send_signal(number)
 
     def kill(self) -> None:
@@ -97,8 +102,26 @@ class Children:
         """Whether it has called `report_joined`."""
         return _joined_path(self._report(rank)).exists()
 
+    def address(self, rank: int) -> tuple[str, int] | None:
+        """What it has reported with `report_address`."""
+        with contextlib.suppress(OSError, ValueError):
+            address, port = json.loads(_address_path(self._report(rank)).read_text())
+            return address, port
+        return None
+
+    def holds_model(self, rank: int) -> bool:
+        """Whether it has called `report_model`."""
+        return _model_path(self._report(rank)).exists()
+
+    def gone(self, rank: int) -> list[int]:
+        """What it has reported with `report_gone`."""
+        with contextlib.suppress(OSError, ValueError):
+            found: list[int] = json.loads(_gone_path(self._report(rank)).read_text())
+            return found
+        return []
+
     def is_shown(self, rank: int) -> bool:
-        return rank == self._shown
+        return self._shown in (rank, None)
 
     def tail(self, rank: int) -> str:
         lines = self._output(rank).read_text(errors="replace").splitlines()
@@ -167,6 +190,12 @@ def is_launched() -> bool:
     return _REPORT in os.environ
 
 
+def forget_launcher() -> None:
+    """In a process that becomes another program: that program is no node of the launcher's."""
+    for name in (_REPORT, _PARENT):
+        os.environ.pop(name, None)
+
+
 def report(kind: str, message: str, code: int) -> None:
     """In a rank: reports why it failed."""
     content = json.dumps({"kind": kind, "message": message, "code": code})
@@ -183,8 +212,39 @@ def report_joined() -> None:
         _joined_path(Path(os.environ[_REPORT])).touch()
 
 
+def report_address(address: str, port: int) -> None:
+    """In a scheduler: reports where it is, and the port of the workers' store."""
+    with contextlib.suppress(OSError):
+        path = _address_path(Path(os.environ[_REPORT]))
+        write_atomically(path, json.dumps([address, port]).encode())
+
+
+def report_model() -> None:
+    """In a server: reports that it holds a model, so that workers do not need each other."""
+    with contextlib.suppress(OSError):
+        _model_path(Path(os.environ[_REPORT])).touch()
+
+
+def report_gone(workers: Sequence[int]) -> None:
+    """In a scheduler: reports the workers that have left or were lost, in order."""
+    with contextlib.suppress(OSError):
+        write_atomically(_gone_path(Path(os.environ[_REPORT])), json.dumps([*workers]).encode())
+
+
 def _joined_path(report: Path) -> Path:
     return report.with_suffix(".joined")
+
+
+def _address_path(report: Path) -> Path:
+    return report.with_suffix(".address")
+
+
+def _gone_path(report: Path) -> Path:
+    return report.with_suffix(".gone")
+
+
+def _model_path(report: Path) -> Path:
+    return report.with_suffix(".model")
 
 
 def die_with_parent() -> None:

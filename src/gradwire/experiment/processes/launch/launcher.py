@@ -45,7 +45,7 @@ def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) 
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     with scratch_folder() as place:
-        store = _store(listener)
+        store = rendezvous_store(listener)
         environment = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
@@ -54,7 +54,7 @@ def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) 
             "LOCAL_WORLD_SIZE": str(size),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0, too, is a client of the store
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
         }
         ranks = Children(place, size)
         try:
@@ -68,11 +68,11 @@ def _attempt(size: int, command: Sequence[str], attempt: int, signals: Signals) 
     return failure
 
 
-def _store(listener: socket.socket) -> Any:
-    """The store through which ranks find each other, on this machine only."""
+def rendezvous_store(listener: socket.socket) -> Any:
+    """The store through which ranks find each other, on a socket that listens."""
     import torch.distributed as dist
 
-    host, port = listener.getsockname()
+    host, port = listener.getsockname()[:2]
     return dist.TCPStore(
         host,
         port,
@@ -84,7 +84,8 @@ def _store(listener: socket.socket) -> Any:
     )
 
 
-def _loopback() -> str:
+def loopback() -> str:
+    """The name of the loopback interface."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 

@@ -12,7 +12,8 @@ It is refused if a message of the holder arrives more than `heartbeat_s` after i
 A worker is lost after `heartbeat_s` without a message. A server is lost if it has not come back
 within `server_s`; others keep their messages for it that long. A node that leaves says goodbye to
 all others itself. Nodes that its goodbye has not reached by then learn after `server_s` that it is
-lost.
+lost. With `closed_s` a node that has closed its connections, and opens none within so many seconds,
+is lost, too.
 """
 
 from collections import deque
@@ -45,6 +46,7 @@ class _Member:
     origin: str = ""  # the host from which it connected
     is_there: bool = True
     is_closed: bool = False  # it has closed its connections
+    closed_s: float | None = None  # when that was noticed
     has_left: bool = False
     is_announced: bool = False  # the others have been sent an event that it has left
 
@@ -73,11 +75,13 @@ class MembershipList:
         *,
         heartbeat_s: float,
         server_s: float,
+        closed_s: float | None = None,
     ) -> None:
         self._layout = layout
         self.events: list[MembershipEvent] = []
         self.accepted: list[int] = []  # ranks
         self._heartbeat_s, self._server_s = heartbeat_s, server_s
+        self._closed_s = inf if closed_s is None else closed_s
         self._members: dict[int, _Member] = {}
         self._by_identity: dict[bytes, int] = {}
         self._candidates: dict[bytes, _Candidate] = {}  # in order of arrival
@@ -232,8 +236,14 @@ class MembershipList:
                 del self._candidates[identity]
         for rank, member in self._members.items():
             limit = self._heartbeat_s if self._layout.is_worker(rank) else self._server_s
+            if not member.is_closed:
+                member.closed_s = None
+            elif member.closed_s is None:
+                member.closed_s = now_s
             if member.is_there and now_s - member.last_message_s > limit:
                 self._lose(rank, now_s, f"nothing was received from it for {limit:g} s")
+            elif member.is_there and now_s - (member.closed_s or now_s) > self._closed_s:
+                self._lose(rank, now_s, "its connections are closed")
             # Its goodbye may not have reached a node that would wait for it.
             is_overdue = now_s - member.time_s > self._server_s
             if member.has_left and not member.is_announced and is_overdue:

@@ -1,0 +1,75 @@
+"""The names of parameters, as users hand them over, and compressions that choose by them."""
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.compression.partition import Partition
+from gradwire.core.codec import Compression
+from gradwire.core.notation import with_replaced
+
+
+def named_tensors(given: Any) -> list[tuple[str, Tensor]]:
+    """The pairs of `model.named_parameters()`; refuses what users take for it."""
+    items: list[Any] = list(given) if isinstance(given, Iterable) else []
+    is_known = isinstance(given, Iterable) and not isinstance(given, str | nn.Module)
+    if is_known and all(_is_pair(item) for item in items):
+        return items
+    got = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
+    if is_known and items:
+        got += f" of {type(items[0]).__name__}"
+    raise ValueError(
+        "named_parameters is model.named_parameters(): pairs of a name and a parameter. Got " + got
+    )
+
+
+def rows_of(named: Iterable[tuple[str, Tensor]]) -> list[list[Any]]:
+    """Names, shapes and types: what must be the same on all ranks, in the same order."""
+    return [[name, list(p.shape), str(p.dtype)] for name, p in named]
+
+
+def check_rules(compression: Compression, names: Sequence[str] | None) -> None:
+    """Refuses rules for tensors that match none; None: the names are not known."""
+    found: list[Partition] = []
+
+    def note(partition: Partition) -> Partition:
+        found.append(partition)
+        return partition
+
+    with_replaced(compression, Partition, note)
+    for partition in found:
+        if names is not None:
+            partition.check_names(names)
+        elif set(partition.rules) != {"*"}:
+            raise ValueError(
+                f"{partition!r} chooses by the names of parameters, which are not known here: give "
+                "named_parameters=model.named_parameters()"
+            )
+
+
+def check_trained(optimizer: Optimizer, exchanged: Container[int]) -> None:
+    """Refuses parameters that the optimizer will change on this rank alone.
+
+    `exchanged`: the ids of those that are exchanged.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            has_grad = parameter.requires_grad and parameter.grad is not None
+            if has_grad and id(parameter) not in exchanged:
+                raise RuntimeError(
+                    f"parameter {place} of group {number} ({list(parameter.shape)}) was frozen "
+                    "when the optimizer became distributed and is trained now, but not averaged. "
+                    "Leave frozen parameters out of the optimizer, and add them by "
+                    "add_param_group() when they are to be trained"
+                )
+
+
+def _is_pair(item: Any) -> bool:
+    return (
+        isinstance(item, tuple | list)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], Tensor)
+    )
