@@ -30,6 +30,8 @@ SETTINGS: dict[str, Any] = {
     "eval_every": 100,
     "compute": "fixed(0.001)",
     "threads": 1,
+    # Bits of gradients may depend on how many workers ask for theirs at the same time.
+    "evaluation": "sequential",
 }
 
 

@@ -56,6 +56,7 @@ def test_bits_are_those_of_the_same_buckets_in_sequence(
         "synchronization": synchronization,
         "architecture": architecture,
         "optimizer": "sgd(0.1, momentum=0.9, weight_decay=0.01)",
+        "evaluation": "auto",  # workers are in step
     }
     if synchronization == "asp":  # far enough apart that a schedule does not change who is first
         settings |= {"speeds": "1, 0.7, 0.51, 0.37", "compute": "fixed(0.1)", "steps": 3}

@@ -49,7 +49,8 @@ class DDPState:
         self._parameters = (
             None if named is None else rows_of((n, p) for n, p in named if p.requires_grad)
         )
-        check_rules(settings.compression, self._parameters and [row[0] for row in self._parameters])
+        names = None if self._parameters is None else [str(row[0]) for row in self._parameters]
+        check_rules(settings.compression, names)
         self._names = {id(p): name for name, p in named or ()}
         self._exchange: Exchange | None = None
         self._loaded: Any = None
