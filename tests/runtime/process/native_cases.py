@@ -112,7 +112,7 @@ def _arrived_before(transport: GlooTransport, rank: int) -> bool:
     def wait_for_arrivals() -> None:
         nonlocal looked_s
         limit_s = time.monotonic() + 20
-        while not all(transport._bytes_unread[1:]):
+        while not all(transport._unread._nbytes[1:]):
             assert time.monotonic() < limit_s
             time.sleep(0.001)
         looked_s = time.monotonic()
@@ -155,7 +155,7 @@ NUM_EARLY = 40
 def _unread(transport: GlooTransport, rank: int) -> dict[str, Any]:
     """Rank 1 sends much that rank 0 does not read yet, then what it waits for."""
     limit = 3 << 20
-    transport._max_bytes_unread = limit
+    transport._unread._max_nbytes = limit
     engine = ProcessEngine(transport, timeout_s=20, job=10, max_unread_nbytes=limit)
     seen: dict[str, Any] = {"most": 0, "in inbox": 0}
 
@@ -168,7 +168,7 @@ def _unread(transport: GlooTransport, rank: int) -> dict[str, Any]:
             for _ in range(20):  # gradients are under way meanwhile
                 await node.call(time.sleep, 0.01)
                 await node.recv_within("nothing", 0.0)
-                seen["most"] = max(seen["most"], *transport._bytes_unread)
+                seen["most"] = max(seen["most"], *transport._unread._nbytes)
             seen["in inbox"] = engine.unread.nbytes
             await node.recv(1, "late")
             for _ in range(NUM_EARLY):
@@ -176,7 +176,7 @@ def _unread(transport: GlooTransport, rank: int) -> dict[str, Any]:
             seen["in inbox, at last"] = engine.unread.nbytes
 
     engine.run(program)
-    transport._max_bytes_unread = 64 << 20
+    transport._unread._max_nbytes = 64 << 20
     return seen
 
 

@@ -8,8 +8,7 @@ receive for that is posted already unless it is the longest so far: see expected
 killed shows as an error of the receive that waits for it.
 
 Sends are posted at once and in order (posted_sends.py). What has been received and not taken is
-limited, too: the thread of a peer pauses meanwhile, and with it the peer. While this rank waits in
-a send no thread pauses, to avoid deadlock.
+limited, too (unread_limit.py).
 
 Tensors on accelerators: see accelerator.py. Means by gloo's own all-reduce: see native_means.py.
 """
@@ -49,6 +48,7 @@ from gradwire.runtime.process.transport import (
     message_nbytes,
     tensor_of,
 )
+from gradwire.runtime.process.unread_limit import UnreadLimit
 
 _NEVER = timedelta(days=365)
 # A payload that follows its block costs a second exchange between the ranks; up to here a copy is
@@ -111,17 +111,15 @@ class GlooTransport:
         # What was packed last: the next peer often gets the same.
         self._last: tuple[Any, tuple[int, int], Packed] | None = None
         self._arrivals: SimpleQueue[Arrival | CopiedArrival | FinishedMean] = SimpleQueue()
-        self._max_bytes_unread = max_bytes_unread
-        self._bytes_unread = [0] * self.size  # by peer
+        self._unread = UnreadLimit(self.size, max_bytes_unread)
         self.num_bytes_received = 0  # with frames
-        # Taken as a lock, not as a condition: then a signal's handler cannot raise in between.
-        self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
-        self._is_sending = False  # this rank waits in a send
+        self._counting = threading.Lock()
         self._deferred: defaultdict[int, list[Arrival]] = defaultdict(list)
         self._ended: list[Arrival] = []  # peers that left or were lost
         send_timeout = timedelta(seconds=send_s)
-        self._sends = PostedSends(self.size, max_bytes_posted, send_timeout, self._set_sending)
+        self._sends = PostedSends(
+            self.size, max_bytes_posted, send_timeout, self._unread.set_sending
+        )
         reducing = _new_group(send_timeout, ranks) if group is None else None
         device_group = None if payloads is None else payloads.up
         self._means = GroupMeans(
@@ -195,7 +193,7 @@ class GlooTransport:
             came.copy.wait()
             came = came.arrival
         if came.kind == ARRIVED and came.src != self.rank:
-            self._make_room(came.src, message_nbytes(came.message))
+            self._unread.take(came.src, message_nbytes(came.message))
         elif came.kind in (LOST, GOODBYE):
             self._ended.append(came)
         return came
@@ -243,23 +241,6 @@ class GlooTransport:
         self._last = message, (job, tag), packed
         return packed
 
-    def _make_room(self, peer: int, nbytes: int) -> None:
-        with self._lock:
-            was_full = self._bytes_unread[peer] > self._max_bytes_unread
-            self._bytes_unread[peer] -= nbytes
-            if was_full and self._bytes_unread[peer] <= self._max_bytes_unread:
-                self._room.notify_all()
-
-    def _await_room(self, peer: int) -> None:
-        """Runs in the thread of this peer."""
-        with self._lock:
-            while (
-                self._bytes_unread[peer] > self._max_bytes_unread
-                and not self._is_sending
-                and not self._is_closed
-            ):
-                self._room.wait()
-
     def defer(self, arrival: Arrival) -> None:
         self._deferred[arrival.job].append(arrival)
 
@@ -278,9 +259,8 @@ class GlooTransport:
         if self._is_closed:
             return
         self._flush()
-        with self._lock:
-            self._is_closed = True
-            self._room.notify_all()
+        self._is_closed = True
+        self._unread.close()
         for peer in range(self.size):
             if peer != self.rank:
                 number = 0 if lost is None else lost + 1
@@ -298,15 +278,6 @@ class GlooTransport:
         self._sends.post(peer, block, lambda: self._group.send([block], peer, 0))
         if payload is not None:
             self._sends.post(peer, payload, lambda: self._send_payload(peer, payload, packed))
-
-    def _set_sending(self, is_sending: bool) -> None:
-        """While this rank waits in a send, receiving threads do not pause."""
-        if not is_sending:
-            self._is_sending = False
-            return
-        with self._lock:
-            self._is_sending = True
-            self._room.notify_all()
 
     def _payload_group(self, src: int, dst: int) -> dist.ProcessGroup:
         assert self._payloads is not None
@@ -333,7 +304,7 @@ class GlooTransport:
                     block_nbytes=BLOCK_NBYTES,
                     inline_nbytes=BLOCK_NBYTES,
                 )
-                with self._lock:
+                with self._counting:
                     self.num_bytes_received += frame.total_nbytes
                 if frame.kind == frames.GOODBYE:
                     if frame.tag > self.size:
@@ -347,10 +318,9 @@ class GlooTransport:
                 if self._is_closed:
                     continue
                 arrival = Arrival(ARRIVED, peer, frame.job, frame.tag, message, monotonic())
-                with self._lock:
-                    self._bytes_unread[peer] += message_nbytes(message)
+                self._unread.add(peer, message_nbytes(message))
                 self._arrivals.put(arrival if copy is None else CopiedArrival(arrival, copy))
-                self._await_room(peer)
+                self._unread.wait_for_room(peer)
         except WireError as error:
             # The start of the next block is not known any more.
             self._arrivals.put(Arrival(LOST, peer, message=f"it sent what is no message: {error}"))
