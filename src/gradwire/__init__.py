@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gradwire.experiment.run.outcome import Run
     from gradwire.experiment.run.registries import register
     from gradwire.experiment.simulate.simulation import resume, simulate
+    from gradwire.experiment.sweep.results import load
+    from gradwire.experiment.sweep.sweep import sweep
     from gradwire.integration.collectives import (
         Adasum,
         Average,
@@ -96,6 +98,7 @@ __all__ = [
     "gloo_built",
     "init",
     "is_initialized",
+    "load",
     "local_rank",
     "local_sgd",
     "local_size",
@@ -114,6 +117,7 @@ __all__ = [
     "shutdown",
     "simulate",
     "size",
+    "sweep",
     "synchronize",
 ]
 
@@ -173,6 +177,8 @@ _WHERE = {
     "resume": "gradwire.experiment.simulate.simulation",
     "run": "gradwire.experiment.processes.ranks",
     "simulate": "gradwire.experiment.simulate.simulation",
+    "load": "gradwire.experiment.sweep.results",
+    "sweep": "gradwire.experiment.sweep.sweep",
     **dict.fromkeys(_COLLECTIVES, "gradwire.integration.collectives"),
     **dict.fromkeys(_PROCESS, "gradwire.integration.process"),
 }

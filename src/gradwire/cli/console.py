@@ -66,7 +66,7 @@ class Meter:
         def line(row: Row, steps: int) -> None:
             kind = "time" if "time_s" in row else "virtual time"
             seconds = row["time_s" if "time_s" in row else "virtual_time_s"]
-            _write_line(
+            write_line(
                 f"{name}: step {row['step']}/{steps}, test {score_name(row)} "
                 f"{format_score(row)}, {kind} {format_seconds(seconds)}"
             )
@@ -74,7 +74,7 @@ class Meter:
         return line
 
 
-def _write_line(text: str) -> None:
+def write_line(text: str) -> None:
     """To standard error, in one call: Ctrl-C may come before or after it, not before its end."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -88,7 +88,7 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         def progress(what: str, done: int, total: int) -> None:
             status.update(f"{done}/{total} {escape(what)}")
             if not errors.is_terminal and what:
-                _write_line(f"{done + 1}/{total} {what}")
+                write_line(f"{done + 1}/{total} {what}")
 
         yield progress
 

@@ -21,6 +21,7 @@ from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
 from gradwire.cli.run import RunCommand
+from gradwire.cli.sweep import SweepCommand
 from gradwire.cli.timeline import TimelineCommand, TimelineConfig
 from gradwire.cli.values import check_values, given_options
 from gradwire.core.errors import DataError, StoppedError
@@ -123,6 +124,7 @@ def _commands(path: Path | None) -> dict[str, Any]:
         "ps": PsCommand(config=default_config(path)),
         "launch": LaunchCommand(),
         "probe": ProbeCommand(default_config(path)),
+        "sweep": SweepCommand(Path()),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),
         "rd": RDCommand(),

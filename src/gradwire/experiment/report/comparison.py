@@ -49,8 +49,8 @@ def comparison_table(rows: Sequence[Row]) -> Table:
             escape(row["method"]),
             format_score(row),
             format_bytes(row["bytes_per_worker_step"]),
-            _times(row["ratio_fp32"]),
-            _times(row["ratio_fp16"]),
+            format_ratio(row["ratio_fp32"]),
+            format_ratio(row["ratio_fp16"]),
             *("-" if s is None else format_seconds(s) for s in row["virtual_times_s"].values()),
         )
     return table
@@ -103,7 +103,7 @@ def counted_headers(architecture: str) -> str:
     return f"{HEADER_NBYTES} bytes counted for each header" if has_servers else ""
 
 
-def _times(ratio: float | None) -> str:
+def format_ratio(ratio: float | None) -> str:
     if ratio is None:
         return "-"
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"

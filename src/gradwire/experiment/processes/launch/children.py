@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gradwire.experiment.processes.launch.signals import Interrupted, held
 from gradwire.runtime.storage.files import write_atomically
 
-_REPORT, _PARENT = "GRADWIRE_REPORT", "GRADWIRE_PARENT"
+_REPORT, PARENT = "GRADWIRE_REPORT", "GRADWIRE_PARENT"
 _NUM_TAIL_LINES = 20  # shown of the output of a rank that ended without a report
 WRONG, LOST = 2, 3  # exit codes: the settings are wrong; a rank was lost
 
@@ -58,7 +58,7 @@ class Children:
         files: Sequence[int] = (),
     ) -> None:
         """Starts a process, perhaps instead of one that has ended. It inherits these files."""
-        own = {_PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
+        own = {PARENT: str(os.getpid()), _REPORT: str(self._report(rank))}
         self._report(rank).unlink(missing_ok=True)
         _joined_path(self._report(rank)).unlink(missing_ok=True)
         is_shown = self.is_shown(rank)
@@ -192,7 +192,7 @@ def is_launched() -> bool:
 
 def forget_launcher() -> None:
     """In a process that becomes another program: that program is no node of the launcher's."""
-    for name in (_REPORT, _PARENT):
+    for name in (_REPORT, PARENT):
         os.environ.pop(name, None)
 
 
@@ -249,7 +249,7 @@ def _model_path(report: Path) -> Path:
 
 def die_with_parent() -> None:
     """In a rank: it is killed when the process that started it ends."""
-    parent = int(os.environ[_PARENT])
+    parent = int(os.environ[PARENT])
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
