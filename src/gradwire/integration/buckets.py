@@ -7,14 +7,17 @@ the end of the backward pass those that are left leave as well, with zeros for p
 gradient; then all means are awaited, and become the gradients.
 """
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd import Variable
 
@@ -82,6 +85,22 @@ def cut_into_buckets(
         prefix = "" if len(kinds) == 1 else f"{dtype} {device} "
         made += _buckets_of(own, scheduling, profile_of, prefix)
     return made
+
+
+def check_outermost() -> None:
+    """Raises in a backward pass inside another one: it would be taken for a whole one.
+
+    Checkpoints with use_reentrant=True call `backward` in the backward pass.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == torch.utils.checkpoint.__name__:
+            raise RuntimeError(
+                "the first gradient of this backward pass comes from a checkpoint with "
+                "use_reentrant=True, which is a backward pass of its own, so gradients would be "
+                "exchanged several times. Write checkpoint(..., use_reentrant=False)"
+            )
+        frame = frame.f_back
 
 
 def _tensors_of(named: Named) -> list[Bucket]:
@@ -204,6 +223,7 @@ class BucketExchange:
         if self._at_end is not None and self._at_end() is None:
             self._forget_interrupted()
         if self._at_end is None:
+            check_outermost()
 
             def at_end() -> None:
                 self._end_of_backward()
@@ -214,6 +234,7 @@ class BucketExchange:
             self._densify(parameter)
         bucket, key = self._bucket_of[id(parameter)], id(parameter)
         if bucket.future is not None:
+            self._check_alive()
             raise RuntimeError(
                 f"another gradient of {self._names[key]} came after it had been sent: it is "
                 'computed in several parts (reentrant checkpointing?). Take scheduling="sequential"'
@@ -257,6 +278,7 @@ class BucketExchange:
     def _forget_interrupted(self) -> None:
         """Begins anew after a backward pass that an exception has ended."""
         if any(bucket.future is not None for bucket in self._buckets):
+            self._check_alive()
             raise RuntimeError(
                 "an earlier backward pass has failed when some of its gradients had been sent: "
                 "start again from a checkpoint"
@@ -264,8 +286,14 @@ class BucketExchange:
         self._at_end = None
         self._reset()
 
+    def _check_alive(self) -> None:
+        """Raises why exchanges have ended, if they have."""
+        if self.exchange is not None:
+            self.exchange.check_alive()
+
     def check_complete(self) -> None:
         """Raises if an exception has ended the backward pass of the gradients that are there."""
+        self._check_alive()
         if self._at_end is not None:
             raise RuntimeError(
                 "the backward pass has not ended, or has failed, so gradients are incomplete and "

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.autograd import Variable
 
 from gradwire.core.codec import Compression
+from gradwire.integration.buckets import check_outermost
 from gradwire.integration.communicator import communicator_of
 from gradwire.integration.exchange import Exchange, Layout
 from gradwire.integration.names import check_rules, named_tensors, rows_of
@@ -41,8 +43,10 @@ class DDPState:
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         timeout_s: float,
         native: bool,
+        scaler: GradScaler | None,
     ) -> None:
         self._settings, self._group = settings, group
+        self._scaler = scaler
         self._timeout_s, self._native = timeout_s, native
         named = None if named_parameters is None else named_tensors(named_parameters)
         # Compared before the first mean: of later buckets nothing is.
@@ -77,6 +81,11 @@ class DDPState:
 
     def run(self, bucket: dist.GradBucket) -> "torch.futures.Future[Tensor]":
         """The hook of DDP."""
+        if torch._C._current_graph_task_id() == -1:
+            raise RuntimeError(
+                "DDP exchanges a bucket outside of a backward pass, as in model.join(), with which "
+                "this hook does not work: let all ranks take the same number of steps"
+            )
         x = bucket.buffer()
         exchange = self._exchange_on(x.device)
         result: torch.futures.Future[Tensor] = torch.futures.Future(
@@ -89,6 +98,7 @@ class DDPState:
             return result
         self._indices.add(bucket.index())
         if not self._pending:  # the first bucket of a backward pass
+            check_outermost()
             Variable._execution_engine.queue_callback(self._finish)
         after = None
         if x.is_cuda:
@@ -111,7 +121,8 @@ class DDPState:
             communicator = communicator_of(
                 self._group, timeout_s=self._timeout_s, native=self._native, device=device
             )
-            self._exchange = Exchange(communicator, self._settings, communicator.new_label())
+            label = communicator.new_label()
+            self._exchange = Exchange(communicator, self._settings, label, self._scaler)
             self._exchange.agree_on({"parameters": self._parameters})
             self._meter.begin(communicator, self._exchange.label)
             if self._loaded:
@@ -165,13 +176,16 @@ def ddp_comm_hook(
     steps_per_epoch: float | None = None,
     timeout_s: float = 300.0,
     native: bool = True,
+    scaler: GradScaler | None = None,
 ) -> tuple[DDPState, Hook]:
     """State and hook for `DistributedDataParallel.register_comm_hook`.
 
     `process_group`: the one that DDP got, if any. `timeout_s`: how long nothing may happen while
     this rank waits for others. `native`: values that can be added on the way (`identity`, `fp16`,
     `randomk`) are averaged by gloo's all-reduce, float16 in its own precision as by torch's hook;
-    without it by messages, with the simulator's bits.
+    without it by messages, with the simulator's bits. `scaler`: the GradScaler that losses are
+    multiplied by, if any.
     """
     settings = Settings.parse(compression, architecture, seed, steps_per_epoch)
-    return DDPState(settings, process_group, named_parameters, timeout_s, native), _hook
+    state = DDPState(settings, process_group, named_parameters, timeout_s, native, scaler)
+    return state, _hook

@@ -5,6 +5,10 @@ program as in simulated runs, posted to the communicator's thread. The state of 
 to the tensors: where they come in other buckets than before (DDP rebuilds its buckets after the
 first iteration), all ranks move it.
 
+With a GradScaler gradients come multiplied by its scale, which changes. They are divided by it
+before they are compressed, and means are multiplied by it, so that what is kept from step to step
+has one unit.
+
 NaN and infinity, which mixed precision produces while the loss scale is too high, must neither stop
 a run nor enter a residual. A rank that finds them sends zeros instead, and with the last bucket of
 a step all ranks tell each other. If any rank had some, that bucket's mean is NaN on all ranks, as
@@ -20,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 
 from gradwire.compression.feedback.ef import warn_if_unfed
 from gradwire.compression.identity import Identity
@@ -38,6 +43,11 @@ from gradwire.warning import GradwireWarning
 
 Layout = tuple[Placed, ...]  # the tensors of a bucket, in order
 
+_LOADED_LATER = (
+    "the state of compression was loaded on some ranks only, after the first step: rank {} has "
+    "loaded {} states and is in step {}, rank {} has loaded {} and is in step {}. Load it on every "
+    "rank, of each its own state_dict, or on none"
+)
 _LOADED_BY_SOME = (
     "the state of compression (residuals, momenta) was loaded on some ranks only, so all begin "
     "without. To keep it, save the state_dict of each rank, and load it there"
@@ -47,7 +57,13 @@ _LOADED_BY_SOME = (
 class Exchange:
     """The exchanges of one model's gradients. All ranks make theirs with the same settings."""
 
-    def __init__(self, communicator: Communicator, settings: Settings, label: str) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        settings: Settings,
+        label: str,
+        scaler: GradScaler | None = None,
+    ) -> None:
         self.communicator = communicator
         self.settings = settings
         self.reducer = lift(settings.compression, settings.steps_per_epoch)
@@ -63,7 +79,10 @@ class Exchange:
         self._is_spoiled = False  # this step, on some rank
         self._agreed: Mapping[str, Any] = {}  # besides the settings
         self._is_checked = self._has_begun = False
+        self._scaler = scaler
+        self._scale = 1.0  # of the gradients in this step
         self._has_loaded = False
+        self._num_loads = 0  # since the first step
         self._has_dropped = False  # this rank, what it had loaded
         self._is_exact = isinstance(settings.compression, Identity)
 
@@ -90,6 +109,8 @@ class Exchange:
                     warnings.warn(_LOADED_BY_SOME, GradwireWarning, stacklevel=3)
                 warn_if_unfed(self.settings.compression, self._spec(tensors, x), stacklevel=3)
         step = self.step
+        if self._scaler is not None and not self._used:  # the first bucket of a step
+            self._scale = self._scaler.get_scale()
         self._used.add(tensors)
         return self.communicator.post(
             lambda node: self._mean(node, name, tensors, x, step, is_last, after),
@@ -107,6 +128,12 @@ class Exchange:
         """The mean of a bucket of finite values, for a program that the caller posts."""
         self._used.add(tensors)
         return await self._mean(node, name, tensors, x, step, is_last=False, after=None)
+
+    def check_alive(self) -> None:
+        """Raises why exchanges have ended, if they have: another rank was lost, or failed."""
+        failure = self.communicator.engine.failure
+        if failure is not None:
+            raise failure
 
     def finish_step(self) -> bool:
         """All means of a step are there; whether they can be used."""
@@ -144,25 +171,38 @@ class Exchange:
         group = self.settings.architecture.group(node, label)
         if self._is_exact:  # NaN is added like any other value
             return await group.mean(x)
+        scale = self._scale
+        if scale != 1.0:
+            x = await node.call(torch.mul, x, 1.0 / scale)
         if not await node.call(is_finite, x):
             self._found_nonfinite = True
             x = torch.zeros_like(x)
         told = None
         if is_last:  # all other buckets of the step have been looked at
-            flag = torch.tensor([float(self._found_nonfinite)])
-            told = await node.spawn(self._exact_group(node, f"{label} nonfinite").max(flag))
+            told = await node.spawn(self._compare_steps(node, f"{label} step"))
         state = await self._state(tensors, x, self._exact_group(node, f"{label} regroup"))
         key = self._key.at(step).private(node.rank).child(name)
         reduced = await self.reducer.mean(x, state, key, group)
         self._states[tensors] = reduced.state
         mean = _apart(reduced.mean, reduced.state)
-        if told is None:
-            return mean
-        bad: Tensor = await node.join(told)
-        if not float(bad):
+        if scale != 1.0:
+            mean = await node.call(mean.mul_, scale)
+        if told is None or not await node.join(told):
             return mean
         self._is_spoiled = True
         return torch.full_like(mean, float("nan"))
+
+    async def _compare_steps(self, node: Node, label: str) -> bool:
+        """Whether some rank has found NaN or infinity in this step. Raises if states were loaded on
+        some ranks only."""
+        own = [float(self._found_nonfinite), float(self._num_loads), float(self.step)]
+        group = self._exact_group(node, label)
+        everyone = await group.all_gather(torch.tensor(own, dtype=torch.float64))
+        rows = [tuple(map(int, row)) for row in everyone]
+        for other, row in enumerate(rows):
+            if row[1:] != rows[0][1:]:
+                raise DifferentSettingsError(_LOADED_LATER.format(0, *rows[0][1:], other, *row[1:]))
+        return any(row[0] for row in rows)
 
     async def _state(self, tensors: Layout, x: Tensor, group: Group) -> State:
         """The state of a bucket; a new one, or moved from other buckets, at its first exchange."""
@@ -174,7 +214,12 @@ class Exchange:
             for layout, state in self._states.items()
             if names & {placed[0] for placed in layout}
         }
-        if {placed[0] for layout in old for placed in layout} >= names:
+        if old:  # tensors that are new begin on their own
+            known = {placed[0] for layout in old for placed in layout}
+            for name, start, stop, shape in tensors:
+                if name not in known:
+                    alone = ((name, 0, stop - start, shape),)
+                    old[alone] = self.reducer.init(self._spec(alone, x), group.size)
             specs = [self._spec(layout, x) for layout in old]
             (state,) = await regroup_here(self.reducer, list(old.values()), specs, [spec], group)
         else:
@@ -245,6 +290,7 @@ class Exchange:
         else:
             states = self._resized(rows, own, size)
         first, self._has_loaded = rows[0], True
+        self._num_loads += self._has_begun
         layouts = [_layout(row["tensors"]) for row in first["buckets"]]
         self.step = first["step"]
         self._dtypes = {

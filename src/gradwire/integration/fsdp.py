@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
@@ -212,6 +213,7 @@ def compress_replicas(
     steps_per_epoch: float | None = None,
     timeout_s: float = 300.0,
     native: bool = True,
+    scaler: GradScaler | None = None,
 ) -> CompressedReplicas:
     """Averages the gradients of a model that FSDP2 has sharded with those of other replicas.
 
@@ -239,7 +241,7 @@ def compress_replicas(
     settings = Settings.parse(compression, "allreduce", seed, steps_per_epoch)
     device = next(model.parameters()).device
     communicator = communicator_of(group, timeout_s=timeout_s, native=native, device=device)
-    exchange = Exchange(communicator, settings, communicator.new_label())
+    exchange = Exchange(communicator, settings, communicator.new_label(), scaler)
     exchange.agree_on({"parameters": [[n, list(p.shape)] for n, p in model.named_parameters()]})
     shard = min(dist.get_process_group_ranks(group))
     replicas = CompressedReplicas(exchange, shard, device)

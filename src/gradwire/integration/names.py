@@ -56,7 +56,7 @@ def check_trained(optimizer: Optimizer, exchanged: Container[int]) -> None:
     """
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
-            has_grad = parameter.requires_grad and parameter.grad is not None
+            has_grad = parameter.requires_grad and parameter.grad is not None and parameter.numel()
             if has_grad and id(parameter) not in exchanged:
                 raise RuntimeError(
                     f"parameter {place} of group {number} ({list(parameter.shape)}) was frozen "

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradwire.core.codec import Compression
@@ -44,22 +45,6 @@ class _Distributed(Optimizer):
     _rebuild: Callable[[], BucketExchange]
     _known: Container[int] | None  # the ids of parameters that have names; None: all get one
     _loaded: Any
-
-    def step(self, closure: Any = None) -> Any:
-        if closure is None:
-            self.synchronize()
-            check_trained(self, self._buckets)
-            return super().step()
-
-        def averaged() -> Any:
-            loss = closure()
-            self.synchronize()
-            check_trained(self, self._buckets)
-            return loss
-
-        return super().step(averaged)
-
-    step.hooked = True  # type: ignore[attr-defined]  # hooks of a step run in that of the base class
 
     def synchronize(self) -> None:
         """Exchanges gradients that have not been, after fewer backward passes than were agreed."""
@@ -119,6 +104,34 @@ class _Distributed(Optimizer):
             self._buckets.exchange.load_state_dict(saved)
 
 
+def _before_step(
+    optimizer: _Distributed, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The hook before a step: averages gradients that have not been. A closure averages its own.
+
+    It is a hook since schedulers of the learning rate keep the `step` that was there before.
+    """
+
+    def average() -> None:
+        optimizer.synchronize()
+        check_trained(optimizer, optimizer._buckets)
+
+    own, *rest = args
+    closure = rest[0] if rest else kwargs.get("closure")
+    if closure is None:
+        average()
+        return args, kwargs
+
+    def averaged() -> Any:
+        loss = closure()
+        average()
+        return loss
+
+    if rest:
+        return (own, averaged, *rest[1:]), kwargs
+    return args, {**kwargs, "closure": averaged}
+
+
 def DistributedOptimizer(
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -136,6 +149,7 @@ def DistributedOptimizer(
     steps_per_epoch: float | None = None,
     timeout_s: float = 300.0,
     native: bool = True,
+    scaler: GradScaler | None = None,
 ) -> Any:
     """The optimizer, which from now on takes steps on gradients averaged over all ranks.
 
@@ -196,7 +210,7 @@ def DistributedOptimizer(
 
     def make_exchange(device: torch.device) -> Exchange:
         communicator = make_communicator(device)
-        exchange = Exchange(communicator, settings, communicator.new_label())
+        exchange = Exchange(communicator, settings, communicator.new_label(), scaler)
         if made._loaded:
             exchange.load_state_dict(made._loaded)
         return exchange
@@ -206,7 +220,9 @@ def DistributedOptimizer(
             (names.setdefault(id(parameter), f"parameter {len(names)}"), parameter)
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.requires_grad and (named_parameters is None or id(parameter) in names)
+            if parameter.requires_grad
+            and parameter.numel()  # else there is nothing to average
+            and (named_parameters is None or id(parameter) in names)
         ]
 
     def make_buckets() -> BucketExchange:
@@ -231,6 +247,7 @@ def DistributedOptimizer(
     made._known = None if named_parameters is None else names
     made._rebuild = make_buckets
     made._buckets = make_buckets()
+    made.register_step_pre_hook(_before_step)
     return made
 
 

@@ -89,6 +89,7 @@ class NativeMeans:
     def end(self, task: Task) -> None:
         """A program has ended: it may be the turn of another."""
         self._unjoined.pop(task, None)
+        self._num_spawned.pop(task, None)
         self._left.pop(task, None)
         self._give_up_turn(task)
 

@@ -85,10 +85,12 @@ class Children:
         """Sends a signal to the processes that run, or to some of them."""
         for rank, process in self._processes.items():
             if process.poll() is None and (ranks is None or rank in ranks):
-                process.send_signal(number)
+                _signal_group(process, number)
 
     def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        """Also processes that others have started and left behind, as a shell does."""
+        for process in self._processes.values():
+            _signal_group(process, signal.SIGKILL)
         for process in self._processes.values():
             process.wait()
 
@@ -132,6 +134,22 @@ class Children:
 
     def _output(self, rank: int) -> Path:
         return self._place / f"output-{rank}"
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """To the process and all that it has started: it leads a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        if process.returncode is None or not _exists(process.pid):
+            os.killpg(process.pid, number)
+
+
+def _exists(pid: int) -> bool:
+    """Of a process that has ended: whether another one has its number. None has while processes
+    that it started are there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 def failure_of(
