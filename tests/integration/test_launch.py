@@ -166,6 +166,18 @@ def test_signals_are_forwarded(launched, how, number):
 
 
 @SLOW
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_shell_has_started_is_ended(launched, number):
+    """Two processes of a worker: a shell and its child. Nothing is left of them: see `launched`."""
+    script = f"{sys.executable} {launched.script} waits {launched.folder}; true"
+    process = launched.start("--workers", "1", "--", "bash", "-c", script)
+    wait_until(lambda: (launched.folder / "there0").exists())
+    process.send_signal(number)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + number
+
+
+@SLOW
 def test_a_killed_launcher_leaves_nothing(launched):
     process = launched.local("waits")
     wait_until(lambda: all((launched.folder / f"there{rank}").exists() for rank in range(2)))
