@@ -184,7 +184,12 @@ CODECS = (
 )
 
 
-def methods(bucket_mb: float | None) -> dict[str, Method]:
+# Those that are also measured with other buckets than DDP's own: for each layer, and in one.
+BUCKETED = CODECS[2:]
+BUCKETS_MB = {"buckets of 4 MB": 4.0, "one bucket": 100.0}
+
+
+def methods() -> dict[str, Method]:
     found: dict[str, Method] = {
         "compute only": compute_only,
         "DDP fp32": partial(ddp, None, None),
@@ -197,12 +202,11 @@ def methods(bucket_mb: float | None) -> dict[str, Method]:
     }
     for codec in CODECS:
         hook = partial(gradwire.ddp_comm_hook, codec)
-        found[f"hook {codec}"] = partial(ddp, hook, bucket_mb)
+        found[f"hook {codec}"] = partial(ddp, hook, None)
+        for name, bucket_mb in BUCKETS_MB.items() if codec in BUCKETED else ():
+            found[f"hook {codec}, {name}"] = partial(ddp, hook, bucket_mb)
     for codec in CODECS:
-        options = {}
-        if bucket_mb is not None:
-            options["scheduling"] = f"fusion({round(bucket_mb * (1 << 20) / 4)})"
-        found[f"optimizer {codec}"] = partial(distributed_optimizer, codec, options)
+        found[f"optimizer {codec}"] = partial(distributed_optimizer, codec, {})
     found["compute only, after"] = compute_only
     return found
 
@@ -210,15 +214,13 @@ def methods(bucket_mb: float | None) -> dict[str, Method]:
 # Measuring, on every rank.
 
 
-def measure(
-    rank: int, chosen: Sequence[str], bucket_mb: float | None, budget_s: float
-) -> dict[str, Any]:
+def measure(rank: int, chosen: Sequence[str], budget_s: float) -> dict[str, Any]:
     """Seconds of each step, and bytes sent in a step, by method."""
     torch.manual_seed(rank)
     module = mlp()
     for parameter in module.parameters():
         dist.broadcast(parameter.data, 0)
-    every = methods(bucket_mb)
+    every = methods()
     found = {}
     for name in chosen:
         step = every[name](copy.deepcopy(module))
@@ -327,11 +329,11 @@ def table(mbit: float | None, results: Sequence[dict[str, Any]]) -> list[dict[st
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    head = f"{'':34} {'step ms':>8} {'MB sent':>8} {'ideal':>7} {'ratio':>6} {'of DDP':>7} steps"
+    head = f"{'':46} {'step ms':>8} {'MB sent':>8} {'ideal':>7} {'ratio':>6} {'of DDP':>7} steps"
     print(head)
     for row in rows:
         print(
-            f"{row['method']:34} {row['step_ms']:8.1f} {row['bytes'] / 1e6:8.3f} "
+            f"{row['method']:46} {row['step_ms']:8.1f} {row['bytes'] / 1e6:8.3f} "
             f"{row['ideal_ms']:7.1f} {row['of_ideal']:6.2f} {row['of_ddp']:7.3f} {row['steps']:5}"
         )
     sys.stdout.flush()
@@ -342,7 +344,6 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=["50", "100", "1000", "none"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--budget", type=float, default=4.0, help="seconds for each method")
-    parser.add_argument("--bucket-mb", type=float, help="of the hook; DDP's own unless given")
     parser.add_argument("--only", nargs="+", help="methods whose names contain one of these")
     parser.add_argument("--overhead-steps", type=int, default=200, help="of one rank")
     parser.add_argument("--processor", default=platform.machine(), help="named in the results")
@@ -354,7 +355,7 @@ def main() -> None:
         return
     chosen = [
         name
-        for name in methods(args.bucket_mb)
+        for name in methods()
         if not args.only or any(part in name for part in args.only)
     ]
     every = []
@@ -368,9 +369,7 @@ def main() -> None:
                 share = rate / mbit / 1e6
                 carried = f"{text} Mbit/s, of which one stream of TCP carries {share:.3f}"
             print(f"\n{args.ranks} ranks, {carried}")
-            results = on_ranks(
-                args.ranks, measure, chosen, args.bucket_mb, args.budget, hosts=hosts
-            )
+            results = on_ranks(args.ranks, measure, chosen, args.budget, hosts=hosts)
         rows = table(mbit, results)
         show(rows)
         every += rows

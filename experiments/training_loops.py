@@ -46,7 +46,8 @@ def cells(rows: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
 def named(method: str) -> str:
     kind, _, codec = method.partition(" ")
     if kind == "hook":
-        return f"`ddp_comm_hook('{codec}')`"
+        codec, comma, buckets = codec.partition(", ")
+        return f"`ddp_comm_hook('{codec}')`{comma}{buckets}"
     return f"`DistributedOptimizer`, `{codec}`" if kind == "optimizer" else method
 
 
