@@ -354,9 +354,7 @@ def main() -> None:
         print(f"skipped: {problem}")
         return
     chosen = [
-        name
-        for name in methods()
-        if not args.only or any(part in name for part in args.only)
+        name for name in methods() if not args.only or any(part in name for part in args.only)
     ]
     every = []
     for text in args.rates:

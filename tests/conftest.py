@@ -14,6 +14,8 @@ pytest.register_assert_rewrite("gradwire.testing")
 from gradwire.testing import quadratics  # noqa: E402, rewritten only if imported after
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("default")
 

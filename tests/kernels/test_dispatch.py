@@ -70,7 +70,7 @@ def test_without_the_library_the_wish_for_native_is_an_error():
 
 def test_an_unknown_wish_lists_the_known_ones(monkeypatch):
     monkeypatch.setenv("GRADWIRE_KERNELS", "cuda")
-    with pytest.raises(ValueError, match="'cuda'; it can be 'native', 'reference' or unset"):
+    with pytest.raises(ValueError, match="'cuda'; it can be 'native', 'reference', 'triton'"):
         kernels.pack_signs(torch.zeros(3))
 
 
@@ -82,7 +82,39 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
 
 def test_other_devices_run_the_reference(monkeypatch):
     monkeypatch.setenv("GRADWIRE_KERNELS", "native")
+    assert _dispatch.pick(torch.device("xpu"), max, min, lambda: sum) is min
     assert _dispatch.pick(torch.device("cuda"), max, min) is min
+
+
+def test_cuda_runs_triton_unless_the_reference_is_wished_for(monkeypatch):
+    pytest.importorskip("triton")
+    device = torch.device("cuda")
+    monkeypatch.delenv("GRADWIRE_KERNELS", raising=False)
+    assert _dispatch.pick(device, max, min, lambda: sum) is sum
+    monkeypatch.setenv("GRADWIRE_KERNELS", "reference")
+    assert _dispatch.pick(device, max, min, lambda: sum) is min
+
+
+def test_triton_runs_on_the_cpu_only_if_it_is_interpreted(monkeypatch):
+    monkeypatch.setenv("GRADWIRE_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert _dispatch.runs_triton(torch.device("cpu"))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert not _dispatch.runs_triton(torch.device("cpu"))
+
+
+def test_without_triton_the_reference_runs_and_says_so_once(monkeypatch):
+    def missing() -> None:
+        raise _dispatch.TritonError("triton cannot be imported (no such module)")
+
+    monkeypatch.setattr(_dispatch, "_import_triton", missing)
+    monkeypatch.delenv("GRADWIRE_KERNELS", raising=False)
+    _dispatch._warn_once.cache_clear()
+    with pytest.warns(GradwireWarning, match="triton cannot be imported .*; install triton"):
+        assert _dispatch.pick(torch.device("cuda"), max, min, lambda: sum) is min
+    monkeypatch.setenv("GRADWIRE_KERNELS", "triton")
+    with pytest.raises(ValueError, match="GRADWIRE_KERNELS is 'triton' but triton cannot be"):
+        _dispatch.runs_triton(torch.device("cuda"))
 
 
 def test_one_warning_class_for_users():

@@ -207,5 +207,5 @@ __all__ = [
 
 
 def backend() -> Literal["native", "reference"]:
-    """What runs on CPU tensors, for reports; other devices run the reference."""
+    """What runs on CPU tensors, for reports; on CUDA Triton does where it is installed."""
     return cpu_backend()

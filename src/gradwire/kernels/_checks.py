@@ -5,18 +5,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradwire.kernels._dispatch import cpu_backend
+from gradwire.kernels._dispatch import cpu_backend, runs_triton
 from gradwire.kernels._motion import Motion, Residual
 
 
 def fuses(*tensors: Residual | None) -> bool:
-    """Whether the fused kernels below run in C on these: float32 on the CPU, library loaded.
+    """Whether the fused kernels below run in C or Triton on these float32 vectors.
 
     They are there for speed alone; for everything else codecs compose torch operations.
     """
-    return cpu_backend() == "native" and all(
-        x is None or (x.dtype == torch.float32 and x.device.type == "cpu")
-        for x in _vectors(*tensors)
+    vectors = [x for x in _vectors(*tensors) if x is not None]
+    if any(x.dtype != torch.float32 for x in vectors):
+        return False
+    devices = {x.device for x in vectors}
+    return all(
+        runs_triton(device) or (device.type == "cpu" and cpu_backend() == "native")
+        for device in devices or {torch.device("cpu")}
     )
 
 

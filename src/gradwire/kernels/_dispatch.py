@@ -1,15 +1,18 @@
 """Chooses, per call, which backend runs an operation.
 
-On the CPU the C library runs if it was built and loads, else the torch reference, with one
-warning; on other devices the reference, but for a few operations of very many small steps, which
-go through the CPU. The environment variable GRADWIRE_KERNELS overrides:
-`reference` forces the readable one, `native` makes a missing C library an error.
+On the CPU the C library runs if it was built and loads, on CUDA Triton's kernels if Triton is
+installed; else the torch reference, with one warning. An operation that a backend does not have
+runs in the reference; a few of very many small steps go through the CPU instead. The environment
+variable GRADWIRE_KERNELS overrides: `reference` forces the readable one, `native` makes a missing C
+library an error, `triton` a missing Triton. With `triton` and TRITON_INTERPRET=1 Triton's kernels
+are interpreted for CPU tensors, too: slow, for tests.
 """
 
 import os
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -19,25 +22,54 @@ from gradwire.kernels.native._library import LibraryError, load
 from gradwire.warning import GradwireWarning
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
+Wish = Literal["", "native", "reference", "triton"]
 
 _VARIABLE = "GRADWIRE_KERNELS"
+_INTERPRET = "TRITON_INTERPRET"
+
+
+class TritonError(Exception):
+    """Triton cannot be imported."""
+
+
+class InTriton:
+    """The operations of a module of `kernels/triton`, which is imported when one is called: not
+    everybody has Triton."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, operation: str) -> Callable[[], Any]:
+        return partial(_load_triton, self._module, operation)
 
 
 @cache
-def _warn_once(reason: str) -> None:
+def _load_triton(module: str, operation: str) -> Any:
+    return getattr(import_module(f"gradwire.kernels.triton.{module}"), operation)
+
+
+@cache
+def _warn_once(reason: str, remedy: str) -> None:
     warnings.warn(
-        f"gradwire runs its torch reference kernels because {reason}; reinstall "
-        f"gradwire where there is a C compiler, or set {_VARIABLE}=reference to accept this",
+        f"gradwire runs its torch reference kernels because {reason}; {remedy}, or set "
+        f"{_VARIABLE}=reference to accept this",
         GradwireWarning,
         stacklevel=5,  # the caller of the public operation
     )
 
 
+def _wish() -> Wish:
+    wish = os.environ.get(_VARIABLE, "")
+    if wish not in ("", "native", "reference", "triton"):
+        raise ValueError(
+            f"{_VARIABLE} is {wish!r}; it can be 'native', 'reference', 'triton' or unset"
+        )
+    return wish  # type: ignore[return-value]
+
+
 def cpu_backend() -> Literal["native", "reference"]:
     """What runs on CPU tensors."""
-    wish = os.environ.get(_VARIABLE, "")
-    if wish not in ("", "native", "reference"):
-        raise ValueError(f"{_VARIABLE} is {wish!r}; it can be 'native', 'reference' or unset")
+    wish = _wish()
     if wish == "reference":
         return "reference"
     try:
@@ -48,28 +80,82 @@ def cpu_backend() -> Literal["native", "reference"]:
                 f"{_VARIABLE} is 'native' but {error}; reinstall gradwire where there is "
                 f"a C compiler, or unset {_VARIABLE}"
             ) from error
-        _warn_once(str(error))
+        _warn_once(str(error), "reinstall gradwire where there is a C compiler")
         return "reference"
     return "native"
 
 
-def pick(device: torch.device, native: Operation, reference: Operation) -> Operation:
-    """The one of an operation's implementations to run on tensors of `device`."""
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on tensors of a device."""
+    wish = _wish()
+    if device.type == "cpu":
+        return wish == "triton" and os.environ.get(_INTERPRET) == "1"
+    if device.type != "cuda" or wish == "reference":
+        return False
+    try:
+        _import_triton()
+    except TritonError as error:
+        if wish == "triton":
+            raise ValueError(
+                f"{_VARIABLE} is 'triton' but {error}; install triton, or unset {_VARIABLE}"
+            ) from error
+        _warn_once(str(error), "install triton")
+        return False
+    return True
+
+
+@cache
+def _import_triton() -> None:
+    try:
+        import_module("triton")
+    except ImportError as error:
+        raise TritonError(f"triton cannot be imported ({error})") from error
+
+
+def pick(
+    device: torch.device,
+    native: Operation,
+    reference: Operation,
+    triton: Callable[[], Operation] | None = None,
+) -> Operation:
+    """The one of an operation's implementations to run on tensors of `device`.
+
+    `triton` is an attribute of an `InTriton`; None where it has no such operation.
+    """
+    if triton is not None and runs_triton(device):
+        return _on_device(device, triton())
     if device.type == "cpu" and cpu_backend() == "native":
         return native
     return reference
+
+
+def _on_device(device: torch.device, operation: Operation) -> Operation:
+    """Triton launches on the current device, which may not be that of the tensors."""
+    if device.type == "cpu" or device.index is None:
+        return operation
+    if device.index == torch.cuda.current_device():
+        return operation
+
+    def run(*arguments: Any) -> Any:
+        with torch.cuda.device(device):
+            return operation(*arguments)
+
+    return run  # type: ignore[return-value]
 
 
 def pick_stepwise(
     device: torch.device,
     native: Callable[..., Tensor],
     reference: Callable[..., Tensor],
+    triton: Callable[[], Callable[..., Tensor]] | None = None,
 ) -> Callable[..., Tensor]:
     """As `pick`, for an operation of thousands of small steps, each of which needs the one before.
 
     To start them one by one on another device takes far longer than to copy its tensors to the C
     library and the result back.
     """
+    if triton is not None and runs_triton(device):
+        return _on_device(device, triton())
     if cpu_backend() != "native":
         return reference
     return native if device.type == "cpu" else _run_on_cpu(device, native)
