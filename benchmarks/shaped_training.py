@@ -102,6 +102,17 @@ def ddp(hook: Any, bucket_mb: float | None, module: nn.Module) -> Step:
     return steps_of(wrapped, sgd(wrapped))
 
 
+def nothing_exchanged() -> tuple[Any, Any]:
+    """What DDP itself takes to copy gradients into buckets and back."""
+
+    def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    return None, hook
+
+
 def torch_powersgd(rank: int) -> tuple[Any, Any]:
     # float() ... rounds: it starts at once, and buckets are rebuilt before.
     state = powerSGD_hook.PowerSGDState(
@@ -186,12 +197,15 @@ CODECS = (
 
 # Those that are also measured with other buckets than DDP's own: for each layer, and in one.
 BUCKETED = CODECS[2:]
+# Those whose payloads are gathered by default: scattered they have fewer bytes and more coding.
+SCATTERED = CODECS[3:4]
 BUCKETS_MB = {"buckets of 4 MB": 4.0, "one bucket": 100.0}
 
 
 def methods() -> dict[str, Method]:
     found: dict[str, Method] = {
         "compute only": compute_only,
+        "DDP, nothing exchanged": partial(ddp, nothing_exchanged, None),
         "DDP fp32": partial(ddp, None, None),
         "DDP fp16 hook": partial(ddp, lambda: (None, default_hooks.fp16_compress_hook), None),
         "DDP PowerSGD 1": partial(ddp, partial(torch_powersgd, 1), 100),
@@ -205,6 +219,9 @@ def methods() -> dict[str, Method]:
         found[f"hook {codec}"] = partial(ddp, hook, None)
         for name, bucket_mb in BUCKETS_MB.items() if codec in BUCKETED else ():
             found[f"hook {codec}, {name}"] = partial(ddp, hook, bucket_mb)
+        if codec in SCATTERED:
+            scattering = partial(hook, architecture='allreduce(route="scatter")')
+            found[f"hook {codec}, one bucket, scattered"] = partial(ddp, scattering, 100.0)
     for codec in CODECS:
         found[f"optimizer {codec}"] = partial(distributed_optimizer, codec, {})
     found["compute only, after"] = compute_only

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gradwire.core.node import Node
 from gradwire.experiment.processes.headers import HEADERS
@@ -67,9 +68,18 @@ class Communicator:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def post(self, program: Program[R], *, num_collectives: int | None = 0) -> "Future[R]":
-        """Starts a program that exchanges something; all ranks post the same ones in order."""
-        return self.engine.post(program, num_collectives=num_collectives)
+    def post(
+        self,
+        program: Program[R],
+        *,
+        num_collectives: int | None = 0,
+        borrowed: Tensor | None = None,
+    ) -> "Future[R]":
+        """Starts a program that exchanges something; all ranks post the same ones in order.
+
+        `borrowed`: what it exchanges is written again as soon as the result is there.
+        """
+        return self.engine.post(program, num_collectives=num_collectives, borrowed=borrowed)
 
     def new_label(self) -> str:
         """For the messages of one more model. All ranks ask in the same order."""

@@ -115,6 +115,7 @@ class Exchange:
         return self.communicator.post(
             lambda node: self._mean(node, name, tensors, x, step, is_last, after),
             num_collectives=self.num_collectives,
+            borrowed=x,
         )
 
     @property

@@ -8,6 +8,10 @@ All ranks post the same programs in the same order. A program may form one mean 
 own all-reduce (`num_collectives=1`), or as many as it likes, of which each then waits until the
 programs before it have ended (`native_means.py`).
 
+What a program exchanges may be memory of the user's, such as a bucket of DDP, which is written
+again as soon as the result is there. Messages in such memory, which the post names as `borrowed`,
+are copied, since they may leave later.
+
 An exchange that fails on one rank can never end on the others. So the first failure ends the
 engine: all futures have its exception, and so does every later `post`. The other ranks hear of it
 and fail with `PeerLost`, which names this rank.
@@ -21,15 +25,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torch.autograd import profiler
 
+from gradwire import kernels
 from gradwire.core.errors import PeerLost
-from gradwire.core.node import Call, Collective, Node, Recv, Send, Tag
+from gradwire.core.node import Call, Collective, Framed, Node, Recv, Send, Tag
 from gradwire.core.wire import ANSWER, REQUEST
 from gradwire.runtime.interpreter.calls import Calls
 from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
 from gradwire.runtime.process.engine import ProcessEngine, StuckError
 from gradwire.runtime.process.frames import frame_nbytes
+from gradwire.runtime.process.transport import tensor_of
 
 
 @dataclass
@@ -44,6 +51,46 @@ class _Posted(NamedTuple):
     program: Program[Any]
     future: "Future[Any]"
     num_collectives: int | None
+    borrowed: Tensor | None
+
+
+class _Borrowed:
+    """Memory of the user's that programs under way exchange, and the copies of messages in it."""
+
+    def __init__(self) -> None:
+        self._places: dict[Task, int] = {}
+        self._copies: dict[int, list[tuple[Any, Any]]] = {}  # by place: messages and their copies
+
+    def add(self, task: Task, x: Tensor) -> None:
+        place = self._places[task] = x.untyped_storage().data_ptr()
+        self._copies[place] = []
+
+    def discard(self, task: Task) -> None:
+        place = self._places.pop(task, None)
+        if place is not None and place not in self._places.values():
+            del self._copies[place]
+
+    def clear(self) -> None:
+        self._places.clear()
+        self._copies.clear()
+
+    def own(self, message: Any) -> Any:
+        """The message, or a copy of it, the same for all receivers, if it lies in such memory."""
+        if not self._copies:
+            return message
+        data = tensor_of(message)
+        place = None if data is None else data.untyped_storage().data_ptr()
+        if data is None or place not in self._copies:
+            return message
+        copies = self._copies[place]
+        for given, copy in copies:
+            if given is message:
+                return copy
+        own: Any = kernels.empty(data.numel(), data.dtype, data.device).view(data.shape)
+        own.copy_(data)
+        own = Framed(message.header, own) if isinstance(message, Framed) else own
+        copies.append((message, own))
+        return own
 
 
 class _ProfiledCalls(Calls):
@@ -68,6 +115,7 @@ class PostingEngine(ProcessEngine):
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._posted: deque[_Posted] = deque()
         self._futures: dict[Task, Future[Any]] = {}
+        self._borrowed = _Borrowed()
         self._lock = threading.Lock()  # of the end: no post comes after it unseen
         self._is_closing = False
         self._is_aborted = False
@@ -75,7 +123,13 @@ class PostingEngine(ProcessEngine):
         # What the user gets in the place of an exception.
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
 
-    def post(self, program: Program[R], *, num_collectives: int | None = None) -> "Future[R]":
+    def post(
+        self,
+        program: Program[R],
+        *,
+        num_collectives: int | None = None,
+        borrowed: Tensor | None = None,
+    ) -> "Future[R]":
         """Starts a program, and returns at once. Any thread may call it."""
         future: Future[R] = Future()
         with self._lock:
@@ -84,7 +138,7 @@ class PostingEngine(ProcessEngine):
                 return future
             if self._is_closing:
                 raise RuntimeError("the engine is closed: nothing can be exchanged any more")
-            self._posted.append(_Posted(program, future, num_collectives))
+            self._posted.append(_Posted(program, future, num_collectives, borrowed))
         self._transport.wake()  # type: ignore[attr-defined]
         return future
 
@@ -118,12 +172,15 @@ class PostingEngine(ProcessEngine):
         finally:
             self._close_programs()
             self._natives.clear()
+            self._borrowed.clear()
 
     def _start_posted(self, node: Node) -> None:
         while self._posted:
-            program, future, num_collectives = self._posted.popleft()
+            program, future, num_collectives, borrowed = self._posted.popleft()
             task = self._start(self.rank, program(node))
             self._futures[task] = future
+            if borrowed is not None:
+                self._borrowed.add(task, borrowed)
             self._natives.post(task, num_collectives)
 
     # Counting. Messages are counted as received when a program reads them, since only that knows
@@ -132,6 +189,7 @@ class PostingEngine(ProcessEngine):
     def _send(self, task: Task, effect: Send) -> None:
         if effect.dst != self.rank and effect.dst not in self._peers.gone:
             self.traffic[_owner(effect.tag, effect.label)].sent += self._nbytes(effect.data)
+            effect.data = self._borrowed.own(effect.data)
         super()._send(task, effect)
 
     def _recv(self, task: Task, effect: Recv) -> Any:
@@ -163,6 +221,7 @@ class PostingEngine(ProcessEngine):
 
     def _finish(self, task: Task) -> None:
         super()._finish(task)
+        self._borrowed.discard(task)
         future = self._futures.pop(task, None)
         if future is not None:
             future.set_result(task.result)
