@@ -192,3 +192,44 @@ def test_a_table_that_ends_early_is_refused() -> None:
 def test_more_parts_than_a_byte_counts_are_refused() -> None:
     with pytest.raises(AssertionError, match="255"):
         Payload.pack({str(i): torch.zeros(1) for i in range(256)})
+
+
+def test_a_check_that_waits_runs_before_anybody_sees_the_payload() -> None:
+    kinds = {"a": (torch.float32, 3)}
+    payload = Payload.blank(kinds, 0, torch.device("meta"))  # like an accelerator: not the CPU
+    answers = iter([False, False, True])
+    asked = []
+
+    def check() -> None:
+        asked.append(1)
+        if not next(answers):
+            raise ValueError("not finite")
+
+    payload.check_later(check)
+    assert not asked
+    assert payload.nbytes == 24
+    with pytest.raises(ValueError, match="not finite"):
+        _ = payload.parts
+    with pytest.raises(ValueError, match="not finite"):
+        _ = payload.buffer
+    assert payload.parts["a"].shape == (3,)
+    assert payload.parts["a"].shape == (3,)
+    assert len(asked) == 3, "a check that has passed is not made again"
+
+
+def test_on_the_cpu_nothing_waits() -> None:
+    def check() -> None:
+        raise ValueError("not finite")
+
+    with pytest.raises(ValueError, match="not finite"):
+        Payload.blank({"a": (torch.float32, 3)}, 0, torch.device("cpu")).check_later(check)
+
+
+def test_parts_that_are_written_later_are_those_of_packed_ones() -> None:
+    given = {"a": torch.arange(5, dtype=torch.uint8), "b": torch.arange(3.0)}
+    blank = Payload.blank(
+        {name: (x.dtype, x.numel()) for name, x in given.items()}, 7, given["a"].device
+    )
+    for name, x in given.items():
+        blank.parts[name].copy_(x)
+    assert raw(blank) == raw(Payload.pack(given, 7))

@@ -286,6 +286,27 @@ def test_a_result_over_an_input_is_refused():
         kernels.encode_signs(x, residual, 100, out=residual)
     with pytest.raises(ValueError, match=r"float32 \[100\]"):
         kernels.encode_signs(x, residual, 100, out=torch.empty(99))
+    with pytest.raises(ValueError, match="on cpu to meta"):
+        kernels.encode_signs(x, residual, 100, out=torch.empty(100, device="meta"))
+
+
+@pytest.mark.parametrize("bucket", [8, 64, 2**40])
+def test_rows_are_encoded_like_vectors_and_into_given_memory(bucket):
+    x, residual = vector(300).reshape(3, 100), vector(300, 1).reshape(3, 100)
+    bucket, lost = min(bucket, 104), torch.empty(3, 100)
+    scale, packed = kernels.encode_signs_rows(x, residual, bucket, lost)
+    for row in range(3):
+        own, into = torch.empty(100), (torch.empty_like(scale[row]), torch.empty_like(packed[row]))
+        kernels.encode_signs(x[row], residual[row], bucket, own, into)
+        assert all(map(same_bits, (*into, own), (scale[row], packed[row], lost[row])))
+    scale, packed = kernels.encode_levels_rows(x, residual, 7, bucket, 4, 5, STREAM, lost)
+    for row in range(3):
+        own, into = torch.empty(100), (torch.empty_like(scale[row]), torch.empty_like(packed[row]))
+        stream = (*STREAM[:2], STREAM[2] + row)
+        kernels.encode_levels(x[row], residual[row], 7, bucket, 4, 5, stream, own, into)
+        assert all(map(same_bits, (*into, own), (scale[row], packed[row], lost[row])))
+    with pytest.raises(ValueError, match="equal shape"):
+        kernels.encode_signs_rows(x, residual[:2], bucket)
 
 
 def test_memory_is_used_again_once_nobody_holds_it():

@@ -29,6 +29,7 @@ from gradwire.core.key import Key
 from gradwire.core.metering import report_methods, reported
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
+from gradwire.core.rows import row_of
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
@@ -314,9 +315,25 @@ def check_input(compression: Compression, x: Tensor) -> None:
             names = ", ".join(str(dtype) for dtype in _FLOATS)
             raise ValueError(f"{compression!r} encodes {names}; got a tensor of {x.dtype}")
         if not is_finite(x):
-            raise NonFiniteError(
-                f"NaN or infinity in a tensor of shape {list(x.shape)} given to {compression!r}"
-            )
+            raise _non_finite(compression, list(x.shape))
+
+
+def check_encoded(compression: Compression, x: Tensor, payload: Payload, shows: Tensor) -> None:
+    """Refuses x, with its residual, if `shows` is not finite, which it is if and only if they are.
+
+    On an accelerator when parts or bytes of the payload are asked for: before, nobody waits.
+    """
+    shape = list(x.shape)
+
+    def check() -> None:
+        if not is_finite(shows):
+            raise _non_finite(compression, shape)
+
+    payload.check_later(check)
+
+
+def _non_finite(compression: Compression, shape: list[int]) -> NonFiniteError:
+    return NonFiniteError(f"NaN or infinity in a tensor of shape {shape} given to {compression!r}")
 
 
 def check_tensor(compression: Compression, x: object) -> None:
@@ -343,6 +360,9 @@ def corrected(x: Tensor, residual: Tensor | None) -> Tensor:
 
 def is_finite(x: Tensor) -> bool:
     """Whether every element is finite."""
+    found = row_of(x)
+    if found is not None:  # the workers' other rows will be asked about, too: one read for all
+        return found[0].is_finite(found[1])
     # One cheap pass: a sum is finite if all terms are, unless it overflows; then look closely.
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 

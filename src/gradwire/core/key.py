@@ -12,7 +12,7 @@ the blocks of one draw. Two ranks that hold equal keys draw equal bits without c
 
 import math
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,19 +39,19 @@ class Key:
             raise ValueError(f"rank must lie in 0 .. 2**32 - 2, got {self.rank}")
 
     def at(self, step: int) -> "Key":
-        return replace(self, step=step)
+        return Key(self.seed, step, self.rank, self.purpose)
 
     def private(self, rank: int) -> "Key":
-        return replace(self, rank=rank)
+        return Key(self.seed, self.step, rank, self.purpose)
 
     def shared(self) -> "Key":
-        return replace(self, rank=None)
+        return Key(self.seed, self.step, None, self.purpose)
 
     def child(self, name: str | int) -> "Key":
         """A key for a named purpose; children of different names are independent."""
         # The length distinguishes "a" then "b" from "ab".
         text = f"{len(str(name))}/{name}"
-        return replace(self, purpose=zlib.crc32(text.encode(), self.purpose))
+        return Key(self.seed, self.step, self.rank, zlib.crc32(text.encode(), self.purpose))
 
     @property
     def stream(self) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ so every reader still checks every length and every index.
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -47,10 +47,11 @@ class Payload:
     """An immutable message: `parts["values"]` are views into `buffer`, a uint8 vector.
 
     A deferred payload is packed when its bytes are asked for; until then its parts are what it was
-    made of, which nobody may change.
+    made of, which nobody may change. Whether what an accelerator encodes is finite may be known
+    only later: `check_later` says how to find out, and parts and bytes are given out after that.
     """
 
-    __slots__ = ("_buffer", "_has_checksum", "context", "parts")
+    __slots__ = ("_buffer", "_check", "_header", "_parts", "context", "is_own")
 
     def __init__(
         self,
@@ -58,63 +59,95 @@ class Payload:
         parts: Mapping[str, Tensor],
         context: int,
         *,
-        has_checksum: bool = True,
+        header: bytearray | None = None,
+        is_own: bool = False,
     ) -> None:
         self._buffer = buffer
-        self._has_checksum = has_checksum
-        self.parts = MappingProxyType(dict(parts))
+        self._header = header  # with zeros for the checksum; None once it is in the buffer
+        self._parts = MappingProxyType(dict(parts))
+        self._check: Callable[[], None] | None = None
         self.context = context
+        self.is_own = is_own  # made by our own kernels on an accelerator: nothing to mistrust
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        self._run_check()
+        return self._parts
 
     @property
     def buffer(self) -> Tensor:
         """The bytes that are sent. The checksum is computed at the first call: it takes longer than
         the rest of some codecs, and is not needed where values are added on their way."""
+        self._run_check()
         if self._buffer is None:
-            packed = Payload.pack(self.parts, self.context)
-            self._buffer, self.parts = packed._buffer, packed.parts
+            packed = Payload.pack(self._parts, self.context)
+            self._buffer, self._header, self._parts = packed._buffer, packed._header, packed._parts
         assert self._buffer is not None
-        if not self._has_checksum:
+        if self._header is not None:
             report(PACK, self.nbytes)
-            crc = _crc(self._buffer, self.context).to_bytes(4, "little")
-            self._buffer[4:8] = torch.frombuffer(bytearray(crc), dtype=torch.uint8)
-            self._has_checksum = True
+            header, self._header = self._header, None
+            data = self._buffer[len(header) :].cpu().numpy()
+            header[4:8] = _crc(header, data, self.context).to_bytes(4, "little")
+            self._buffer[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
         return self._buffer
 
     @property
     def nbytes(self) -> int:
         if self._buffer is None:
-            return _packed_nbytes(list(self.parts.values()))
+            return _packed_nbytes(list(self._parts.values()))
         return self._buffer.numel()
 
     def __repr__(self) -> str:
         parts = ", ".join(
-            f"{name}: {part.numel()} x {part.dtype}" for name, part in self.parts.items()
+            f"{name}: {part.numel()} x {part.dtype}" for name, part in self._parts.items()
         )
         return f"Payload({self.nbytes} bytes: {parts})"
+
+    def check_later(self, check: Callable[[], None]) -> None:
+        """Runs `check`, which may raise, before parts or bytes are given out; on the CPU now."""
+        assert self._check is None, "a payload has one check"
+        self._check = check
+        if next(iter(self._parts.values())).device.type == "cpu":
+            self._run_check()
+
+    def _run_check(self) -> None:
+        if self._check is not None:
+            self._check()  # again at the next call if it raises
+            self._check = None
 
     @staticmethod
     def deferred(parts: Mapping[str, Tensor], context: int = 0) -> "Payload":
         """For payloads whose parts may never travel as bytes: values that are averaged instead."""
         flat = {name: part.detach().reshape(-1) for name, part in parts.items()}
-        return Payload(None, flat, context, has_checksum=False)
+        return Payload(None, flat, context)
+
+    @staticmethod
+    def blank(
+        kinds: Mapping[str, tuple[torch.dtype, int]], context: int, device: torch.device
+    ) -> "Payload":
+        """With parts of dtypes and lengths that the caller writes before anybody else sees it."""
+        assert len(kinds) < 256, "a payload holds at most 255 parts"
+        table = _table(kinds.values())
+        sizes = [(dtype.itemsize, count) for dtype, count in kinds.values()]
+        offsets, total = _layout(sizes, len(table))
+        buffer = kernels.empty(total, torch.uint8, device)
+        header = bytearray([_MAGIC, _VERSION, len(kinds), 0, 0, 0, 0, 0]) + table
+        header += bytes(min(offsets, default=total) - len(header))
+        views = _views(buffer, offsets, list(kinds.values()))
+        is_own = device.type != "cpu"
+        return Payload(buffer, dict(zip(kinds, views)), context, header=header, is_own=is_own)
 
     @staticmethod
     def pack(parts: Mapping[str, Tensor], context: int = 0) -> "Payload":
         """Copies the parts into one buffer, in the order given."""
         tensors = [part.detach().reshape(-1) for part in parts.values()]
-        assert len(tensors) < 256, "a payload holds at most 255 parts"
-        table = _table(tensors)
-        offsets, total = _layout([(t.element_size(), t.numel()) for t in tensors], len(table))
         device = tensors[0].device if tensors else torch.device("cpu")
-        buffer = kernels.empty(total, torch.uint8, device)
-        data = min(offsets, default=total)
-        header = bytearray([_MAGIC, _VERSION, len(tensors), 0, 0, 0, 0, 0]) + table
-        header += bytes(data - len(header))
-        _place(buffer, offsets, tensors)
-        # The checksum covers the header (with zeros in its own place) and the parts.
-        buffer[:data] = torch.frombuffer(header, dtype=torch.uint8)
-        views = _views(buffer, offsets, [(t.dtype, t.numel()) for t in tensors])
-        return Payload(buffer, dict(zip(parts, views)), context, has_checksum=False)
+        kinds = {name: (part.dtype, part.numel()) for name, part in zip(parts, tensors)}
+        payload = Payload.blank(kinds, context, device)
+        payload.is_own = False
+        for view, tensor in zip(payload._parts.values(), tensors):
+            view.copy_(tensor)
+        return payload
 
     @staticmethod
     def unpack(buffer: Tensor, names: Sequence[str], context: int = 0) -> "Payload":
@@ -131,7 +164,8 @@ class Payload:
         if not buffer.is_contiguous() or buffer.data_ptr() % 8:
             # A slice of a larger buffer, or foreign memory: the views need alignment.
             buffer = buffer.clone(memory_format=torch.contiguous_format)
-        magic, version, num_parts, reserved = buffer[:4].tolist()
+        data: Any = buffer.cpu().numpy()  # of an accelerator one copy, for header and checksum
+        magic, version, num_parts, reserved = data[:4].tolist()
         if magic != _MAGIC or reserved != 0:
             raise WireError(f"not a gradwire payload: it starts with {magic:#04x}")
         if version != _VERSION:
@@ -139,14 +173,13 @@ class Payload:
         if num_parts != len(names):
             raise WireError(f"{num_parts} parts, expected {len(names)}: {', '.join(names)}")
         # An entry has ten bytes at most: one of dtype, nine of a length below 2^63.
-        raw = bytes(buffer[_FIXED : _FIXED + 10 * num_parts].tolist())
-        kinds, used = _read_table(raw, num_parts)
+        kinds, used = _read_table(data[_FIXED : _FIXED + 10 * num_parts].tobytes(), num_parts)
         offsets, total = _layout([(dtype.itemsize, count) for dtype, count in kinds], used)
         if total != buffer.numel():
             raise WireError(f"{buffer.numel()} bytes, but the header describes {total}")
-        declared = int.from_bytes(bytes(buffer[4:8].tolist()), "little")
+        declared = int.from_bytes(data[4:8].tobytes(), "little")
         report(UNPACK, buffer.numel())
-        crc = _crc(buffer, context)
+        crc = _crc(data[:_FIXED].tobytes(), data[_FIXED:], context)
         if crc != declared:
             raise WireError(
                 f"checksum {declared:#010x}, expected {crc:#010x}: the bytes are damaged or "
@@ -161,18 +194,18 @@ class Payload:
         return Payload.pack({**self.parts, **parts}, self.context)
 
 
-def _table(tensors: Sequence[Tensor]) -> bytearray:
+def _table(kinds: Iterable[tuple[torch.dtype, int]]) -> bytearray:
     """Dtype and length of each part."""
     table = bytearray()
-    for tensor in tensors:
-        table.append(_CODES[tensor.dtype])
-        write_varint(table, tensor.numel())
+    for dtype, count in kinds:
+        table.append(_CODES[dtype])
+        write_varint(table, count)
     return table
 
 
 def _packed_nbytes(tensors: Sequence[Tensor]) -> int:
     sizes = [(tensor.element_size(), tensor.numel()) for tensor in tensors]
-    return _layout(sizes, len(_table(tensors)))[1]
+    return _layout(sizes, len(_table((t.dtype, t.numel()) for t in tensors)))[1]
 
 
 def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int]], int]:
@@ -201,12 +234,6 @@ def _layout(sizes: Iterable[tuple[int, int]], table_bytes: int) -> tuple[list[in
     return offsets, position
 
 
-def _place(buffer: Tensor, offsets: Sequence[int], tensors: Sequence[Tensor]) -> None:
-    kinds = [(tensor.dtype, tensor.numel()) for tensor in tensors]
-    for view, tensor in zip(_views(buffer, offsets, kinds), tensors):
-        view.copy_(tensor)
-
-
 def _views(
     buffer: Tensor, offsets: Sequence[int], kinds: Sequence[tuple[torch.dtype, int]]
 ) -> list[Tensor]:
@@ -216,7 +243,7 @@ def _views(
     ]
 
 
-def _crc(buffer: Tensor, context: int) -> int:
-    """CRC-32 of the whole buffer but its checksum, continued from `context`."""
-    data: Any = buffer.cpu().numpy()
-    return zlib.crc32(data[8:], zlib.crc32(data[:4], context))
+def _crc(header: bytes | bytearray, rest: Any, context: int) -> int:
+    """CRC-32 of all bytes but the checksum, continued from `context`."""
+    crc = zlib.crc32(header[8:], zlib.crc32(header[:4], context))
+    return zlib.crc32(rest, crc)

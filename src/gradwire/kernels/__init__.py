@@ -42,9 +42,10 @@ from gradwire.kernels._lanes import (
     rows_from_lanes,
     rows_to_lanes,
 )
-from gradwire.kernels._levels import decode_levels, encode_levels
+from gradwire.kernels._levels import decode_levels, encode_levels, encode_levels_rows
 from gradwire.kernels._moments import Tails, moments, tails
 from gradwire.kernels._motion import Motion, Residual, with_residual
+from gradwire.kernels._notes import note, noted
 from gradwire.kernels._philox import philox_words
 from gradwire.kernels._plane import plane_choose, plane_ratios
 from gradwire.kernels._polar import (
@@ -66,10 +67,20 @@ from gradwire.kernels._polar import (
     polar_transform,
     polar_width,
 )
-from gradwire.kernels._pool import empty
+from gradwire.kernels._pool import empty, to_host
 from gradwire.kernels._rans import rans_decode, rans_encode
-from gradwire.kernels._selection import select_above, select_largest
-from gradwire.kernels._signs import encode_signs, mean_magnitudes, mean_signs
+from gradwire.kernels._selection import (
+    select_above,
+    select_largest,
+    select_largest_rows,
+    select_sampled,
+)
+from gradwire.kernels._signs import (
+    encode_signs,
+    encode_signs_rows,
+    mean_magnitudes,
+    mean_signs,
+)
 from gradwire.kernels._sketch import sketch, sketch_medians
 from gradwire.kernels._strata import strata_positions, strata_values
 from gradwire.kernels._symbols import count_symbols, find_others
@@ -133,8 +144,10 @@ __all__ = [
     "elias_symbol_lengths",
     "empty",
     "encode_levels",
+    "encode_levels_rows",
     "encode_rice",
     "encode_signs",
+    "encode_signs_rows",
     "find_others",
     "from_pairs",
     "from_table",
@@ -151,6 +164,8 @@ __all__ = [
     "measure_gaps",
     "moments",
     "narrow",
+    "note",
+    "noted",
     "ones_positions",
     "pack_digits",
     "pack_ones",
@@ -181,6 +196,8 @@ __all__ = [
     "rows_to_lanes",
     "select_above",
     "select_largest",
+    "select_largest_rows",
+    "select_sampled",
     "shorten_runs",
     "sketch",
     "sketch_medians",
@@ -189,6 +206,7 @@ __all__ = [
     "tails",
     "to_cells",
     "to_fp8",
+    "to_host",
     "to_levels",
     "to_whole",
     "trellis_contexts",

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count, check_packed
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import bits as native
 from gradwire.kernels.reference import bits as reference
 
+_triton = InTriton("bits")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -20,7 +21,7 @@ def pack_uints(values: Tensor, width: int) -> Tensor:
     _check_width("pack_uints", width)
     if values.dtype.is_floating_point or values.dtype.is_complex:
         raise ValueError(f"pack_uints takes integers, got {values.dtype}")
-    run = pick(values.device, native.pack_uints, reference.pack_uints)
+    run = pick(values.device, native.pack_uints, reference.pack_uints, _triton.pack_uints)
     return run(values.reshape(-1), width)
 
 
@@ -32,7 +33,7 @@ def unpack_uints(packed: Tensor, width: int, count: int) -> Tensor:
     _check_width("unpack_uints", width)
     check_count("unpack_uints", "count", count)
     check_packed("unpack_uints", packed, count * width)
-    run = pick(packed.device, native.unpack_uints, reference.unpack_uints)
+    run = pick(packed.device, native.unpack_uints, reference.unpack_uints, _triton.unpack_uints)
     return run(packed.reshape(-1), width, count)
 
 
@@ -43,7 +44,7 @@ def pack_digits(values: Tensor, base: int, digits: int) -> Tensor:
     """
     if base < 2 or base**digits > 256:
         raise ValueError(f"{digits} digits of base {base} do not fit into a byte")
-    run = pick(values.device, native.pack_digits, reference.pack_digits)
+    run = pick(values.device, native.pack_digits, reference.pack_digits, _triton.pack_digits)
     return run(values.reshape(-1), base, digits)
 
 
@@ -54,7 +55,7 @@ def unpack_digits(packed: Tensor, base: int, digits: int, count: int) -> Tensor:
             f"{count} digits of base {base} take {-(-count // digits)} bytes of uint8, got "
             f"{packed.numel()} of {packed.dtype}"
         )
-    run = pick(packed.device, native.unpack_digits, reference.unpack_digits)
+    run = pick(packed.device, native.unpack_digits, reference.unpack_digits, _triton.unpack_digits)
     return run(packed.reshape(-1), base, digits, count)
 
 
@@ -62,7 +63,7 @@ def pack_signs(x: Tensor) -> Tensor:
     """One bit per element, 1 where x < 0 (so 0 for both zeros and for NaN), as uint8."""
     if x.dtype not in _FLOATS:
         raise ValueError(f"pack_signs takes {_names(_FLOATS)}, got {x.dtype}")
-    run = pick(x.device, native.pack_signs, reference.pack_signs)
+    run = pick(x.device, native.pack_signs, reference.pack_signs, _triton.pack_signs)
     return run(x.reshape(-1))
 
 
@@ -72,7 +73,7 @@ def unpack_signs(packed: Tensor, count: int, dtype: torch.dtype = torch.float32)
         raise ValueError(f"unpack_signs makes {_names(_FLOATS)}, not {dtype}")
     check_count("unpack_signs", "count", count)
     check_packed("unpack_signs", packed, count)
-    run = pick(packed.device, native.unpack_signs, reference.unpack_signs)
+    run = pick(packed.device, native.unpack_signs, reference.unpack_signs, _triton.unpack_signs)
     return run(packed.reshape(-1), count, dtype)
 
 
@@ -80,7 +81,9 @@ def ones_positions(packed: Tensor, num_bits: int) -> Tensor:
     """Where the first `num_bits` bits are one, ascending, as int64; padding is ignored."""
     check_count("ones_positions", "num_bits", num_bits)
     check_packed("ones_positions", packed, num_bits)
-    run = pick(packed.device, native.ones_positions, reference.ones_positions)
+    run = pick(
+        packed.device, native.ones_positions, reference.ones_positions, _triton.ones_positions
+    )
     return run(packed.reshape(-1), num_bits)
 
 
@@ -93,7 +96,7 @@ def pack_ones(positions: Tensor, num_bits: int) -> Tensor:
     check_count("pack_ones", "num_bits", num_bits)
     if positions.dtype != torch.int64:
         raise ValueError(f"pack_ones takes int64 positions, got {positions.dtype}")
-    run = pick(positions.device, native.pack_ones, reference.pack_ones)
+    run = pick(positions.device, native.pack_ones, reference.pack_ones, _triton.pack_ones)
     return run(positions.reshape(-1), num_bits)
 
 

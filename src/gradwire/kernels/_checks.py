@@ -56,6 +56,8 @@ def check_fused(operation: str, x: Tensor, residual: Tensor | None, out: Tensor 
                 f"{x.dtype} and {tensor.numel()} x {tensor.dtype}"
             )
     check_out(operation, out, x.numel())
+    if out is not None and out.device != x.device:
+        raise ValueError(f"{operation} cannot write what is on {x.device} to {out.device}")
     if (
         out is not None
         and out.numel()
@@ -66,6 +68,18 @@ def check_fused(operation: str, x: Tensor, residual: Tensor | None, out: Tensor 
         )
     ):
         raise ValueError(f"{operation} cannot write its result over an input")
+
+
+def check_rows(operation: str, x: Tensor, residual: Tensor | None, out: Tensor | None) -> None:
+    for tensor in (x, residual, out):
+        if tensor is not None and (tensor.dim() != 2 or tensor.shape != x.shape):
+            raise ValueError(
+                f"{operation} takes matrices of equal shape, got {list(x.shape)} and "
+                f"{list(tensor.shape)}"
+            )
+    if out is not None and not out.is_contiguous():
+        raise ValueError(f"{operation} needs contiguous memory for its result")
+    check_fused(operation, x, residual, None if out is None else out.view(-1))
 
 
 def check_out(operation: str, out: Tensor | None, numel: int) -> None:

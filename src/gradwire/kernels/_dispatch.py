@@ -22,6 +22,7 @@ from gradwire.kernels.native._library import LibraryError, load
 from gradwire.warning import GradwireWarning
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
+Pair = tuple[Tensor, Tensor]
 Wish = Literal["", "native", "reference", "triton"]
 
 _VARIABLE = "GRADWIRE_KERNELS"
@@ -136,11 +137,36 @@ def _on_device(device: torch.device, operation: Operation) -> Operation:
     if device.index == torch.cuda.current_device():
         return operation
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: Any, **named: Any) -> Any:
         with torch.cuda.device(device):
-            return operation(*arguments)
+            return operation(*arguments, **named)
 
     return run  # type: ignore[return-value]
+
+
+def pick_into(
+    device: torch.device,
+    native: Callable[..., Pair],
+    reference: Callable[..., Pair],
+    triton: Callable[[], Callable[..., Pair]],
+) -> Callable[..., Pair]:
+    """As `pick`, for two results that `into`, if it is given, has memory for.
+
+    Triton's kernels write into it; what others make is copied.
+    """
+    if runs_triton(device):
+        return _on_device(device, triton())
+    make = pick(device, native, reference)
+
+    def run(*arguments: Any, into: Pair | None) -> Pair:
+        made = make(*arguments)
+        if into is None:
+            return made
+        for memory, result in zip(into, made):
+            memory.copy_(result)
+        return into
+
+    return run
 
 
 def pick_stepwise(

@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import fuses
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import drawn as native
 from gradwire.kernels.reference import drawn as reference
+
+triton = InTriton("drawn")
 
 
 def draw_candidates(
@@ -20,6 +23,8 @@ def draw_candidates(
     """
     if not 0 <= factor <= torch.finfo(torch.float32).max:
         raise ValueError(f"draw_candidates takes a factor of float32's range, got {factor}")
-    run = native.draw_candidates if fuses(x) else reference.draw_candidates
+    run = reference.draw_candidates
+    if fuses(x):
+        run = pick(x.device, native.draw_candidates, run, triton.draw_candidates)
     rounded = float(torch.tensor(factor, dtype=torch.float32))
     return run(x.reshape(-1), rounded, seed, stream, max(0, capacity))

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import elias as native
 from gradwire.kernels.reference import elias as reference
+
+triton = InTriton("elias")
 
 _LARGEST = 2**56 - 1  # a codeword's low bits and a byte's offset fit into 64
 
@@ -15,13 +17,18 @@ def elias_lengths(values: Tensor) -> list[int]:
     """How many of these integers (int64 [n], 1 .. 2^56 - 1) have 1, 2, .. 64 bits."""
     if values.dtype != torch.int64:
         raise ValueError(f"elias_lengths takes int64, got {values.dtype}")
-    run = pick(values.device, native.elias_lengths, reference.elias_lengths)
+    run = pick(values.device, native.elias_lengths, reference.elias_lengths, triton.elias_lengths)
     return run(values.reshape(-1))
 
 
 def elias_symbol_lengths(counts: Tensor, centre: int) -> list[int]:
     """The same of 1 + zigzag(s - centre), `counts[s]` (int64 [alphabet]) times for each symbol."""
-    run = pick(counts.device, native.elias_symbol_lengths, reference.elias_symbol_lengths)
+    run = pick(
+        counts.device,
+        native.elias_symbol_lengths,
+        reference.elias_symbol_lengths,
+        triton.elias_symbol_lengths,
+    )
     return run(counts.reshape(-1), centre)
 
 
@@ -37,7 +44,7 @@ def elias_encode(
     a centre."""
     if values.dtype != torch.int64 and centre is None:
         raise ValueError(f"elias_encode takes int64, got {values.dtype}")
-    run = pick(values.device, native.elias_encode, reference.elias_encode)
+    run = pick(values.device, native.elias_encode, reference.elias_encode, triton.elias_encode)
     return run(values.reshape(-1), lengths, delta, centre)
 
 
@@ -47,7 +54,7 @@ def elias_decode(packed: Tensor, count: int, largest: int, delta: bool) -> tuple
     Other bytes are a ValueError.
     """
     _check("elias_decode", packed, count, largest)
-    run = pick(packed.device, native.elias_decode, reference.elias_decode)
+    run = pick(packed.device, native.elias_decode, reference.elias_decode, triton.elias_decode)
     return run(packed, count, largest, delta)
 
 
@@ -56,7 +63,12 @@ def elias_decode_symbols(
 ) -> tuple[Tensor, int]:
     """Symbols 0 .. alphabet - 1 (int32 [count]) from the front of a stream, and their bytes."""
     _check("elias_decode_symbols", packed, count, 2 * alphabet)
-    run = pick(packed.device, native.elias_decode_symbols, reference.elias_decode_symbols)
+    run = pick(
+        packed.device,
+        native.elias_decode_symbols,
+        reference.elias_decode_symbols,
+        triton.elias_decode_symbols,
+    )
     return run(packed, count, alphabet, centre, delta)
 
 

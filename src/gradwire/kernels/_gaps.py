@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import gaps as native
 from gradwire.kernels.reference import gaps as reference
+
+triton = InTriton("gaps")
 
 _LARGEST_UNIVERSE = 2**61
 
@@ -27,7 +29,7 @@ def measure_gaps(indices: Tensor, universe: int) -> Gaps:
         raise ValueError(f"indices are int64 [count], got {indices.dtype} {list(indices.shape)}")
     if not 0 <= universe <= _LARGEST_UNIVERSE:
         raise ValueError(f"a universe has 0 .. 2^61 elements, got {universe}")
-    run = pick(indices.device, native.measure_gaps, reference.measure_gaps)
+    run = pick(indices.device, native.measure_gaps, reference.measure_gaps, triton.measure_gaps)
     middle, sums, lengths = run(indices, universe)
     first = max(middle - 1, 0)
     parameters = range(first, min(middle + 1, reference.LARGEST_PARAMETER) + 1)
@@ -39,7 +41,7 @@ def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
 
     `quotients` is the value that `measure_gaps` returns for this parameter.
     """
-    run = pick(indices.device, native.encode_rice, reference.encode_rice)
+    run = pick(indices.device, native.encode_rice, reference.encode_rice, triton.encode_rice)
     return run(indices, parameter, quotients)
 
 
@@ -53,5 +55,5 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
     low_bytes = -(-count * parameter // 8)
     if body.dtype != torch.uint8 or body.dim() != 1 or body.numel() < low_bytes:
         raise ValueError(f"{body.numel()} x {body.dtype}, expected {low_bytes} bytes of low parts")
-    run = pick(body.device, native.decode_rice, reference.decode_rice)
+    run = pick(body.device, native.decode_rice, reference.decode_rice, triton.decode_rice)
     return run(body, parameter, universe, count)

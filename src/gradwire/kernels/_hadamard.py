@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_packed
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import hadamard as native
 from gradwire.kernels.reference import hadamard as reference
+
+_triton = InTriton("hadamard")
 
 
 def hadamard(
@@ -26,20 +28,20 @@ def hadamard(
         if flips is not None:
             check_packed("hadamard", flips, x.numel())
     _check_rows_out("hadamard", out, tuple(x.shape), x)
-    run = pick(x.device, native.hadamard, reference.hadamard)
+    run = pick(x.device, native.hadamard, reference.hadamard, _triton.hadamard)
     return run(x, before, after, out)
 
 
 def row_norms(y: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of |y| and of y^2 over each row of [rows, n], float64: the same bits on every device."""
-    return reference.row_norms(y)
+    return pick(y.device, reference.row_norms, reference.row_norms, _triton.row_norms)(y)
 
 
 def rotated_signs(x: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y = `hadamard(x, before)` as packed bits, 1 where y >= 0, and the `row_norms` of y."""
     _check_rows("rotated_signs", x)
     check_packed("rotated_signs", before, x.numel())
-    run = pick(x.device, native.rotated_signs, reference.rotated_signs)
+    run = pick(x.device, native.rotated_signs, reference.rotated_signs, _triton.rotated_signs)
     return run(x, before)
 
 
@@ -50,7 +52,12 @@ def unrotated_signs(
     for bits in (packed, after):
         check_packed("unrotated_signs", bits, len(scale) * n)
     _check_rows_out("unrotated_signs", out, (len(scale), n), scale)
-    run = pick(packed.device, native.unrotated_signs, reference.unrotated_signs)
+    run = pick(
+        packed.device,
+        native.unrotated_signs,
+        reference.unrotated_signs,
+        _triton.unrotated_signs,
+    )
     return run(packed, scale, n, after, out)
 
 

@@ -5,18 +5,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import halves as native
 from gradwire.kernels.reference import halves as reference
 
+_triton = InTriton("halves")
 
-def narrow(x: Tensor, out: Tensor) -> bool:
-    """Rounds float32 into `out`, float16 or bfloat16, saturating; whether x was finite."""
+
+def narrow(x: Tensor, out: Tensor) -> bool | None:
+    """Rounds float32 into `out`, float16 or bfloat16, saturating; whether x was finite.
+
+    None on a device that has not finished: there `out` is NaN where x is not finite.
+    """
     if x.dtype != torch.float32 or out.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"narrow takes float32 to a 16-bit float, got {x.dtype} to {out.dtype}")
     if out.numel() != x.numel() or not out.is_contiguous() or out.device != x.device:
         raise ValueError(f"narrow needs {x.numel()} contiguous elements for its result")
-    run = pick(x.device, native.narrow, reference.narrow)
+    run = pick(x.device, native.narrow, reference.narrow, _triton.narrow)
     return run(x.reshape(-1), out.view(-1))
 
 
@@ -31,5 +36,5 @@ def mean_halves(pieces: Sequence[Tensor], count: int, out: Tensor) -> Tensor:
         raise ValueError(
             "mean_halves needs at least one vector, and contiguous memory for the mean"
         )
-    run = pick(out.device, native.mean_halves, reference.mean_halves)
+    run = pick(out.device, native.mean_halves, reference.mean_halves, _triton.mean_halves)
     return run([piece.reshape(-1) for piece in pieces], count, out)

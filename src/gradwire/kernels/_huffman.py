@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import huffman as native
 from gradwire.kernels.reference import huffman as reference
+
+_triton = InTriton("huffman")
 
 
 def huffman_lengths(counts: Tensor) -> Tensor:
@@ -42,7 +44,9 @@ def huffman_decode(packed: Tensor, lengths: Tensor, count: int) -> Tensor:
             f"{packed.numel()} bytes are left for {reference.head_bytes(count)} bytes of chunk "
             "lengths"
         )
-    run = pick(packed.device, native.huffman_decode, reference.huffman_decode)
+    run = pick(
+        packed.device, native.huffman_decode, reference.huffman_decode, _triton.huffman_decode
+    )
     return run(packed, lengths.to(packed.device), count)
 
 

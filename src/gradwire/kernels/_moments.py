@@ -3,17 +3,20 @@
 import torch
 from torch import Tensor
 
-from gradwire.kernels._checks import fuses
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import moments as native
 from gradwire.kernels.reference import moments as reference
 from gradwire.kernels.reference.moments import Tails
+
+_triton = InTriton("moments")
 
 
 def moments(x: Tensor) -> tuple[float, float]:
     """The sum of the elements and that of their squares, added up in float64."""
     if not x.numel():
         return 0.0, 0.0
-    run = native.moments if fuses(x) else reference.moments
+    fused = native.moments if x.dtype == torch.float32 else reference.moments
+    run = pick(x.device, fused, reference.moments, _triton.moments)
     return run(x.reshape(-1))
 
 
@@ -30,5 +33,6 @@ def tails(x: Tensor, threshold: float) -> Tails:
     least = limits.tiny * limits.eps  # the smallest number above zero
     # Saturating: a float too large for x's dtype is infinity to it, which nothing finite reaches.
     rounded = torch.tensor(min(threshold, 2 * limits.max), dtype=torch.float64).to(x.dtype)
-    run = native.tails if fuses(x) else reference.tails
+    fused = native.tails if x.dtype == torch.float32 else reference.tails
+    run = pick(x.device, fused, reference.tails, _triton.tails)
     return run(x.reshape(-1), max(least, float(rounded)))

@@ -36,7 +36,7 @@ class Motion:
         """Restores the new velocity at positions that were selected but are not sent."""
         if self.masks:
             parts = (self.residual[positions], self.velocity[positions], self.moved[positions])
-            self.moved[positions] = self._with(*parts).step(x[positions])[0]
+            self.moved[positions] = self.with_vectors(*parts).step(x[positions])[0]
 
     def total(self, x: Tensor) -> Tensor:
         """The vector to select from: the residual plus the step along the new velocity."""
@@ -48,18 +48,21 @@ class Motion:
 
     def flat(self) -> "Motion":
         """The same with vectors, residual and velocity contiguous."""
-        flat = self._with(*(v.reshape(-1) for v in (self.residual, self.velocity, self.moved)))
+        vectors = (self.residual, self.velocity, self.moved)
+        flat = self.with_vectors(*(vector.reshape(-1) for vector in vectors))
         return flat.replaced(flat.residual.contiguous(), flat.velocity.contiguous())
 
     def shards(self, count: int) -> list["Motion"]:
         """The motions of `count` pieces of x."""
         vectors = [v.reshape(-1) for v in (self.residual, self.velocity, self.moved)]
-        return [self._with(*parts) for parts in zip(*(v.tensor_split(count) for v in vectors))]
+        pieces = zip(*(vector.tensor_split(count) for vector in vectors))
+        return [self.with_vectors(*parts) for parts in pieces]
 
     def replaced(self, residual: Tensor, velocity: Tensor) -> "Motion":
         return replace(self, residual=residual, velocity=velocity)
 
-    def _with(self, residual: Tensor, velocity: Tensor, moved: Tensor) -> "Motion":
+    def with_vectors(self, residual: Tensor, velocity: Tensor, moved: Tensor) -> "Motion":
+        """The same rule for other vectors."""
         return replace(self, residual=residual, velocity=velocity, moved=moved)
 
 

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import philox as native
 from gradwire.kernels.reference import philox as reference
+
+_triton = InTriton("philox")
 
 
 def philox_words(
@@ -18,5 +20,5 @@ def philox_words(
     blocks of four words and wraps at 2^32, the other three are `stream`.
     """
     check_count("philox_words", "count", count)
-    run = pick(device, native.philox_words, reference.philox_words)
+    run = pick(device, native.philox_words, reference.philox_words, _triton.philox_words)
     return run(seed, stream, count, device, first_block)

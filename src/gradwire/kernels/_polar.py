@@ -1,17 +1,20 @@
 """Polar codes: successive cancellation as a quantiser, its genie, and the transform."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_packed
-from gradwire.kernels._dispatch import pick, pick_stepwise
+from gradwire.kernels._dispatch import InTriton, pick, pick_stepwise, runs_triton
 from gradwire.kernels._lanes import check_places
 from gradwire.kernels.native import polar as native
 from gradwire.kernels.reference import polar as reference
 from gradwire.kernels.reference.lanes import LANES
 from gradwire.kernels.reference.polar import FREE, FROZEN, MIXED, PARITY, REPETITION
+
+_triton = InTriton("polar")
 
 POLAR_LANES = LANES
 _WIDTHS = (8, 16, 32, LANES)
@@ -55,8 +58,7 @@ def polar_quantise(llr: Tensor, kinds: Tensor, corrected: bool = True) -> Tensor
     """
     _check_rows("polar_quantise", llr, torch.int8, *_WIDTHS)
     _check_kinds("polar_quantise", kinds, llr.shape[1])
-    run = pick_stepwise(llr.device, native.polar_quantise, reference.polar_quantise)
-    return run(llr, kinds, corrected)
+    return _quantise(llr.device)(llr, kinds, corrected)
 
 
 def polar_quantise_bits(
@@ -70,7 +72,12 @@ def polar_quantise_bits(
     _check_kinds("polar_quantise_bits", kinds, bits.shape[1])
     if not 0 <= magnitude <= 127:
         raise ValueError(f"polar_quantise_bits takes a magnitude of 0 .. 127, got {magnitude}")
-    run = pick_stepwise(bits.device, native.polar_quantise_bits, reference.polar_quantise_bits)
+    run = pick_stepwise(
+        bits.device,
+        native.polar_quantise_bits,
+        reference.polar_quantise_bits,
+        _triton.polar_quantise_bits,
+    )
     return run(bits, magnitude, kinds, corrected)
 
 
@@ -123,8 +130,16 @@ def polar_transform(bits: Tensor) -> Tensor:
     Or of fewer, as in `polar_quantise`.
     """
     _check_rows("polar_transform", bits, torch.uint8, *_BYTES)
-    run = pick(bits.device, native.polar_transform, reference.polar_transform)
+    run = pick(
+        bits.device, native.polar_transform, reference.polar_transform, _triton.polar_transform
+    )
     return run(bits)
+
+
+def _quantise(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    return pick_stepwise(
+        device, native.polar_quantise, reference.polar_quantise, _triton.polar_quantise
+    )
 
 
 def _check_kinds(operation: str, kinds: Tensor, n: int) -> None:
@@ -139,7 +154,7 @@ def _check_kinds(operation: str, kinds: Tensor, n: int) -> None:
 def polar_ratios(x: Tensor, factor: float) -> Tensor:
     """x * factor (float32) as whole numbers within -127 .. 127, int8, ties to even."""
     _check_floats("polar_ratios", x)
-    run = pick(x.device, native.polar_ratios, reference.polar_ratios)
+    run = pick(x.device, native.polar_ratios, reference.polar_ratios, _triton.polar_ratios)
     return run(x.reshape(-1), _single(factor))
 
 
@@ -156,8 +171,8 @@ def polar_signs(
     x, n = x.reshape(-1), kinds.numel() // 2
     check_places("polar_signs", x.numel(), blocks, n, lanes)
     _check_kinds("polar_signs", kinds, n)
-    quantise = pick_stepwise(x.device, native.polar_quantise, reference.polar_quantise)
-    run = pick(x.device, native.polar_signs, partial(reference.polar_signs, quantise=quantise))
+    composed = partial(reference.polar_signs, quantise=_quantise(x.device))
+    run = pick(x.device, native.polar_signs, composed, _triton.polar_signs)
     return run(x, _single(factor), _single(value), blocks, n, lanes, kinds)
 
 
@@ -172,9 +187,8 @@ def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Ten
             f"polar_lookup takes int8 [labels, bins], got {table.dtype} {list(table.shape)}"
         )
     _check_labels("polar_lookup", labels, x.numel())
-    if x.numel() and int(labels.max()) >= len(table):
-        raise ValueError(f"polar_lookup: label {int(labels.max())} in a table of {len(table)}")
-    run = pick(x.device, native.polar_lookup, reference.polar_lookup)
+    _check_most("polar_lookup", labels, len(table))
+    run = pick(x.device, native.polar_lookup, reference.polar_lookup, _triton.polar_lookup)
     return run(x.reshape(-1), _single(factor), table.to(x.device), labels)
 
 
@@ -184,7 +198,7 @@ def polar_label(labels: Tensor, bits: Tensor, plane: int) -> None:
     _check_labels("polar_label", labels, labels.numel())
     if not 0 <= plane < 8:
         raise ValueError(f"polar_label: a label has bits 0 .. 7, not {plane}")
-    run = pick(labels.device, native.polar_label, reference.polar_label)
+    run = pick(labels.device, native.polar_label, reference.polar_label, _triton.polar_label)
     run(labels, bits, plane)
 
 
@@ -195,9 +209,8 @@ def polar_points(labels: Tensor, points: Tensor) -> Tensor:
         raise ValueError(
             f"polar_points takes at most 256 float32, got {points.dtype} {list(points.shape)}"
         )
-    if labels.numel() and int(labels.max()) >= len(points):
-        raise ValueError(f"polar_points: label {int(labels.max())} of {len(points)} points")
-    run = pick(labels.device, native.polar_points, reference.polar_points)
+    _check_most("polar_points", labels, len(points))
+    run = pick(labels.device, native.polar_points, reference.polar_points, _triton.polar_points)
     return run(labels, points.to(labels.device))
 
 
@@ -217,6 +230,13 @@ def _check_labels(operation: str, labels: Tensor, count: int) -> None:
             f"{operation} takes {count} labels as contiguous uint8, got {labels.numel()} of "
             f"{labels.dtype}"
         )
+
+
+def _check_most(operation: str, labels: Tensor, count: int) -> None:
+    """Nobody waits for an accelerator: Triton's kernels take zero for labels that name nothing."""
+    is_checked = count < 256 and not (runs_triton(labels.device) and labels.device.type != "cpu")
+    if is_checked and labels.numel() and int(labels.max()) >= count:
+        raise ValueError(f"{operation}: label {int(labels.max())} in a table of {count}")
 
 
 def _check_rows(operation: str, x: Tensor, dtype: torch.dtype, *widths: int) -> None:

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import rans as native
 from gradwire.kernels.reference import rans as reference
+
+_triton = InTriton("rans")
 
 
 def rans_encode(symbols: Tensor, frequencies: Tensor, precision: int, lanes: int) -> Tensor:
@@ -15,7 +17,7 @@ def rans_encode(symbols: Tensor, frequencies: Tensor, precision: int, lanes: int
     `frequencies[s]` is that of symbol s, positive for each symbol that occurs.
     """
     _check_frequencies("rans_encode", frequencies, precision, lanes)
-    run = pick(symbols.device, native.rans_encode, reference.rans_encode)
+    run = pick(symbols.device, native.rans_encode, reference.rans_encode, _triton.rans_encode)
     return run(symbols.reshape(-1), frequencies.to(symbols.device), precision, lanes)
 
 
@@ -33,7 +35,7 @@ def rans_decode(
     packed = packed.reshape(-1)
     if not bool((packed[: 4 * lanes].reshape(lanes, 4)[:, 2:] > 0).any(dim=1).all()):
         raise ValueError("rans_decode: a state below 2^16")
-    run = pick(packed.device, native.rans_decode, reference.rans_decode)
+    run = pick(packed.device, native.rans_decode, reference.rans_decode, _triton.rans_decode)
     return run(packed, frequencies.to(packed.device), precision, lanes, count)
 
 

@@ -1,11 +1,17 @@
 """Elements of large magnitude."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from torch import Tensor
 
 from gradwire.kernels._checks import check_fused, check_motion, fuses
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels._motion import Motion, Residual
 from gradwire.kernels.native import selection as native
 from gradwire.kernels.reference import selection as reference
+
+triton = InTriton("selection")
 
 
 def select_largest(
@@ -22,7 +28,48 @@ def select_largest(
     if not fuses(x, residual, out):
         return reference.select_largest(x.reshape(-1), _flat(residual), count, out)
     _check("select_largest", x, residual, out)
-    return native.select_largest(x.reshape(-1), _flat(residual), count, out)
+    run = pick(x.device, native.select_largest, reference.select_largest, triton.select_largest)
+    return run(x.reshape(-1), _flat(residual), count, out)
+
+
+def select_largest_rows(
+    x: Tensor, residual: Residual | None, count: int, out: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """`select_largest` of each row of x, [rows, n]; on CUDA in the launches of one.
+
+    Vectors of the residual and `out` are [rows, n], too.
+    """
+    if x.dim() != 2 or not 0 <= count <= x.shape[1]:
+        raise ValueError(f"select_largest_rows: {count} elements of rows of {list(x.shape)}")
+    if not fuses(x, residual, out):
+        return _each_row(x, residual, count, out)
+    for row, owed, left in _rows(x, residual, out):
+        _check("select_largest_rows", row, owed, left)
+    return pick(x.device, _each_row, _each_row, triton.select_largest_rows)(x, residual, count, out)
+
+
+def select_sampled(
+    x: Tensor,
+    residual: Residual | None,
+    sample: int,
+    rank: int,
+    seed: int,
+    stream: tuple[int, int, int],
+    most: int,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """The at most `most` largest that reach the magnitude which `rank` elements of a sample reach.
+
+    The sample has the elements of x + residual at `sample` of `strata_positions`; zero reaches
+    nothing. As `select_largest` otherwise. None where it is made of other operations.
+    """
+    if not 1 <= rank <= sample <= x.numel():
+        raise ValueError(f"select_sampled: {rank} of {sample} of {x.numel()} elements")
+    run: Callable[..., Any] = reference.select_sampled
+    if fuses(x, residual, out):
+        _check("select_sampled", x, residual, out)
+        run = pick(x.device, _composed, run, triton.select_sampled)
+    return run(x.reshape(-1), _flat(residual), sample, rank, seed, stream, most, out)
 
 
 def select_above(
@@ -41,7 +88,29 @@ def select_above(
     if not fuses(x, residual, out):
         return reference.select_above(x.reshape(-1), _flat(residual), threshold, capacity, out)
     _check("select_above", x, residual, out)
-    return native.select_above(x.reshape(-1), _flat(residual), threshold, max(0, capacity), out)
+    run = pick(x.device, native.select_above, reference.select_above, triton.select_above)
+    return run(x.reshape(-1), _flat(residual), threshold, max(0, capacity), out)
+
+
+def _composed(*arguments: Any) -> Any:
+    """C has the operations that it is made of, and no other."""
+    return None
+
+
+def _each_row(
+    x: Tensor, residual: Residual | None, count: int, out: Tensor | None
+) -> list[tuple[Tensor, Tensor]]:
+    return [select_largest(row, owed, count, left) for row, owed, left in _rows(x, residual, out)]
+
+
+def _rows(
+    x: Tensor, residual: Residual | None, out: Tensor | None
+) -> Iterator[tuple[Tensor, Residual | None, Tensor | None]]:
+    for r, row in enumerate(x):
+        owed = residual[r] if isinstance(residual, Tensor) else residual
+        if isinstance(owed, Motion):
+            owed = owed.with_vectors(owed.residual[r], owed.velocity[r], owed.moved[r])
+        yield row, owed, None if out is None else out[r]
 
 
 def _flat(residual: Residual | None) -> Residual | None:

@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count, fuses
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import sketch as native
 from gradwire.kernels.reference import sketch as reference
+
+triton = InTriton("sketch")
 
 
 def sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
@@ -14,7 +17,10 @@ def sketch(x: Tensor, hashes: Tensor, columns: int) -> Tensor:
     `hashes` are a multiplier and an offset per row, int64 [2, rows], uniform on all integers.
     """
     _check("sketch", hashes, x.numel(), columns)
-    return (native.sketch if fuses(x) else reference.sketch)(x.reshape(-1), hashes, columns)
+    run = reference.sketch
+    if fuses(x):
+        run = pick(x.device, native.sketch, run, triton.sketch)
+    return run(x.reshape(-1), hashes, columns)
 
 
 def sketch_medians(table: Tensor, hashes: Tensor, count: int) -> Tensor:
@@ -26,7 +32,9 @@ def sketch_medians(table: Tensor, hashes: Tensor, count: int) -> Tensor:
             f"sketch_medians takes an odd number of rows, hashed alike: got {len(table)} and "
             f"hashes of {hashes.shape[1]}"
         )
-    run = native.sketch_medians if fuses(table) else reference.sketch_medians
+    run = reference.sketch_medians
+    if fuses(table):
+        run = pick(table.device, native.sketch_medians, run, triton.sketch_medians)
     return run(table, hashes, count)
 
 

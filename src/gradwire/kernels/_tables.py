@@ -9,36 +9,45 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count, check_packed
-from gradwire.kernels._dispatch import pick
+from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import tables as native
 from gradwire.kernels.reference import tables as reference
 from gradwire.kernels.reference.tables import Draw, Packing
 
+_triton = InTriton("tables")
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def bucket_maxima(x: Tensor, bucket: int) -> Tensor:
     """The largest magnitude of each bucket."""
     bucket = _checked("bucket_maxima", x, bucket)
-    return pick(x.device, native.bucket_maxima, reference.bucket_maxima)(x, bucket)
+    return pick(x.device, native.bucket_maxima, reference.bucket_maxima, _triton.bucket_maxima)(
+        x, bucket
+    )
 
 
 def bucket_extremes(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
     """The least and the greatest element of each bucket; zeros come without a sign."""
     bucket = _checked("bucket_extremes", x, bucket)
-    return pick(x.device, native.bucket_extremes, reference.bucket_extremes)(x, bucket)
+    return pick(
+        x.device, native.bucket_extremes, reference.bucket_extremes, _triton.bucket_extremes
+    )(x, bucket)
 
 
 def bucket_squares(x: Tensor, bucket: int) -> Tensor:
     """The sum of the squares of each bucket, float64, the same bits everywhere."""
     bucket = _checked("bucket_squares", x, bucket)
-    return pick(x.device, native.bucket_squares, reference.bucket_squares)(x, bucket)
+    return pick(x.device, native.bucket_squares, reference.bucket_squares, _triton.bucket_squares)(
+        x, bucket
+    )
 
 
 def bucket_sides(x: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of the elements above zero, of the magnitudes below (float64), how many are below."""
     bucket = _checked("bucket_sides", x, bucket)
-    return pick(x.device, native.bucket_sides, reference.bucket_sides)(x, bucket)
+    return pick(x.device, native.bucket_sides, reference.bucket_sides, _triton.bucket_sides)(
+        x, bucket
+    )
 
 
 def to_levels(
@@ -55,7 +64,7 @@ def to_levels(
             f"to_levels takes two levels or more of {x.dtype} and packs 2s + 1 symbols, got "
             f"{len(levels)} of {levels.dtype} and {packing[0]} symbols"
         )
-    run = pick(x.device, native.to_levels, reference.to_levels)
+    run = pick(x.device, native.to_levels, reference.to_levels, _triton.to_levels)
     return run(x, scale, bucket, levels, draw, packing)
 
 
@@ -76,7 +85,7 @@ def to_whole(
     bucket = _checked("to_whole", x, bucket, step, start)
     if most - least >= packing[0] or max(-least, most) > 1 << 16:
         raise ValueError(f"to_whole packs {packing[0]} symbols, got {least} .. {most}")
-    run = pick(x.device, native.to_whole, reference.to_whole)
+    run = pick(x.device, native.to_whole, reference.to_whole, _triton.to_whole)
     return run(x, step, start, bucket, least, most, draw, packing)
 
 
@@ -88,7 +97,9 @@ def to_cells(x: Tensor, scale: Tensor, bucket: int, edges: Tensor, packing: Pack
             f"to_cells packs a symbol for each cell between edges of {x.dtype}, got {len(edges)} "
             f"edges of {edges.dtype} and {packing[0]} symbols"
         )
-    return pick(x.device, native.to_cells, reference.to_cells)(x, scale, bucket, edges, packing)
+    return pick(x.device, native.to_cells, reference.to_cells, _triton.to_cells)(
+        x, scale, bucket, edges, packing
+    )
 
 
 def cell_products(
@@ -99,7 +110,7 @@ def cell_products(
     _check_bytes("cell_products", packed, x.numel(), packing)
     if values.dtype != x.dtype or len(values) != packing[0]:
         raise ValueError(f"cell_products takes {packing[0]} values of {x.dtype}")
-    run = pick(x.device, native.cell_products, reference.cell_products)
+    run = pick(x.device, native.cell_products, reference.cell_products, _triton.cell_products)
     return run(x, packed, bucket, values, packing)
 
 
@@ -108,7 +119,8 @@ def to_fp8(x: Tensor, scale: Tensor, bucket: int, dtype: torch.dtype) -> Tensor:
     bucket = _checked("to_fp8", x, bucket, scale)
     if dtype not in _FP8:
         raise ValueError(f"to_fp8 makes {_FP8[0]} or {_FP8[1]}, not {dtype}")
-    return pick(x.device, native.to_fp8, reference.to_fp8)(x, scale, bucket, dtype)
+    run = pick(x.device, native.to_fp8, reference.to_fp8, _triton.to_fp8)
+    return run(x, scale, bucket, dtype)
 
 
 def from_table(
@@ -135,7 +147,7 @@ def from_table(
             f"from_table takes a number for each of {packing[0]} symbols, got {len(table)} of "
             f"{table.dtype}"
         )
-    run = pick(packed.device, native.from_table, reference.from_table)
+    run = pick(packed.device, native.from_table, reference.from_table, _triton.from_table)
     return run(packed, packing, table, scale, start, bucket, count)
 
 
@@ -149,7 +161,7 @@ def from_pairs(packed: Tensor, pairs: Tensor, bucket: int, count: int) -> Tensor
             f"from_pairs takes two numbers for each of {-(-count // bucket)} buckets, got "
             f"{list(pairs.shape)}"
         )
-    run = pick(packed.device, native.from_pairs, reference.from_pairs)
+    run = pick(packed.device, native.from_pairs, reference.from_pairs, _triton.from_pairs)
     return run(packed, pairs, bucket, count)
 
 

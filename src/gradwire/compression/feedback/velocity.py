@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compression.feedback._wrapping import Forward, Result, SenderFeedback, as_dtype
+from gradwire.core.batched import elementwise
 from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
@@ -75,6 +76,7 @@ class Velocity(SenderFeedback):
         return replace(result, state={"velocity": velocity, "inner": result.state}, residual=None)
 
 
+@elementwise
 def _update_velocity(method: Velocity, x: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor]:
     """The new velocity, and the vector to send."""
     check_input(method, x)

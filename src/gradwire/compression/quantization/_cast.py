@@ -12,6 +12,7 @@ from gradwire.core.codec import (
     Guarantee,
     Parts,
     State,
+    check_encoded,
     check_input,
     payload_context,
 )
@@ -59,10 +60,14 @@ class _CastFusion(Fusion[Cast]):
         codec = self.codec
         if codec.target.itemsize != 2 or not kernels.fuses(x):
             return None
-        values = kernels.empty(x.numel(), codec.target)
-        if not kernels.narrow(x.detach(), values):
+        values = kernels.empty(x.numel(), codec.target, x.device)
+        is_good = kernels.narrow(x.detach(), values)
+        if is_good is False:
             check_input(codec, x)
-        return Payload.deferred({"values": values}, payload_context(codec, Spec.of(x))), state
+        payload = Payload.deferred({"values": values}, payload_context(codec, Spec.of(x)))
+        if is_good is None:
+            check_encoded(codec, x, payload, values)
+        return payload, state
 
 
 def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:

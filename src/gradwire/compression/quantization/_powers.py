@@ -20,10 +20,11 @@ def powers(low: int, high: int, like: Tensor) -> Tensor:
 
 
 def largest_magnitude(x: Tensor) -> float:
+    """NaN or infinity if and only if there is one in x."""
     if not x.numel():
         return 0.0
     low, high = torch.aminmax(x)
-    return max(-float(low), float(high))
+    return float(torch.maximum(-low, high))
 
 
 def times_power(x: Tensor, exponent: int) -> Tensor:
@@ -32,12 +33,15 @@ def times_power(x: Tensor, exponent: int) -> Tensor:
     return x * 2.0**half * 2.0 ** (exponent - half)
 
 
-def in_range(x: Tensor, low: int, high: int) -> tuple[Tensor, int]:
+def in_range(x: Tensor, low: int, high: int, largest: float | None = None) -> tuple[Tensor, int]:
     """x times 2^-e with a largest magnitude of 2^(low - 1) .. 2^high, and e: nearly always 0.
 
-    Of all such e the smallest, so that small elements beside large ones keep their bits.
+    Of all such e the smallest, so that small elements beside large ones keep their bits. `largest`
+    is the largest magnitude of x, if it is known.
     """
-    exponent = math.frexp(largest_magnitude(x) or 2.0**low)[1]
+    if largest is None:
+        largest = largest_magnitude(x)
+    exponent = math.frexp(largest or 2.0**low)[1]
     shift = exponent - min(max(exponent, low), high)
     return (times_power(x, -shift), shift) if shift else (x, 0)
 

@@ -40,10 +40,13 @@ def row_length(numel: int, block: int) -> int:
     return min(block, 1 << max(0, numel.bit_length() - 1))
 
 
-def rotatable(x: Tensor) -> tuple[Tensor, int]:
-    """x times 2^-e in float32 or float64, for `rotate`, or scales for `unrotate`; e, mostly 0."""
+def rotatable(x: Tensor, largest: float | None = None) -> tuple[Tensor, int]:
+    """x times 2^-e in float32 or float64, for `rotate`, or scales for `unrotate`; e, mostly 0.
+
+    `largest` is the largest magnitude of x, if it is known.
+    """
     x = x.to(scale_dtype(x.dtype))
-    return in_range(x, *_EXPONENTS[x.dtype])
+    return in_range(x, *_EXPONENTS[x.dtype], largest)
 
 
 def mixed_rows(x: Tensor, key: Key, block: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
@@ -75,7 +78,7 @@ def unmix(x: Tensor, key: Key, block: int) -> Tensor:
 def rotate(x: Tensor, key: Key, block: int) -> Tensor:
     """R x, [d]; x is `rotatable`."""
     pieces, end = mixed_rows(x, key, block)
-    y = kernels.empty(x.numel()) if kernels.fuses(x) else torch.empty_like(x)
+    y = kernels.empty(x.numel(), x.dtype, x.device)
     start = 0
     for rows, flips in pieces:
         out = y[start : start + rows.numel()].reshape(rows.shape)
@@ -108,4 +111,4 @@ def _flips(key: Key, name: str, count: int, device: torch.device) -> Tensor:
 
 def safe_divisor(divisor: Tensor) -> Tensor:
     """One in place of zero: what is divided is zero too."""
-    return torch.where(divisor > 0, divisor, torch.ones_like(divisor))
+    return torch.where(divisor > 0, divisor, 1.0)

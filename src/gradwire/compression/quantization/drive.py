@@ -16,6 +16,7 @@ all of them, where that of `sign` depends on the tails. Take `drive` with many w
 `ef(drive(unbiased=False))` with few; more bits are `eden`, and `ef(sign)` spares the rotation.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
-from gradwire.compression.quantization._powers import from_range
+from gradwire.compression.quantization._powers import from_range, largest_magnitude
 from gradwire.compression.quantization._rotation import (
     check_block,
     mixed_rows,
@@ -50,6 +51,8 @@ from gradwire.core.fusion import Fusion
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
+
+_ROTATED = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,20 +95,23 @@ class Drive(Codec):
         """How many coordinates lie in whole rows."""
         return spec.numel - spec.numel % row_length(spec.numel, self.block)
 
-    def rotated_signs(self, x: Tensor, key: Key) -> tuple[Tensor, list[tuple[Tensor, int]]]:
+    def rotated_signs(
+        self, x: Tensor, key: Key, largest: float | None = None
+    ) -> tuple[Tensor, list[tuple[Tensor, int]]]:
         """Scales, and signs of rows and of the rest: packed bits, 1 where not negative."""
-        x, shift = rotatable(x)
+        x, shift = rotatable(x, largest)
         m = row_length(x.numel(), self.block)
         pieces, end = mixed_rows(x, key, self.block)
-        packed, norms = [], []
+        packed: list[tuple[Tensor, int]] = []
+        norms: list[tuple[Tensor, ...]] = []
         for rows, flips in pieces:
             bits, *both = kernels.rotated_signs(rows, flips)
             packed.append((bits, rows.numel()))
-            norms.append(torch.stack(both))
+            norms.append(tuple(both))
         if len(end):
             packed.append((kernels.pack_uints(end >= 0, 1), len(end)))
-            norms.append(torch.stack(kernels.row_norms(end.reshape(1, -1))))
-        sums, squares = torch.cat(norms, dim=1)  # [2, num_groups]
+            norms.append(kernels.row_norms(end.reshape(1, -1)))
+        sums, squares = (torch.cat(of) for of in zip(*norms))  # [num_groups]
         if self.unbiased:
             scale = squares / safe_divisor(sums)
         else:
@@ -135,8 +141,11 @@ class _DriveFusion(Fusion[Drive]):
         codec, spec = self.codec, Spec.of(x)
         if not self._serves(spec):
             return None
-        check_input(codec, x)
-        scale, packed = codec.rotated_signs(x.detach().reshape(-1).contiguous(), key)
+        # One look at x tells whether all is finite and whether it can be rotated as it is.
+        largest = largest_magnitude(x.detach()) if x.dtype in _ROTATED else None
+        if largest is None or not math.isfinite(largest):
+            check_input(codec, x)
+        scale, packed = codec.rotated_signs(x.detach().reshape(-1).contiguous(), key, largest)
         parts = {"scale": scale, "values": torch.cat([bits for bits, _ in packed])}
         return Payload.pack(parts, payload_context(codec, spec)), state
 

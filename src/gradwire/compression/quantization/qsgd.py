@@ -33,6 +33,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    check_encoded,
     check_input,
     clamp_to,
     expect,
@@ -138,7 +139,7 @@ class _QSGDFusion(Fusion[QSGD]):
     ) -> tuple[Parts, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not self.serves(x, residual):
             return None
-        lost = kernels.empty(x.numel()) if out is None else out
+        lost = kernels.empty(x.numel(), device=x.device) if out is None else out
         return self._unpacked(*self._encoded(x, residual, lost, key), x.numel()), lost, state
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
@@ -151,7 +152,7 @@ class _QSGDFusion(Fusion[QSGD]):
     ) -> tuple[Payload, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not self.serves(x, residual):
             return None
-        lost = kernels.empty(x.numel()) if out is None else out
+        lost = kernels.empty(x.numel(), device=x.device) if out is None else out
         payload = self._payload(x.detach(), residual.detach(), lost, key)
         return payload, lost.reshape(x.shape), state
 
@@ -162,7 +163,11 @@ class _QSGDFusion(Fusion[QSGD]):
         if spec.dtype != torch.float32 or not self.serves(scale):
             return None
         expect(packed, "values", packed_bytes(spec.numel, self._alphabet), torch.uint8)
-        expect_scale(scale, num_buckets(spec.numel, codec.bucket), torch.float32)
+        count = num_buckets(spec.numel, codec.bucket)
+        if payload.is_own:
+            expect(scale, "scale", count, torch.float32)
+        else:
+            expect_scale(scale, count, torch.float32)
         decoded, highest = kernels.decode_levels(
             packed,
             scale,
@@ -170,7 +175,8 @@ class _QSGDFusion(Fusion[QSGD]):
             codec.bucket,
             symbol_bits(self._alphabet),
             spec.numel,
-            kernels.empty(spec.numel) if out is None else out,
+            kernels.empty(spec.numel, device=packed.device) if out is None else out,
+            checked=not payload.is_own,
         )
         if highest >= self._alphabet:
             raise WireError(f"symbol {highest}, expected 0 .. {self._alphabet - 1}")
@@ -183,21 +189,37 @@ class _QSGDFusion(Fusion[QSGD]):
     def _payload(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key
     ) -> Payload:
-        scale, packed = self._encoded(x, residual, lost, key)
-        return Payload.pack(
-            {"scale": scale, "values": packed}, payload_context(self.codec, Spec.of(x))
-        )
+        codec, numel = self.codec, x.numel()
+        kinds = {
+            "scale": (torch.float32, num_buckets(numel, codec.bucket)),
+            "values": (torch.uint8, packed_bytes(numel, self._alphabet)),
+        }
+        payload = Payload.blank(kinds, payload_context(codec, Spec.of(x)), x.device)
+        scale, packed = payload.parts["scale"], payload.parts["values"]
+        self._encode(x, residual, lost, key, (scale, packed))
+        check_encoded(codec, x, payload, scale)
+        return payload
+
+    def _encode(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        lost: Tensor | None,
+        key: Key,
+        into: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Scales, and symbols at fixed width."""
+        codec, width = self.codec, symbol_bits(self._alphabet)
+        how = codec.num_levels, codec.bucket, width, key.seed, key.stream
+        return kernels.encode_levels(x, residual, *how, lost, into)
 
     def _encoded(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key
     ) -> tuple[Tensor, Tensor]:
-        """Scales, and symbols at fixed width."""
-        codec, width = self.codec, symbol_bits(self._alphabet)
-        scale, packed = kernels.encode_levels(
-            x, residual, codec.num_levels, codec.bucket, width, key.seed, key.stream, lost
-        )
+        """The same, once it is known that all is finite."""
+        scale, packed = self._encode(x, residual, lost, key, None)
         if not bool(torch.isfinite(scale).all()):
-            check_input(codec, kernels.with_residual(x, residual))
+            check_input(self.codec, kernels.with_residual(x, residual))
         return scale, packed
 
     def _unpacked(self, scale: Tensor, packed: Tensor, count: int) -> Parts:

@@ -23,6 +23,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    check_encoded,
     check_input,
     expect,
     expect_scale,
@@ -90,9 +91,14 @@ class Sign(Codec):
         dtype = scale_dtype(x.dtype)
         return means.clamp(max=torch.finfo(dtype).max).to(dtype)
 
-    def received_scales(self, parts: Parts, spec: Spec) -> Tensor:
-        count = num_buckets(spec.numel, self.bucket) if self.bucket else 1
-        return expect_scale(parts["scale"], count, scale_dtype(spec.dtype))
+    def num_scales(self, numel: int) -> int:
+        return num_buckets(numel, self.bucket) if self.bucket else 1
+
+    def received_scales(self, parts: Parts, spec: Spec, is_own: bool = False) -> Tensor:
+        count, dtype = self.num_scales(spec.numel), scale_dtype(spec.dtype)
+        if is_own:
+            return expect(parts["scale"], "scale", count, dtype)
+        return expect_scale(parts["scale"], count, dtype)
 
 
 class _SignFusion(Fusion[Sign]):
@@ -110,7 +116,7 @@ class _SignFusion(Fusion[Sign]):
     ) -> tuple[Parts, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
             return None
-        lost = kernels.empty(x.numel()) if out is None else out
+        lost = kernels.empty(x.numel(), device=x.device) if out is None else out
         scale, packed = self._encoded(x, residual, lost)
         return {"scale": scale, "values": kernels.unpack_uints(packed, 1, x.numel())}, lost, state
 
@@ -119,7 +125,7 @@ class _SignFusion(Fusion[Sign]):
     ) -> tuple[Payload, Tensor, State] | None:
         if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
             return None
-        lost = kernels.empty(x.numel()) if out is None else out
+        lost = kernels.empty(x.numel(), device=x.device) if out is None else out
         payload = self._payload(x.detach(), residual.detach(), lost)
         return payload, lost.reshape(x.shape), state
 
@@ -137,21 +143,30 @@ class _SignFusion(Fusion[Sign]):
         codec = self.codec
         if spec.dtype != torch.float32 or not kernels.fuses(*(p.parts["scale"] for p in payloads)):
             return None
-        num_bytes = -(-spec.numel // 8)
+        num_bytes, device = -(-spec.numel // 8), payloads[0].parts["scale"].device
         mean = kernels.mean_signs(
             [expect(p.parts["values"], "values", num_bytes, torch.uint8) for p in payloads],
-            [codec.received_scales(p.parts, spec)[: spec.numel] for p in payloads],
+            [codec.received_scales(p.parts, spec, p.is_own)[: spec.numel] for p in payloads],
             spec.numel,
             codec.bucket_length(spec.numel),
-            kernels.empty(spec.numel) if out is None else out,
+            kernels.empty(spec.numel, device=device) if out is None else out,
         )
         return mean.reshape(spec.shape)
 
     def _payload(self, x: Tensor, residual: Tensor | None, lost: Tensor | None) -> Payload:
-        scale, packed = self._encoded(x, residual, lost)
-        return Payload.pack(
-            {"scale": scale, "values": packed}, payload_context(self.codec, Spec.of(x))
-        )
+        codec, numel, bucket = self.codec, x.numel(), self.codec.bucket_length(x.numel())
+        kinds = {
+            "scale": (torch.float32, codec.num_scales(numel)),
+            "values": (torch.uint8, -(-numel // 8)),
+        }
+        payload = Payload.blank(kinds, payload_context(codec, Spec.of(x)), x.device)
+        scale, packed = payload.parts["scale"], payload.parts["values"]
+        if numel:
+            kernels.encode_signs(x, residual, bucket, lost, into=(scale, packed))
+            check_encoded(codec, x, payload, scale)
+        else:
+            scale.zero_()
+        return payload
 
     def _encoded(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None

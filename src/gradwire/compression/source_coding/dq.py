@@ -53,6 +53,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.coding.plane import plane_digest
 from gradwire.compression.quantization._powers import largest_magnitude, times_power
 from gradwire.compression.source_coding._dq_quantised import (
@@ -122,7 +123,7 @@ class DQ(Codec):
         return {"tensors": spec.layout, "start": None}
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        numbers = x.cpu().to(scale_dtype(x.dtype))
+        numbers = kernels.to_host(x.detach()).to(scale_dtype(x.dtype))
         state = state or {"tensors": None, "start": None}
         shapes = _shapes(state["tensors"], x.numel())
         code, start = self._encode_vector(numbers, shapes, state["start"])
@@ -132,7 +133,7 @@ class DQ(Codec):
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         packed = expect(parts["code"], "code", parts["code"].numel(), torch.uint8)
         shapes = _shapes(spec.tensors, spec.numel)
-        return decode_code(packed.cpu(), shapes, spec).to(packed.device)
+        return decode_code(kernels.to_host(packed), shapes, spec).to(packed.device)
 
     def _encode_vector(self, x: Tensor, shapes: Shapes, last: State) -> tuple[bytearray, State]:
         """The code, and the start of the next search."""

@@ -118,7 +118,7 @@ class Polar(Codec):
         if self.rotate:
             x = rotate(rotate(x, key, _WHOLE_VECTOR), key.child("again"), _WHOLE_VECTOR)
         gain, code = self._encode_points(x.float(), unit or 1.0, key)
-        scale = torch.tensor([max(0.0, gain) * factor], dtype=torch.float64, device=x.device)
+        scale = gain.reshape(1).clamp(min=0) * factor
         return {"scale": clamp_to(scale, dtype), "code": code}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
@@ -146,8 +146,9 @@ class Polar(Codec):
         decoded = unrotate(unrotate(decoded, key.child("again"), _WHOLE_VECTOR), key, _WHOLE_VECTOR)
         return clamp_to(decoded * scale, spec.dtype)
 
-    def _encode_points(self, x: Tensor, unit: float, key: Key) -> tuple[float, Tensor]:
-        """The code of x (float32, of deviation `unit`), and the best factor of what is decoded."""
+    def _encode_points(self, x: Tensor, unit: float, key: Key) -> tuple[Tensor, Tensor]:
+        """The best factor (float64) of what is decoded, and the code of x (float32, of deviation
+        `unit`)."""
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
         planes, order = gaussian_planes(self.rate, lanes), self._permutation(lanes, key, x.device)
         if channel.num_bits == 1 and order is None:
@@ -160,15 +161,15 @@ class Polar(Codec):
             else:
                 per_bin = BINS_PER_DEVIATION / unit
                 ratios = kernels.polar_lookup(x, per_bin, channel.ratios[j], labels)
-            word = kernels.polar_quantise(lanes.spread(ratios, order), kinds.to(x.device))
+            word = kernels.polar_quantise(lanes.spread(ratios, order), kinds)
             kernels.polar_label(labels, lanes.bits(word, order), j)
             inputs.append(planes.inputs(j, word))
         values = x.new_zeros(256)
         values[: len(channel.points)] = channel.points.to(x.device)
         along, squares = kernels.cell_products(x, labels, x.numel(), values, (256, 8, 0))
-        return float(along) / float(squares), lanes.join(torch.cat(inputs, dim=1))
+        return along / squares, lanes.join(torch.cat(inputs, dim=1))
 
-    def _encode_signs(self, x: Tensor, unit: float, lanes: Lanes) -> tuple[float, Tensor]:
+    def _encode_signs(self, x: Tensor, unit: float, lanes: Lanes) -> tuple[Tensor, Tensor]:
         """The same for two points in their order."""
         planes, channel = gaussian_planes(self.rate, lanes), gaussian_channel(self.rate)
         word, along = kernels.polar_signs(
@@ -177,10 +178,10 @@ class Polar(Codec):
             float(channel.points[1]),
             lanes.num_blocks,
             lanes.width,
-            planes.kinds[0].to(x.device),
+            planes.kinds[0],
         )
         squares = x.numel() * float(channel.points[1]) ** 2
-        return float(along) / squares, lanes.join(planes.inputs(0, word))
+        return along / squares, lanes.join(planes.inputs(0, word))
 
     def _lanes(self, numel: int) -> Lanes:
         return Lanes(numel, self.block)
@@ -203,7 +204,9 @@ def _look_up_points(words: list[Tensor], points: Tensor, numel: int) -> Tensor:
             return kernels.polar_points(labels, points)
         return points[labels.to(torch.int64)]
     if kernels.fuses(points):  # a zero names the first point, which is negative
-        return kernels.mean_signs(words, [points[:1]], numel, 8 * numel, kernels.empty(numel))
+        return kernels.mean_signs(
+            words, [points[:1]], numel, 8 * numel, kernels.empty(numel, device=points.device)
+        )
     return points[kernels.unpack_uints(words[0], 1, numel).to(torch.int64)]
 
 
@@ -240,7 +243,7 @@ class _PolarSigns(Codec):
         lanes = Lanes(x.numel(), self.block)
         planes, _ = sign_plane(self.rate, lanes)
         llr = lanes.spread(sign_ratios(x, self.rate))
-        word = kernels.polar_quantise(llr, planes.kinds[0].to(x.device))
+        word = kernels.polar_quantise(llr, planes.kinds[0])
         return {"code": lanes.join(planes.inputs(0, word))}, state
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:

@@ -164,9 +164,7 @@ class SelectorFusion(Fusion[Any]):
             return None
         flat = x.detach().reshape(-1).contiguous()
         indices, values = codec.choose(flat, key)
-        if not is_finite(
-            values
-        ):  # NaN and infinity are always chosen: no extra pass looks for them
+        if not _all_finite(values):
             check_input(codec, x)
         parts = codec.make_parts(indices, values, x.numel())
         return pack_parts(codec, parts, Spec.of(x)), state
@@ -179,13 +177,13 @@ class SelectorFusion(Fusion[Any]):
             if isinstance(residual, kernels.Motion):
                 return (*self._split_motion(x, residual, key), state)
             return None
-        lost = kernels.empty(x.numel()) if out is None else out
+        lost = kernels.empty(x.numel(), device=x.device) if out is None else out
         if codec.adds_residual:
             indices, values = codec.choose(x, key, residual, lost)
         else:
             assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
             indices, values = codec.choose(torch.add(x, residual, out=lost), key)
-        if not is_finite(values):
+        if not _all_finite(values):
             check_input(codec, kernels.with_residual(x, residual))
         parts = codec.make_parts(indices, values, x.numel())
         decoded = codec.decode_values(parts, values)
@@ -241,3 +239,10 @@ class EntriesFusion(Fusion[Any]):
 
 class EntrySelectorFusion(EntriesFusion, SelectorFusion):
     """Fusion of selectors that send entries."""
+
+
+def _all_finite(chosen: Tensor) -> bool:
+    """Whether the vector that values were chosen from is finite: what is not is always chosen, so
+    no extra pass looks for it."""
+    known: bool | None = kernels.noted(chosen, "finite")
+    return is_finite(chosen) if known is None else known

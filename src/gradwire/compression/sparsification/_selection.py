@@ -61,16 +61,14 @@ def strata(count: int, numel: int, key: Key, device: torch.device) -> tuple[Tens
 def sampled_threshold(
     x: Tensor, density: float, ratio: float, key: Key, residual: kernels.Residual | None = None
 ) -> float:
-    """The magnitude that a fraction `density` of a random sample reaches.
+    """The magnitude that a fraction `density` of a random sample of x, or x + residual, reaches.
 
-    The sample is a fraction `ratio` of the elements of x, or x + residual, or more where that would
-    be too few: it holds about 64 elements that are kept, for an error of one in eight, or
-    all elements.
+    See `_sample_size`.
     """
     numel = x.numel()
     if not numel:
         return 0.0
-    size = min(numel, max(round(ratio * numel), round(_MIN_SAMPLED / density)))
+    size = _sample_size(density, ratio, numel)
 
     def of(vector: Tensor) -> Tensor:
         if size == numel:  # strata of one element each
@@ -83,6 +81,32 @@ def sampled_threshold(
         residual = of(residual)
     sample = kernels.with_residual(of(x), residual)
     return float(kernels.select_largest(sample, None, num_kept(density, size))[1].abs().min())
+
+
+def _sample_size(density: float, ratio: float, numel: int) -> int:
+    """A fraction `ratio` of the elements, or more where that would be too few: about 64 elements
+    that are kept, for an error of one in eight, or all elements."""
+    return min(numel, max(round(ratio * numel), round(_MIN_SAMPLED / density)))
+
+
+def above_sampled(
+    x: Tensor,
+    density: float,
+    ratio: float,
+    key: Key,
+    most: int,
+    residual: kernels.Residual | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What reaches the `sampled_threshold`, as `above`; the target is the fraction `density`."""
+    if x.numel():
+        size = _sample_size(density, ratio, x.numel())
+        rank = num_kept(density, size)
+        chosen = kernels.select_sampled(x, residual, size, rank, key.seed, key.stream, most, out)
+        if chosen is not None and len(chosen[0]):
+            return chosen
+    threshold = sampled_threshold(x, density, ratio, key, residual)
+    return above(x, threshold, num_kept(density, x.numel()), most, residual, out)
 
 
 def above(
@@ -207,6 +231,9 @@ def encode_positions(indices: Tensor, universe: int) -> Tensor:
 
 def num_positions(packed: Tensor, name: str, universe: int) -> int:
     """The number of positions, read from the front of the bytes."""
+    known = kernels.noted(packed, "positions")
+    if known is not None and known[0] == universe:
+        return int(known[1])
     width = _count_bytes(universe)
     expect(packed, name, packed.numel(), torch.uint8)
     if packed.numel() < width:
@@ -214,6 +241,8 @@ def num_positions(packed: Tensor, name: str, universe: int) -> int:
     count = int.from_bytes(bytes(packed[:width].tolist()), "little")
     if count > universe:
         raise WireError(f"{name}: {count} positions, but the tensor has {universe} elements")
+    if packed.device.type != "cpu":  # which is slow to answer, and will be asked again
+        kernels.note(packed, positions=(universe, count))
     return count
 
 

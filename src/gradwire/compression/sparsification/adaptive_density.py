@@ -229,7 +229,7 @@ class _AdaptiveDensityFusion(EntriesFusion):
         codec: AdaptiveDensity = self.codec
         assert isinstance(residual, Tensor), f"{codec!r} takes no motion"
         if kernels.fuses(x, residual):
-            lost = kernels.empty(x.numel())
+            lost = kernels.empty(x.numel(), device=x.device)
             message, state = codec.choose_message(x, residual, lost, state, key)
         else:
             lost = corrected(x, residual)

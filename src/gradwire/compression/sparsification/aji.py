@@ -22,11 +22,10 @@ from torch import Tensor
 
 from gradwire.compression.sparsification._families import Selection, Selector
 from gradwire.compression.sparsification._selection import (
-    above,
+    above_sampled,
     check_density,
     check_sample,
     num_kept,
-    sampled_threshold,
     top_at_least_one,
 )
 from gradwire.core.codec import Guarantee
@@ -56,6 +55,5 @@ class Aji(Selection, Selector):
     def choose(
         self, x: Tensor, key: Key, residual: Tensor | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        k = num_kept(self.density, x.numel())
-        threshold = sampled_threshold(x, self.density, self.sample, key, residual)
-        return above(x, threshold, k, 2 * k, residual, out)
+        most = 2 * num_kept(self.density, x.numel())
+        return above_sampled(x, self.density, self.sample, key, most, residual, out)

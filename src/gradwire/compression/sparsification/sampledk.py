@@ -24,11 +24,10 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compression.sparsification._families import Selection, Selector
 from gradwire.compression.sparsification._selection import (
-    above,
+    above_sampled,
     check_density,
     check_sample,
     num_kept,
-    sampled_threshold,
     top_at_least_one,
 )
 from gradwire.core.codec import Guarantee
@@ -63,6 +62,5 @@ class SampledK(Selection, Selector):
         residual: kernels.Residual | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        k = num_kept(self.density, x.numel())
-        threshold = sampled_threshold(x, self.density, self.sample_ratio, key, residual)
-        return above(x, threshold, k, k, residual, out)
+        most = num_kept(self.density, x.numel())
+        return above_sampled(x, self.density, self.sample_ratio, key, most, residual, out)

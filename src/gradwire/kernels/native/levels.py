@@ -49,6 +49,7 @@ def decode_levels(
     width: int,
     count: int,
     out: Tensor | None,
+    checked: bool = True,
 ) -> tuple[Tensor, int]:
     packed, scale = dense(packed), dense(scale)
     if out is None:

@@ -11,6 +11,8 @@ Knowing where chunks start a decoder takes one symbol of each at a time, so ther
 steps however long the message.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from gradwire.kernels.reference.bits import pack_uints, unpack_uints
 LIMIT = 15  # bits of the longest codeword
 CHUNK = 2048  # symbols; the bits of a chunk fit 15 bits
 _CHUNK_BITS = (LIMIT * CHUNK).bit_length()
+Walk = Callable[[Tensor, Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]  # see `_walk`
 
 
 def invalid_lengths_error() -> ValueError:
@@ -88,7 +91,7 @@ def huffman_encode(symbols: Tensor, lengths: Tensor, num_bits: int) -> Tensor:
     return torch.cat([chunks, _place(codewords(lengths)[symbols], bits, starts, num_bits)])
 
 
-def huffman_decode(packed: Tensor, lengths: Tensor, count: int) -> Tensor:
+def huffman_decode(packed: Tensor, lengths: Tensor, count: int, walk: Walk | None = None) -> Tensor:
     _expect_code(lengths)
     order = _canonical(lengths)
     symbol_of = torch.repeat_interleave(order, _spans(lengths[order]))  # by the next 15 bits
@@ -99,7 +102,7 @@ def huffman_decode(packed: Tensor, lengths: Tensor, count: int) -> Tensor:
         raise padding_error()
     edges = torch.zeros(num_chunks, dtype=torch.int64, device=packed.device)
     edges[1:] = torch.cumsum(unpack_uints(head, _CHUNK_BITS, num_chunks - 1), 0)
-    symbols, ends = _walk(stream, edges, symbol_of, lengths, count)
+    symbols, ends = (walk or _walk)(stream, edges, symbol_of, lengths, count)
     num_bits = int(ends[-1])
     if not torch.equal(ends[:-1], edges[1:]) or -(-num_bits // 8) != stream.numel():
         raise chunk_end_error()

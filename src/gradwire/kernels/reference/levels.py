@@ -47,6 +47,29 @@ def encode_levels(
     return scale, packed
 
 
+def encode_levels_rows(
+    x: Tensor,
+    residual: Tensor | None,
+    num_levels: int,
+    bucket: int,
+    width: int,
+    seed: int,
+    stream: tuple[int, int, int],
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`encode_levels` of every row; the last word of row r's stream is r more."""
+    count = x.shape[1]
+    scale = x.new_empty(len(x), -(-count // bucket))
+    packed = torch.empty(len(x), -(-count * width // 8), dtype=torch.uint8, device=x.device)
+    for row in range(len(x)):
+        own, lost = (None if each is None else each[row] for each in (residual, out))
+        words = (*stream[:2], stream[2] + row)
+        scale[row], packed[row] = encode_levels(
+            x[row], own, num_levels, bucket, width, seed, words, lost
+        )
+    return scale, packed
+
+
 def decode_levels(
     packed: Tensor,
     scale: Tensor,
@@ -55,6 +78,7 @@ def decode_levels(
     width: int,
     count: int,
     out: Tensor | None,
+    checked: bool = True,
 ) -> tuple[Tensor, int]:
     symbols = unpack_uints(packed, width, count)
     levels = symbols.to(torch.float32) - num_levels

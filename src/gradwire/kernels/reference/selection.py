@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._motion import Motion, Residual, with_residual
+from gradwire.kernels.reference.strata import strata_positions
 
 
 def select_largest(
     x: Tensor, residual: Residual | None, count: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     p = with_residual(x, residual)
-    magnitude = p.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    magnitude = _magnitude(p)
     if not count:
         indices = torch.zeros(0, dtype=torch.int64, device=p.device)
     else:
@@ -30,6 +31,30 @@ def select_above(
 ) -> tuple[Tensor, Tensor]:
     p = with_residual(x, residual)
     return _taken(x, residual, p, (~(p.abs() < threshold)).nonzero().reshape(-1), out)
+
+
+def select_sampled(
+    x: Tensor,
+    residual: Residual | None,
+    sample: int,
+    rank: int,
+    seed: int,
+    stream: tuple[int, int, int],
+    most: int,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    p = with_residual(x, residual)
+    positions = strata_positions(p.numel(), sample, seed, stream, p.device)
+    sampled, magnitude = _magnitude(p[positions]), _magnitude(p)
+    threshold = torch.topk(sampled, rank, sorted=False).values.min()
+    indices = ((magnitude >= threshold) & (magnitude > 0)).nonzero().reshape(-1)
+    if len(indices) > most:
+        indices = indices[select_largest(p[indices], None, most, None)[0]]
+    return _taken(x, residual, p, indices, out)
+
+
+def _magnitude(p: Tensor) -> Tensor:
+    return p.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def _taken(

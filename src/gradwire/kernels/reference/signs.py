@@ -51,6 +51,19 @@ def encode_signs(
     return scale, packed
 
 
+def encode_signs_rows(
+    x: Tensor, residual: Tensor | None, bucket: int, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`encode_signs` of every row."""
+    bucket = max(1, min(bucket, x.shape[1]))
+    scale = x.new_empty(len(x), -(-x.shape[1] // bucket))
+    packed = torch.empty(len(x), -(-x.shape[1] // 8), dtype=torch.uint8, device=x.device)
+    for row in range(len(x)):
+        own, lost = (None if each is None else each[row] for each in (residual, out))
+        scale[row], packed[row] = encode_signs(x[row], own, bucket, lost)
+    return scale, packed
+
+
 def mean_signs(
     packed: Sequence[Tensor],
     scale: Sequence[Tensor],

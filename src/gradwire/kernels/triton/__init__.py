@@ -2,5 +2,6 @@
 
 They give the bits of the torch reference; a file says where it cannot. A module is imported when
 its first operation is picked (`kernels/_dispatch.py`), since Triton may not be installed. Begin
-reading with `signs.py`. CI has no GPU and interprets them (TRITON_INTERPRET=1).
+reading with `_common.py`, which says what keeps the bits, and `signs.py`. CI has no GPU: it
+interprets kernels (TRITON_INTERPRET=1), and compiles them (tests/kernels/compile_triton.py).
 """
