@@ -185,9 +185,21 @@ def ramps(value: object) -> list[_Moving]:
 
 def at(value: T, step: int, steps_per_epoch: float | None = None) -> T:
     """The expression with the values of a step in place of its ramps."""
-    if not ramps(value):
+    if not _has_ramps(value):
         return value
     return _at(value, step, steps_per_epoch)
+
+
+def _has_ramps(value: object) -> bool:
+    try:
+        return _hashed_has_ramps(value)
+    except TypeError:  # it has no hash
+        return bool(ramps(value))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _hashed_has_ramps(value: object) -> bool:
+    return bool(ramps(value))
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.key import Key
+from gradwire.data.moving import onto
 
 PADDING = 4
 _OFFSETS = 2 * PADDING + 1  # places where a crop can start, per axis
@@ -18,8 +19,9 @@ def crop_and_flip(batch: Tensor, key: Key, first: int = 0) -> Tensor:
         raise ValueError(f"augmentation needs images [N, C, H, W], got {list(batch.shape)}")
     num, channels, height, width = batch.shape
     device = batch.device
-    # one draw per image covers row offset, column offset and flip
-    draw = key.integers(first + num, 2 * _OFFSETS * _OFFSETS, device)[first:]
+    # One draw per image covers row offset, column offset and flip. A key gives the same numbers
+    # everywhere: so few are drawn sooner on the CPU than by a hundred small operations on a device.
+    draw = onto(key.integers(first + num, 2 * _OFFSETS * _OFFSETS)[first:], device)
     flip, draw = draw % 2, draw // 2
     top, left = draw // _OFFSETS, draw % _OFFSETS
 

@@ -5,6 +5,7 @@ an eighth of what the network reads; `inputs` normalises just the examples asked
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -12,10 +13,22 @@ from torch import Tensor
 
 from gradwire.core.key import Key
 from gradwire.data.augment import crop_and_flip
+from gradwire.data.moving import onto
 
 Split = Literal["train", "test"]
 
 _CPU = torch.device("cpu")
+
+
+@lru_cache(maxsize=16)  # the copies to a device would take longer than the arithmetic
+def _moments(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Mean and deviation as [C, 1, 1], which broadcasts over any leading dimensions."""
+    return (
+        torch.tensor(mean, device=device).reshape(-1, 1, 1),
+        torch.tensor(std, device=device).reshape(-1, 1, 1),
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,12 +88,10 @@ class Dataset:
         result's shape.
         """
         compact, _ = self._tensors(split)
-        chosen = compact[indices.to(compact.device)].to(device)
+        chosen = compact[onto(indices, compact.device)].to(device)
         if self.kind == "text":
             return chosen.to(torch.int64)
-        # [C, 1, 1] broadcasts over any leading dimensions
-        mean = torch.tensor(self.mean, device=device).reshape(-1, 1, 1)
-        std = torch.tensor(self.std, device=device).reshape(-1, 1, 1)
+        mean, std = _moments(self.mean, self.std, device)
         return (chosen.to(torch.float32) - mean) / std
 
     def targets(
@@ -88,7 +99,7 @@ class Dataset:
     ) -> Tensor:
         """What the network should answer, int64: labels, or [..., length] next characters."""
         _, compact = self._tensors(split)
-        return compact[indices.to(compact.device)].to(device).to(torch.int64)
+        return compact[onto(indices, compact.device)].to(device).to(torch.int64)
 
     def augment(self, batch: Tensor, key: Key, first: int = 0) -> Tensor:
         """Random crops and mirror images of a normalised batch; unchanged unless augmentable.

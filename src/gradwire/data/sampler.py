@@ -70,6 +70,15 @@ class Sampler:
             return self._order(None, epoch, self.num_examples)[start : start + self.batch_size]
         return self._from_shard(self.shards[rank], rank, step)
 
+    def indices_of_all(self, step: int) -> Tensor:
+        """Those of all workers in one step, [num_workers, batch_size]."""
+        if self.shards is None and step >= 0:
+            epoch, within = divmod(step, self.steps_per_epoch)
+            count = self.num_workers * self.batch_size
+            order = self._order(None, epoch, self.num_examples)
+            return order[within * count : (within + 1) * count].view(-1, self.batch_size)
+        return torch.stack([self.indices(rank, step) for rank in range(self.num_workers)])
+
     def _from_shard(self, shard: Tensor, rank: int, step: int) -> Tensor:
         """A worker's passes over its shard, one after another, are cut into batches.
 

@@ -7,6 +7,7 @@ worker that joins in the middle of a round trains alone until the next one begin
 
 from torch import Tensor
 
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica, Worker
 
 
@@ -43,5 +44,6 @@ async def mixed_step(
     return await mixing.after(replica.having(params=start, memory=memory), walk, step)
 
 
+@elementwise
 def _walk(end: Tensor, start: Tensor) -> Tensor:
     return end - start

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Ability, Replica, Synchronization, Worker
 from gradwire.synchronization._rounds import mixed_step
 
@@ -108,9 +109,11 @@ class LocalSGD(Synchronization):
         return state
 
 
+@elementwise
 def _add_walk(anchor: Tensor, distance: Tensor) -> Tensor:
     return anchor + distance
 
 
+@elementwise
 def _zeros(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.zeros_like(value) for name, value in state.items()}

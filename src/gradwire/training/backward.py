@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire.core.batched import elementwise
 from gradwire.core.codec import is_finite
 from gradwire.core.node import Computation, Node
 from gradwire.core.profile import Profile
@@ -159,6 +160,7 @@ class PendingVector:
         return self._checked[bucket.start : bucket.stop]
 
 
+@elementwise
 def add_weight_decay(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
     return gradient.add(params, alpha=decay)
 

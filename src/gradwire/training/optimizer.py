@@ -8,11 +8,12 @@ arguments, because virtual workers share them. The numbers are those of `torch.o
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradwire.core.batched import Elementwise, batched
 from gradwire.core.notation import Expression
 
 State = dict[str, Tensor]
@@ -174,6 +175,11 @@ def clip_by_norm(gradient: Tensor, max_norm: float) -> Tensor:
     return gradient * (max_norm / norm).clamp(max=1.0)
 
 
+def _is_by_element(args: tuple[Any, ...]) -> bool:
+    optimizer, clip_norm, *_, out = args
+    return clip_norm is None and out is None and optimizer.is_elementwise
+
+
 def clipped_update(
     optimizer: Optimizer,
     clip_norm: float | None,
@@ -187,6 +193,9 @@ def clipped_update(
     if clip_norm is not None:
         gradient = clip_by_norm(gradient, clip_norm)
     return optimizer.update(params, gradient, state, lr, out)
+
+
+batched(Elementwise(clipped_update, _is_by_element))(clipped_update)
 
 
 def _check_at_least_zero(name: str, **values: float) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradwire.core.profile import layers_of
 from gradwire.core.replica import Bucket
 from gradwire.core.tree import Tree, is_on, to_device
-from gradwire.training.evaluation import Mode, make_evaluator, resolve
+from gradwire.training.evaluation import USUAL, Arithmetic, Mode, make_evaluator, resolve
 from gradwire.training.flat import FlatLayout
 from gradwire.training.gradient import Batch, BeforeLayer, GradientRequest, GradientResult, OnLayer
 from gradwire.training.objective import Objective
@@ -42,6 +42,7 @@ class Task:
         mode: Mode = "auto",
         compile: bool | None = None,
         is_plain: bool = False,
+        arithmetic: Arithmetic = USUAL,
     ) -> None:
         self.model = model
         # With its index, so that it equals the device of tensors that lie there.
@@ -49,7 +50,8 @@ class Task:
         stateless = PlainModule if is_plain else Skeleton
         self._skeleton: StatelessModule = stateless(module, self.device)
         self.mode = resolve(mode, self._skeleton.module, self.device)
-        self._evaluator = make_evaluator(model, self._skeleton, self.mode, compile)
+        self._arithmetic = arithmetic
+        self._evaluator = make_evaluator(model, self._skeleton, self.mode, compile, arithmetic)
 
     @property
     def layout(self) -> FlatLayout:
@@ -77,7 +79,8 @@ class Task:
 
     def gradients(self, requests: Sequence[GradientRequest]) -> list[GradientResult]:
         """Loss, gradient and new statistics for each request, in order."""
-        return self._evaluator([self._checked(request) for request in requests])
+        with self._arithmetic.used_on(self.device):
+            return self._evaluator([self._checked(request) for request in requests])
 
     def gradient_by_layer(
         self,
@@ -89,9 +92,10 @@ class Task:
 
         `before_layer`: the parameters are still arriving; called before those of a layer are read.
         """
-        self._evaluator.evaluate_layers(
-            self._checked(request), self._layers, on_layer, before_layer
-        )
+        with self._arithmetic.used_on(self.device):
+            self._evaluator.evaluate_layers(
+                self._checked(request), self._layers, on_layer, before_layer
+            )
 
     @cached_property
     def _layers(self) -> list[list[int]]:
@@ -118,7 +122,8 @@ class Task:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         num_targets: int | Tensor = 0
-        with torch.no_grad(), self._skeleton.generators(None):
+        arithmetic = self._arithmetic.used_on(self.device)
+        with torch.no_grad(), arithmetic, self._skeleton.generators(None):
             tensors = self.layout.unflatten(params)
             for batch in batches:
                 inputs, targets = to_device(batch, self.device)

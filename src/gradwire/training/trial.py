@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradwire.core.generators import seeded
 from gradwire.core.key import Key
 from gradwire.core.tree import signature_of
-from gradwire.training.evaluation import Mode, resolve
+from gradwire.training.evaluation import USUAL, Arithmetic, Mode, resolve
 from gradwire.training.gradient import Batch, GradientRequest, GradientResult
 from gradwire.training.objective import Objective
 from gradwire.training.task import Task
@@ -39,13 +39,14 @@ def try_module(
     mode: Mode,
     batches: Sequence[Batch],
     source: str,
+    arithmetic: Arithmetic = USUAL,
 ) -> Trial:
     """`batches` are some of different workers and steps; `source` is the name of the data.
 
     Raises ValueError if the module, its loss or its gradient does not work on the first one.
     """
     with seeded(0, device):
-        plain = Task(model, module, device, "sequential", is_plain=True)
+        plain = Task(model, module, device, "sequential", is_plain=True, arithmetic=arithmetic)
         expected = _try_plain(plain, batches[0], source)
         if mode == "sequential":
             return Trial(plain)
@@ -54,7 +55,7 @@ def try_module(
         if mode == "auto" and len({signature_of(batch) for batch in batches}) > 1:
             return Trial(plain, "batches differ in shape, and vmap takes batches of one shape")
         try:
-            batched = Task(model, module, device, "vmap", compile=False)
+            batched = Task(model, module, device, "vmap", compile=False, arithmetic=arithmetic)
             found = batched.gradients([_request(batched, batch, _KEY) for batch in batches[:2]])
             why = _difference(plain, batches[0], expected, found[0]) or _lost_buffer(
                 plain.initial_buffers(), expected.buffers, found[0].buffers

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.core.batched import elementwise
 from gradwire.core.codec import Codec, State, is_finite
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import Gate, concatenate
@@ -392,5 +393,6 @@ def _decode_own(codec: Codec, x: Tensor, state: State, key: Key) -> Tensor:
     return Lifted(codec).decoded(x, state, key)
 
 
+@elementwise
 def _mean_of(total: Tensor, gradient: Tensor, count: int) -> Tensor:
     return total.add(gradient).div_(count)

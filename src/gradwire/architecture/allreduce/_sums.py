@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from gradwire.core.batched import elementwise
 from gradwire.core.group import is_half
 
 
@@ -13,6 +14,7 @@ def addend(x: Tensor, count: int) -> Tensor:
     return x / count if is_half(x) else x
 
 
+@elementwise
 def divide_sum(total: Tensor, count: int) -> Tensor:
     """The mean, from the sum of `count` addends."""
     return total if is_half(total) else total / count

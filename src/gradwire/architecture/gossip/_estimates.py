@@ -18,6 +18,7 @@ from torch import Tensor
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
 from gradwire.architecture.gossip._neighbours import NeighbourMessage, Neighbours
 from gradwire.architecture.gossip._posts import INITIAL
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica
 
 
@@ -122,5 +123,6 @@ def _unpack_version(stamp: Tensor) -> tuple[float, int]:
     return life, int(count)
 
 
+@elementwise
 def _apply_change(estimate: Tensor, message: Tensor, old: float, new: float) -> Tensor:
     return estimate * old + message * new

@@ -25,6 +25,7 @@ from gradwire.architecture.gossip._posts import (
     UnknownVersion,
 )
 from gradwire.architecture.gossip._presence import NeighbourPresence, nonfinite_error
+from gradwire.core.batched import elementwise
 from gradwire.core.codec import Codec, State, is_finite, unpack
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
@@ -240,6 +241,7 @@ class Neighbours:
         return self.key.at(step).private(rank).child("gossip")
 
 
+@elementwise
 def weighted_sum(own: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """The weighted sum of the others, and of the own vector with the weight that remains to one."""
     total = own.float() if is_half(own) else own

@@ -40,6 +40,7 @@ from gradwire.architecture.gossip._posts import (
     ModelRequest,
     NewIncarnation,
 )
+from gradwire.core.batched import elementwise
 from gradwire.core.errors import PeerLost
 from gradwire.core.node import Framed
 from gradwire.core.protocols import Counts, Replica, Worker
@@ -172,5 +173,6 @@ def _with_staleness(replica: Replica, staleness: int) -> Replica:
     return replica.remembering(**dict(zip(_STALENESS, map(torch.tensor, noted))))
 
 
+@elementwise
 def _half_difference(x: Tensor, other: Tensor) -> Tensor:
     return (other - x) / 2

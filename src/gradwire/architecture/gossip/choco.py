@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica
 
 
@@ -58,10 +59,12 @@ class Choco(EstimatingAlgorithm):
         )
 
 
+@elementwise
 def _local_step(x: Tensor, walk: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
     half = x + walk
     return half, half - estimate
 
 
+@elementwise
 def _move_to_average(half: Tensor, average: Tensor, own: Tensor, gamma: float) -> Tensor:
     return half + (average - own) * gamma

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
 from gradwire.architecture.gossip._neighbours import Neighbours
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica
 
 
@@ -53,9 +54,11 @@ class D2(GossipAlgorithm):
         return replica.having(params=new).remembering(correction=correction)
 
 
+@elementwise
 def _message(x: Tensor, walk: Tensor, correction: Tensor) -> Tensor:
     return x + walk + correction
 
 
+@elementwise
 def _correction(new: Tensor, x: Tensor, walk: Tensor) -> Tensor:
     return new - x - walk

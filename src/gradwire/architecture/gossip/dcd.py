@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica
 
 
@@ -40,5 +41,6 @@ class DCD(EstimatingAlgorithm):
         return replica.having(params=replica.memory["estimate"])
 
 
+@elementwise
 def _change(average: Tensor, walk: Tensor, x: Tensor) -> Tensor:
     return average + walk - x

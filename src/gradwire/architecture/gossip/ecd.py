@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradwire.architecture.gossip._estimates import EstimatingAlgorithm, estimates, exchange_changes
 from gradwire.architecture.gossip._neighbours import Neighbours
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica
 
 
@@ -43,6 +44,7 @@ class ECD(EstimatingAlgorithm):
         return replica.having(params=x)
 
 
+@elementwise
 def _extrapolate(x: Tensor, average: Tensor, walk: Tensor, t: int) -> tuple[Tensor, Tensor]:
     new = average + walk
     return new, x * (1 - t / 2) + new * (t / 2)

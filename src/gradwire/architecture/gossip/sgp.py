@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gradwire.architecture.gossip._algorithm import GossipAlgorithm
 from gradwire.architecture.gossip._neighbours import Neighbours
+from gradwire.core.batched import elementwise
 from gradwire.core.protocols import Replica
 
 
@@ -59,6 +60,7 @@ class SGP(GossipAlgorithm):
         return replica.having(params=seen).remembering(pushed=pushed, push_weight=push_weight)
 
 
+@elementwise
 def _push_sum(
     own: Tensor, kept: float, others: Sequence[Tensor], weights: Sequence[float], weight: float
 ) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from gradwire.core.key import Key
 from gradwire.data.dataset import Dataset
 from gradwire.data.sampler import Sampler
 from gradwire.experiment.run.config import Config
+from gradwire.experiment.run.together import BatchesTogether
 from gradwire.own.data import OwnData
 from gradwire.training.gradient import Batch
 
@@ -32,7 +33,10 @@ def train_batches(
             inputs = dataset.augment(inputs, key.at(step), rank * config.batch_size)
         return inputs, dataset.targets(indices, device)
 
-    return batch
+    if config.engine != "simulator" or config.workers == 1:
+        return batch
+    augments = config.augment and dataset.augmentable
+    return BatchesTogether(batch, dataset, sampler, device, key if augments else None)
 
 
 def test_batches(

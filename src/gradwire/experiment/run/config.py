@@ -27,11 +27,13 @@ _MAX_THREADS = 1024
 NonFinite = Literal["error", "skip"]
 Evaluation = Literal["auto", "vmap", "sequential"]
 Engine = Literal["simulator", "process"]
+Compile = Literal["auto", "always", "never"]
+TF32 = Literal["none", "convolutions", "all"]
 Coding = Literal["model", "measured", "free"]
 MomentumAt = Literal["auto", "before", "after"]
 NONFINITE, EVALUATION = get_args(NonFinite), get_args(Evaluation)
 MOMENTUM_AT, CODING = get_args(MomentumAt), get_args(Coding)
-ENGINES = get_args(Engine)
+ENGINES, COMPILE, ROUNDED = get_args(Engine), get_args(Compile), get_args(TF32)
 DIMENSION_NAMES = ("compression", "synchronization", "architecture", "scheduling")
 _REPLACED = {
     "charge_coding": 'write coding = "measured" for true, coding = "free" for false, or leave it '
@@ -146,6 +148,13 @@ class Config:
     """Where gradients are evaluated: cpu, cuda."""
     evaluation: Evaluation = "auto"
     """Gradients of all workers in one batch, or one after another."""
+    compile: Compile = "auto"
+    """On CUDA, compile gradients (not those of your own model): auto, where the run is long enough
+    to earn it back, always, or never."""
+    tf32: TF32 = "convolutions"
+    """On CUDA, multiply in TF32: none, convolutions (as PyTorch does), or all."""
+    channels_last: bool = False
+    """On CUDA, let convolutions have their channels innermost."""
     threads: int = 0
     """CPU threads of torch; 0: one for networks of up to 200,000 parameters, or else as many as
     torch takes."""
@@ -191,6 +200,8 @@ class Config:
             ("momentum_at", MOMENTUM_AT),
             ("engine", ENGINES),
             ("coding", CODING),
+            ("compile", COMPILE),
+            ("tf32", ROUNDED),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(unknown_name(name, str(getattr(self, name)), list(choices)))

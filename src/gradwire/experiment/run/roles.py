@@ -209,10 +209,15 @@ class AllNodes:
             self._experiment,
             step,
             models if self._plan.mixes else [self.model(present)],
-            [float(replica.loss) for replica in present if replica.loss is not None],
+            _floats([replica.loss for replica in present if replica.loss is not None]),
             distance=number(distance_of([replica.params for replica in present])),
             **others,
         )
+
+
+def _floats(losses: Sequence[Tensor]) -> list[float]:
+    """The losses as numbers, with one read of a device."""
+    return torch.stack(list(losses)).tolist() if losses else []
 
 
 def holders(plan: Plan, workers: list[Row]) -> Sequence[int]:

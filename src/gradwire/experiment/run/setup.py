@@ -140,10 +140,11 @@ def prepare(config: Config, given: Given = NOTHING) -> Experiment:
     dataset = subject.dataset if device.type == "cpu" else subject.dataset.to(device)
     sampler = Sampler(dataset, partition, config.workers, config.batch_size, key.child("data"))
     batch = train_batches(config, dataset, sampler, device, key.child("augment"))
-    trial = make_task(config, subject, device, batch)
-    task = trial.task
     steps_per_epoch = sampler.steps_per_epoch / config.accumulate
     steps = config.steps or steps_of_epochs(config.epochs, steps_per_epoch)
+    num_examples = steps * config.accumulate * config.workers * config.batch_size
+    trial = make_task(config, subject, device, batch, num_examples)
+    task = trial.task
     ability = ability_of(synchronization, architecture)
     _check_joins(config.faults, ability, config)
     mixes = ability in ("mix", "mix_async")

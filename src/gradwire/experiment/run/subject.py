@@ -23,6 +23,8 @@ from gradwire.own.fingerprint import fingerprint_module
 from gradwire.own.network import build_module
 from gradwire.own.objective import LOSSES, METRICS, OwnObjective, is_class_target
 from gradwire.own.reference import Reference, parse_reference
+from gradwire.training.evaluation import Arithmetic
+from gradwire.training.evaluation.compiling import pays_to_compile
 from gradwire.training.gradient import Batch
 from gradwire.training.objective import Objective
 from gradwire.training.task import Task
@@ -185,17 +187,36 @@ def _ours(dataset: Dataset | OwnData) -> Dataset:
 
 
 def make_task(
-    config: Config, subject: Subject, device: torch.device, batch: Callable[[int, int], Batch]
+    config: Config,
+    subject: Subject,
+    device: torch.device,
+    batch: Callable[[int, int], Batch],
+    num_examples: int,
 ) -> Trial:
-    """The task; a module of a user's own is tried first."""
+    """The task, for a run over so many examples; a module of a user's own is tried first."""
+    arithmetic = Arithmetic(config.tf32, config.channels_last)
     if not subject.is_own:
-        return Trial(Task(subject.model, subject.module, device, config.evaluation))
+        numel = sum(each.numel() for each in subject.module.parameters())
+        wanted = config.compile == "always" or (
+            config.compile == "auto" and pays_to_compile(numel, num_examples)
+        )
+        compiles = wanted and device.type == "cuda"
+        return Trial(
+            Task(
+                subject.model,
+                subject.module,
+                device,
+                config.evaluation,
+                compiles,
+                arithmetic=arithmetic,
+            )
+        )
     ranks, steps = range(min(_NUM_TRIED, config.workers)), range(_NUM_TRIED)
     batches = [batch(rank, step) for step in steps for rank in ranks]
     mode, source = config.evaluation, subject.dataset.name
     if not isinstance(subject.dataset, OwnData):
         source += " (your own data are data=(train, test), or --data MODULE:NAME)"
-    trial = try_module(subject.model, subject.module, device, mode, batches, source)
+    trial = try_module(subject.model, subject.module, device, mode, batches, source, arithmetic)
     if trial.is_unable:
         warnings.warn(
             f"the gradients of {subject.model!r} are evaluated one worker after another: "

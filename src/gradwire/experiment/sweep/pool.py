@@ -19,6 +19,7 @@ from gradwire.experiment.processes.launch.children import PARENT, describe_death
 from gradwire.experiment.run.config import Config
 from gradwire.experiment.sweep.plan import PlannedRun
 from gradwire.experiment.sweep.worker import task_line
+from gradwire.training.evaluation.side_by_side import CORES_VARIABLE
 
 _COMMAND = (sys.executable, "-m", "gradwire.experiment.sweep.worker")
 _RUN_NBYTES = 1 << 30  # of memory that a process may need
@@ -44,6 +45,12 @@ def _free_nbytes() -> int:
         return sys.maxsize  # not known on this system
 
 
+def _environment() -> dict[str, str]:
+    # The other cores have other runs.
+    cores = os.environ.get(CORES_VARIABLE, "1")
+    return os.environ | {PARENT: str(os.getpid()), CORES_VARIABLE: cores}
+
+
 class _Process:
     """A process and the run that it has."""
 
@@ -57,7 +64,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {PARENT: str(os.getpid())},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for the sweep
             )
         assert self._process.stdin is not None

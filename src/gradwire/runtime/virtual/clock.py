@@ -6,8 +6,9 @@ from typing import Any
 from gradwire.core.node import Begin, Call, Compute, Effect, Open, Reach
 from gradwire.runtime.interpreter.interpreter import WAITING, Interpreter, Task
 from gradwire.runtime.virtual.computation import LayerTimes, VirtualComputation
-from gradwire.runtime.virtual.events import COMPUTED, REACHED, TIMEOUT, WAKE, Events
+from gradwire.runtime.virtual.events import CALLED, COMPUTED, REACHED, TIMEOUT, WAKE, Events
 from gradwire.runtime.virtual.gradients import PendingGradients
+from gradwire.runtime.virtual.late_calls import LateCall
 from gradwire.runtime.virtual.trace import Trace
 
 Seconds = Callable[[int, Any], float]  # of a gradient, given the rank and the request
@@ -45,7 +46,7 @@ class VirtualClock(Interpreter):
 
     def _call(self, task: Task, effect: Call[Any]) -> Any:
         value, cost = self._calls.run(effect)
-        if cost <= 0.0:
+        if cost <= 0.0:  # then it is not late
             return value
         if self.trace is not None:
             self.trace.occupy(task, cost)
@@ -57,8 +58,18 @@ class VirtualClock(Interpreter):
         free = self._coding_free[rank]
         done = self._coding_free[rank] = (free if free > now else now) + seconds
         task.waiting_for = effect
-        self._events.push(done, WAKE, (task, value))
+        kind = CALLED if type(value) is LateCall else WAKE
+        self._events.push(done, kind, (task, value))
         return WAITING
+
+    def _step_called(self, task: Task, call: LateCall) -> None:
+        """Continues a program with the result of a call that is due."""
+        try:
+            value = call.result()
+        except Exception as error:
+            self._step(task, None, error)
+        else:
+            self._step(task, value)
 
     def _begin(self, task: Task, effect: Begin) -> VirtualComputation:
         seconds = effect.seconds

@@ -19,7 +19,7 @@ import functools
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -183,25 +183,33 @@ def touched_nbytes(args: Any, result: Any) -> int | None:
     """Bytes of the tensors that a call reads and makes; None if it only returns arguments."""
     if result is None:
         return None
-    read = {id(tensor): tensor for tensor in _tensors(args)}
+    found: list[Tensor] = []
+    _gather(args, found)
+    read = {id(tensor): tensor for tensor in found}
     memory = {x.untyped_storage().data_ptr() for x in read.values()}
-    results = list(_tensors(result))
+    results: list[Tensor] = []
+    _gather(result, results)
     made = [x for x in results if x.untyped_storage().data_ptr() not in memory]
     if results and not made:
         return None
     return sum(x.numel() * x.element_size() for x in (*read.values(), *made))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+_PLAIN = (int, float, str, bool, type(None))
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:
+    """Appends the tensors in a value."""
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, functools.partial):
-        yield from _tensors((value.args, value.keywords))
+            _gather(item, found)
+    elif isinstance(value, _PLAIN):  # the slower tests come last
+        return
     elif isinstance(value, Payload):
-        yield from _tensors(value.parts)
+        _gather(tuple(value.parts.values()), found)
+    elif isinstance(value, functools.partial):
+        _gather((value.args, value.keywords), found)
+    elif isinstance(value, Mapping):
+        _gather(tuple(value.values()), found)

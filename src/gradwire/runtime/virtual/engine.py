@@ -46,6 +46,7 @@ from gradwire.runtime.virtual.clock import Seconds, VirtualClock
 from gradwire.runtime.virtual.coding_time import CodingTime
 from gradwire.runtime.virtual.computation import LayerTimes
 from gradwire.runtime.virtual.events import (
+    CALLED,
     COMPUTED,
     FAULT,
     FLOW,
@@ -62,6 +63,7 @@ from gradwire.runtime.virtual.events import (
 )
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
+from gradwire.runtime.virtual.late_calls import LateCalls
 from gradwire.runtime.virtual.priority_transport import PriorityTransport
 from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.runtime.virtual.trace import Occupy, Trace
@@ -80,6 +82,8 @@ class VirtualEngine(VirtualClock):
     and `on_return` are called with rank and time when a worker's programs have been closed, and
     before a new one is made for it.
     """
+
+    _calls_type: type[Calls] = LateCalls
 
     def __init__(
         self,
@@ -127,7 +131,7 @@ class VirtualEngine(VirtualClock):
         self._num_futile = 0  # timeouts in a row while nothing else was to happen
         super().__init__(
             layout,
-            Calls(num_workers, coding),
+            self._calls_type(num_workers, coding),
             {
                 Send: self._transport.send,
                 Call: self._call,
@@ -268,6 +272,8 @@ class VirtualEngine(VirtualClock):
                 self._step(what.task, self._gradients.result(what))
             elif kind == WAKE:
                 self._step(*what)
+            elif kind == CALLED:
+                self._step_called(*what)
             elif kind == REACHED:
                 task, gradient = what[0], what[1].gradient
                 self._step(task, None if gradient is None else self._gradients.result(gradient))

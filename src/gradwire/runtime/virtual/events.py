@@ -8,9 +8,9 @@ from typing import Any
 # A message's first and last bit arrive; a program continues; a gradient is due; a wait times out; a
 # worker crashes or comes back; a parcel is sent again; its first and last bit arrive; the last bit
 # of a message leaves for a network with a topology; the backward pass leaves a layer; a NIC that
-# serves by priority is free; cores that nodes share have done a job.
+# serves by priority is free; cores that nodes share have done a job; a call evaluated late is due.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
-FLOW, REACHED, FREE, WORK = range(9, 13)
+FLOW, REACHED, FREE, WORK, CALLED = range(9, 14)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
@@ -55,7 +55,7 @@ class Events:
         """A node crashed: nothing happens to its programs, nor to the parcels that were dropped."""
 
         def remains(kind: int, what: Any) -> bool:
-            if kind in (WAKE, TIMEOUT, REACHED):
+            if kind in (WAKE, TIMEOUT, REACHED, CALLED):
                 return bool(what[0].rank != rank)
             if kind == COMPUTED:
                 return bool(what.task.rank != rank)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from gradwire.core.node import Begin, Call, Computation, Compute, Open, Reach, Send, Tag
+from gradwire.runtime.interpreter.calls import Calls
 from gradwire.runtime.interpreter.checks import check_send
 from gradwire.runtime.interpreter.interpreter import WAITING, Program, R, Task
 from gradwire.runtime.network.network import Network
@@ -79,6 +80,8 @@ class _TimedProgram:
 
 class SharedEngine(VirtualEngine):
     """Runs programs on virtual nodes that share cores. Without faults, traces and spans."""
+
+    _calls_type = Calls  # how long a call takes depends on what else the cores do
 
     def __init__(self, host: Cores, network: Network, *args: Any, **options: Any) -> None:
         if options.get("faults") or options.get("record"):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from gradwire.training.evaluation.arithmetic import USUAL, Arithmetic
 from gradwire.training.evaluation.rule import Mode, resolve
 from gradwire.training.evaluation.sequential import SequentialEvaluator
 from gradwire.training.evaluation.vmap import VmapEvaluator
@@ -10,7 +11,16 @@ from gradwire.training.gradient import BeforeLayer, GradientRequest, GradientRes
 from gradwire.training.objective import Objective
 from gradwire.training.skeleton import Skeleton, StatelessModule
 
-__all__ = ["Evaluator", "Mode", "SequentialEvaluator", "VmapEvaluator", "make_evaluator", "resolve"]
+__all__ = [
+    "USUAL",
+    "Arithmetic",
+    "Evaluator",
+    "Mode",
+    "SequentialEvaluator",
+    "VmapEvaluator",
+    "make_evaluator",
+    "resolve",
+]
 
 
 class Evaluator(Protocol):
@@ -31,13 +41,18 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(
-    model: Objective, skeleton: StatelessModule, mode: Mode, compile: bool | None
+    model: Objective,
+    skeleton: StatelessModule,
+    mode: Mode,
+    compile: bool | None,
+    arithmetic: Arithmetic = USUAL,
 ) -> Evaluator:
     """`compile=None` compiles on CUDA, where it pays; sequential evaluation never compiles."""
     device = skeleton.device
+    channels_last = arithmetic.channels_last and device.type == "cuda"
     if resolve(mode, skeleton.module, device) == "sequential":
-        return SequentialEvaluator(model, skeleton)
+        return SequentialEvaluator(model, skeleton, channels_last)
     assert isinstance(skeleton, Skeleton), "vmap needs pure layers"
     if compile is None:
         compile = device.type == "cuda"
-    return VmapEvaluator(model, skeleton, compile)
+    return VmapEvaluator(model, skeleton, compile, channels_last)

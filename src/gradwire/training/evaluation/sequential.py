@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from gradwire.core.group import concatenate
+from gradwire.models.base import Model
 from gradwire.training.evaluation.arriving import ArrivingParams
 from gradwire.training.evaluation.rule import has_convolutions
+from gradwire.training.evaluation.side_by_side import SideBySide
 from gradwire.training.gradient import (
     BeforeLayer,
     GradientByTensor,
@@ -22,7 +24,7 @@ from gradwire.training.gradient import (
     OnLayer,
 )
 from gradwire.training.objective import Objective
-from gradwire.training.skeleton import StatelessModule
+from gradwire.training.skeleton import Skeleton, StatelessModule
 
 Buffers = dict[str, Tensor]
 
@@ -30,17 +32,25 @@ Buffers = dict[str, Tensor]
 class SequentialEvaluator:
     mode = "sequential"
 
-    def __init__(self, model: Objective, skeleton: StatelessModule) -> None:
+    def __init__(
+        self, model: Objective, skeleton: StatelessModule, channels_last: bool = False
+    ) -> None:
         self.model = model
         self.skeleton = skeleton
         # A CPU convolves faster when channels are innermost: ResNet-20 20-25%. The inputs decide
         # the layout of all that follows; copying the weights into it as well gains nothing.
         is_cpu = skeleton.device.type == "cpu"
-        may_change = is_cpu and not skeleton.keeps_memory_format
+        may_change = (is_cpu or channels_last) and not skeleton.keeps_memory_format
         self.channels_last = may_change and has_convolutions(skeleton.module)
+        self._side_by_side: SideBySide | None = None
+        # Code of users may have state that all workers share, such as the global generators.
+        if is_cpu and isinstance(skeleton, Skeleton) and isinstance(model, Model):
+            self._side_by_side = SideBySide(skeleton, self._evaluate)
 
     def __call__(self, requests: list[GradientRequest]) -> list[GradientResult]:
-        return [self._evaluate(request) for request in requests]
+        if self._side_by_side is not None and len(requests) > 1:
+            return self._side_by_side.run(requests)
+        return [self._evaluate(self.skeleton, request) for request in requests]
 
     def evaluate_layers(
         self,
@@ -53,7 +63,7 @@ class SequentialEvaluator:
         if self.skeleton.device.type != "cpu":  # hooks would run on a thread of the device
             if before_layer is not None:
                 before_layer(len(layers) - 1)
-            on_layer(0, self._evaluate(request))
+            on_layer(0, self._evaluate(self.skeleton, request))
             return
         result = GradientByTensor(self.skeleton.layout)
         layer_of = {tensor: layer for layer, own in enumerate(layers) for tensor in own}
@@ -71,7 +81,7 @@ class SequentialEvaluator:
                 with torch.no_grad():
                     on_layer(reached, result)
 
-        leaves, loss, buffers = self._forward(request, layer_of, before_layer)
+        leaves, loss, buffers = self._forward(self.skeleton, request, layer_of, before_layer)
         hooks = [leaf.register_hook(partial(arrive, i)) for i, leaf in enumerate(leaves)]
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         for number, gradient in enumerate(gradients):
@@ -80,24 +90,25 @@ class SequentialEvaluator:
         result.loss, result.buffers = loss.detach(), buffers
         on_layer(0, result)
 
-    def _evaluate(self, request: GradientRequest) -> GradientResult:
-        leaves, loss, buffers = self._forward(request)
+    def _evaluate(self, skeleton: StatelessModule, request: GradientRequest) -> GradientResult:
+        leaves, loss, buffers = self._forward(skeleton, request)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         gradient = concatenate([_dense(gradient).reshape(-1) for gradient in gradients])
         return GradientResult(loss.detach(), gradient, buffers)
 
     def _forward(
         self,
+        skeleton: StatelessModule,
         request: GradientRequest,
         layer_of: Mapping[int, int] | None = None,  # by tensor
         before_layer: BeforeLayer | None = None,
     ) -> tuple[list[Tensor], Tensor, Buffers]:
         """The tensors with respect to which gradients are computed, the loss, the statistics."""
-        drawn = self.skeleton.draw(request.key, request.inputs)
+        drawn = skeleton.draw(request.key, request.inputs)
         with torch.enable_grad():
             # `data`: where parameters are still arriving, autograd must not see it as a change.
             flat = request.params.data
-            tensors = self.skeleton.layout.unflatten(flat)
+            tensors = skeleton.layout.unflatten(flat)
             leaves = [tensor.requires_grad_() for tensor in tensors.values()]
             inputs = request.inputs
             if self.channels_last and isinstance(inputs, Tensor) and inputs.dim() == 4:
@@ -106,9 +117,9 @@ class SequentialEvaluator:
             if before_layer is not None and layer_of is not None:
                 layers = {id(leaf): layer_of[i] for i, leaf in enumerate(leaves)}
                 arriving = ArrivingParams(layers, before_layer)
-            with self.skeleton.generators(drawn):
+            with skeleton.generators(drawn):
                 with arriving:  # leaves when all are there, whether they were read or not
-                    outputs, buffers = self.skeleton(tensors, request.buffers, drawn, inputs)
+                    outputs, buffers = skeleton(tensors, request.buffers, drawn, inputs)
                 return leaves, self.model.loss(outputs, request.targets), buffers
 
 

@@ -1,0 +1,116 @@
+"""Calls that are evaluated together and as late as possible, as gradients are.
+
+A call takes virtual time, and its result is needed when that is over. So a call of a function with
+a batched form (`core/batched.py`) waits until the first of those outstanding is due; then all that
+belong together are handed over at once. How long a call takes must be known when it is made: by the
+table of costs that is a function of what it reads and makes, so the first call of a kind is done at
+once and the others take as long. Results and times are those of one call after another.
+"""
+
+from collections.abc import Callable, Hashable
+from time import perf_counter
+from typing import Any
+
+from gradwire.core.batched import BatchedForm, form_of
+from gradwire.core.metering import metered
+from gradwire.core.node import Call
+from gradwire.runtime.interpreter.calls import Calls
+from gradwire.runtime.virtual.coding_time import CodingTime, ModelledCoding
+
+_UNKNOWN = object()  # the result of a call that has not been evaluated
+_NO_TIME = -1.0  # the cost of calls whose time depends on more than what they read and make
+
+
+class LateCall:
+    """A call that was made, and its result once it has been evaluated."""
+
+    __slots__ = ("_calls", "_failure", "_result", "args", "key")
+
+    def __init__(self, calls: "LateCalls", key: Hashable, args: tuple[Any, ...]) -> None:
+        self._calls = calls
+        self.key = key
+        self.args = args
+        self._result: Any = _UNKNOWN
+        self._failure: Exception | None = None
+
+    def result(self) -> Any:
+        if self._result is _UNKNOWN and self._failure is None:
+            self._calls.evaluate(self.key)
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def answer(self, result: Any) -> None:
+        self._result = result
+
+    def fail(self, failure: Exception) -> None:
+        self._failure = failure
+
+
+class LateCalls(Calls):
+    """Calls whose results may come as a `LateCall`, to be asked when they are due."""
+
+    def __init__(self, num_ranks: int, coding: CodingTime | None = None) -> None:
+        super().__init__(num_ranks, coding)
+        self._costs: dict[Hashable, float] = {}  # by function and what it reads
+        self._pending: dict[Hashable, list[LateCall]] = {}  # by function and group
+        self._is_priced = isinstance(coding, ModelledCoding) and num_ranks > 1
+
+    def _priced(self, effect: Call[Any]) -> tuple[Any, float]:
+        form = form_of(effect.function) if self._is_priced else None
+        keys = None if form is None else form.keys(effect.args)
+        if keys is None:
+            return super()._priced(effect)
+        kind = effect.function, keys[0]
+        cost = self._costs.get(kind)
+        if cost is None:
+            return self._first(effect, kind)
+        if cost <= 0.0:
+            return super()._priced(effect)
+        key = effect.function, keys[1]
+        late = LateCall(self, key, effect.args)
+        self._pending.setdefault(key, []).append(late)
+        return late, cost
+
+    def _first(self, effect: Call[Any], kind: Hashable) -> tuple[Any, float]:
+        """The first call of its kind tells what the others cost, unless codecs report."""
+        assert self._coding is not None
+        with metered() as work:
+            result, seconds = self._timed(effect)
+        cost = self._coding.seconds(effect, result, work, seconds)
+        self._costs[kind] = _NO_TIME if work else cost
+        return result, cost
+
+    def evaluate(self, key: Any) -> None:
+        """Evaluates all outstanding calls of a function and a group."""
+        calls, function = self._pending.pop(key), key[0]
+        form = form_of(function)
+        assert form is not None
+        start = perf_counter()
+        if len(calls) == 1 or not _answer_together(form, calls):
+            for call in calls:
+                _answer_alone(function, call)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        self.seconds[name] += perf_counter() - start
+
+    def forget(self) -> None:
+        super().forget()
+        self._pending.clear()
+
+
+def _answer_together(form: BatchedForm, calls: list[LateCall]) -> bool:
+    """False if one of them fails: which one, and with what, is found by doing each alone."""
+    try:
+        results = form.run([call.args for call in calls])
+    except Exception:
+        return False
+    for call, result in zip(calls, results, strict=True):
+        call.answer(result)
+    return True
+
+
+def _answer_alone(function: Callable[..., Any], call: LateCall) -> None:
+    try:
+        call.answer(function(*call.args))
+    except Exception as error:
+        call.fail(error)
