@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.core.errors import PeerLost
+from gradwire.integration.communicator import _explain
 from gradwire.integration.stats import Stats
 from gradwire.warning import GradwireWarning
 
@@ -129,9 +130,82 @@ def test_a_rank_that_took_fewer_steps():
     assert "Do all ranks take the same number of steps?" in text
 
 
+def test_a_rank_that_leaves_may_live():
+    text = str(_explain(PeerLost(1, 0.5, 0.5)))
+    assert "Do all ranks take the same number of steps?" in text
+    assert "If rank 1 still runs, its own exchange has failed" in text
+    other = KeyError("mine")
+    assert _explain(other) is other
+
+
 def test_figures_of_one_rank_alone():
     stats = Stats(2, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     assert str(stats).startswith("2 steps, each: 0 B sent, 0 B received, 0 ms encoding")
     assert "all-reduce" not in str(Stats(2, 4000, 4000, 0, 0.0, 0.0, 0.0, 0.0))  # with servers
     stats = Stats(2, 4000, 4000, 80_000, 0.0, 0.0, 0.0, 0.0)
     assert "each: 2 kB sent, 2 kB received (20x less than an all-reduce)," in str(stats)
+    assert "10 ms waiting for messages, " in str(Stats(2, 0, 0, 0, 0.0, 0.0, 0.02, 0.0))
+
+
+GARBAGE = [
+    ("garbage", r"got 'garbage' \(str\)"),
+    (3, r"got '3' \(int\)"),
+    ([], "got"),
+    (["a", "b"], "a list of what it returned on all ranks"),
+    ({"version": 2}, "without compression, rank, size, step, buckets"),
+    ({"version": 1, "states": []}, "is not what state_dict"),
+]
+
+
+@pytest.mark.parametrize(("saved", "match"), GARBAGE)
+def test_states_that_are_none(saved, match):
+    """They are refused at once, and not in the first backward pass."""
+    state, _ = gradwire.ddp_comm_hook("ef(sign)")
+    with pytest.raises(ValueError, match=match):
+        state.load_state_dict(saved)
+    model = _model()
+    optimizer = gradwire.DistributedOptimizer(_sgd(model), model.named_parameters(), "ef(sign)")
+    own = optimizer.state_dict()
+    own["param_groups"][0]["lr"] = 7.0
+    if saved:  # else there is none
+        with pytest.raises(ValueError, match=match):
+            optimizer.load_state_dict({**own, "gradwire": saved})
+        assert optimizer.param_groups[0]["lr"] == 0.1  # nothing was loaded
+
+
+def test_states_of_another_compression(alone):
+    model = _model()
+    optimizer = gradwire.DistributedOptimizer(_sgd(model), model.named_parameters(), "ef(sign)")
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    match = r"is of ef\(sign\), this is ef\(topk\(0\.5\)\): load it with the same compression"
+    other = gradwire.DistributedOptimizer(
+        _sgd(model := _model()), model.named_parameters(), "ef(topk(0.5))"
+    )
+    with pytest.raises(ValueError, match=match):
+        other.load_state_dict(saved)
+    state, _ = gradwire.ddp_comm_hook("ef(topk(0.5))")
+    with pytest.raises(ValueError, match=match):
+        state.load_state_dict(saved["gradwire"])
+
+
+def test_names_of_compiled_modules():
+    """Rules and saved states have the names of the module that was compiled."""
+    model = torch.compile(nn.Sequential(_model()), backend="eager")
+    rules = 'partition({"0.*": ef(sign), "*": identity})'
+    gradwire.ddp_comm_hook(rules, named_parameters=model.named_parameters())
+    optimizer = gradwire.DistributedOptimizer(_sgd(model), model.named_parameters(), rules)
+    (layout,) = optimizer._buckets.layouts
+    assert [placed[0] for placed in layout] == ["0.weight", "0.bias"]
+
+
+def test_methods_that_draw_by_names():
+    model = _model()
+    text = "ef(allocated(500, choices=(randomk(0.05), sign)))"
+    match = "allocated.* draws by the names of parameters.*named_parameters=model.named_parameters"
+    with pytest.raises(ValueError, match=match):
+        gradwire.ddp_comm_hook(text)
+    with pytest.raises(ValueError, match=match):
+        gradwire.DistributedOptimizer(_sgd(model), compression=text)
+    gradwire.ddp_comm_hook(text, named_parameters=model.named_parameters())

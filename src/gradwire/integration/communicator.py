@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.core.errors import PeerLost
 from gradwire.core.node import Node
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.interpreter.interpreter import Program, R
@@ -23,6 +24,11 @@ from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.posting import PostingEngine
 
 _CLOSE_S = 2.0  # at the end of the process: how long to wait for what is under way
+
+_MAY_HAVE_FAILED = (
+    "If rank {} still runs, its own exchange has failed, as where a compressor raises: its output "
+    "has the error"
+)
 
 _open: dict[str, "Communicator"] = {}  # by the name of the process group
 
@@ -139,9 +145,18 @@ def communicator_of(
     def make() -> Communicator:
         ranks = None if group is None else dist.get_process_group_ranks(group)
         transport = GlooTransport(headers=HEADERS, ranks=ranks, device=device, adds_halves=True)
-        return Communicator(transport, timeout_s=timeout_s, native=native, device=device)
+        made = Communicator(transport, timeout_s=timeout_s, native=native, device=device)
+        made.engine.explain = _explain
+        return made
 
     return shared_communicator(f"{name} native" if native else name, make, world)
+
+
+def _explain(error: BaseException) -> BaseException:
+    """A rank whose exchange fails leaves the others, and lives on."""
+    if isinstance(error, PeerLost):
+        error.args = (f"{error} {_MAY_HAVE_FAILED.format(error.rank)}",)
+    return error
 
 
 def shared_communicator(

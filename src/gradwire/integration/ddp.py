@@ -7,8 +7,8 @@ DDP hands over a bucket of gradients when all of them are there, and goes on wit
 the communicator's thread exchanges it meanwhile. At the end of the backward pass all means are
 there. An error of an exchange is raised by `backward()`, as it is.
 
-DDP's hook does not tell the names of parameters. They are numbered in the order in which they come
-first, unless `named_parameters` are given: compressions that choose by name need them.
+DDP's hook does not tell the names of parameters, which compressions that choose by name need. See
+`bucket_names.py`.
 """
 
 import time
@@ -23,10 +23,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.autograd import Variable
 
 from gradwire.core.codec import Compression
+from gradwire.integration.bucket_names import NUMBERED, BucketNames
 from gradwire.integration.buckets import check_outermost
 from gradwire.integration.communicator import communicator_of
-from gradwire.integration.exchange import Exchange, Layout
+from gradwire.integration.exchange import Exchange
 from gradwire.integration.names import check_rules, named_tensors, rows_of
+from gradwire.integration.saved_states import checked_states
 from gradwire.integration.settings import Settings
 from gradwire.integration.stats import Meter, Stats
 
@@ -55,13 +57,12 @@ class DDPState:
         )
         names = None if self._parameters is None else [str(row[0]) for row in self._parameters]
         check_rules(settings.compression, names)
-        self._names = {id(p): name for name, p in named or ()}
+        self._names = BucketNames(named)
         self._exchange: Exchange | None = None
         self._loaded: Any = None
         self._pending: list[Future[Tensor]] = []
         self._indices: set[int] = set()  # of the buckets in this backward pass
         self._has_repeated = False  # a bucket, in one backward pass
-        self._layouts: dict[tuple[int, ...], Layout] = {}  # by the parameters of a bucket
         self._meter = Meter()
 
     def stats(self) -> Stats:
@@ -70,13 +71,19 @@ class DDPState:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps from step to step: residuals, momenta. Every rank has its own."""
-        return self._loaded or {} if self._exchange is None else self._exchange.state_dict()
+        if self._exchange is None:
+            return self._loaded or {}
+        return {**self._exchange.state_dict(), NUMBERED: self._names.saved()}
 
     def load_state_dict(self, saved: Any) -> None:
         """Continues from a saved state of the same rank, or from those of all ranks as a list."""
+        rows = checked_states(saved, self._settings.compression)
+        if not rows:
+            return
+        self._names.expect(rows)
         if self._exchange is None:
             self._loaded = saved
-        elif saved:
+        else:
             self._exchange.load_state_dict(saved)
 
     def run(self, bucket: dist.GradBucket) -> "torch.futures.Future[Tensor]":
@@ -87,6 +94,12 @@ class DDPState:
                 "this hook does not work: let all ranks take the same number of steps"
             )
         x = bucket.buffer()
+        if x.is_sparse:
+            raise ValueError(
+                f"the gradient of a parameter of {list(x.shape)} is sparse, and compression works "
+                "on dense ones. Make the layer with sparse=False, or leave out DDP and take "
+                "gradwire.DistributedOptimizer(..., sparse_as_dense=True)"
+            )
         exchange = self._exchange_on(x.device)
         result: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[x.device] if x.is_cuda else []
@@ -103,7 +116,7 @@ class DDPState:
         after = None
         if x.is_cuda:
             after = torch.cuda.current_stream(x.device).record_event()
-        tensors = self._layout(bucket)
+        tensors = self._names.layout(bucket)
         name = f"bucket {bucket.index()}"
         future = exchange.mean(name, tensors, x, is_last=bucket.is_last(), after=after)
         self._pending.append(future)
@@ -145,20 +158,8 @@ class DDPState:
             )
         assert self._exchange is not None
         self._exchange.finish_step()
+        self._names.end_pass()
         self._meter.add_step(time.perf_counter() - began)
-
-    def _layout(self, bucket: dist.GradBucket) -> Layout:
-        parameters = bucket.parameters()
-        key = tuple(map(id, parameters))
-        if key not in self._layouts:
-            placed, start = [], 0
-            for parameter in parameters:
-                name = self._names.setdefault(id(parameter), str(len(self._names)))
-                stop = start + parameter.numel()
-                placed.append((name, start, stop, tuple(parameter.shape)))
-                start = stop
-            self._layouts[key] = tuple(placed)
-        return self._layouts[key]
 
 
 # DDP looks at these annotations.

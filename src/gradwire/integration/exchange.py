@@ -37,6 +37,7 @@ from gradwire.core.node import Node
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.tree import tensors_of
 from gradwire.integration.communicator import Communicator
+from gradwire.integration.saved_states import check_ranks, checked_states, dtype_of
 from gradwire.integration.settings import Settings
 from gradwire.training.regroup import regroup_here, regroup_states
 from gradwire.warning import GradwireWarning
@@ -283,9 +284,11 @@ class Exchange:
         With those of all ranks, the number of ranks may have changed: what is still to be sent of
         ranks that are gone is sent by others.
         """
-        rows = [saved] if isinstance(saved, Mapping) else list(saved)
+        rows = checked_states(saved, self.settings.compression)
+        if not rows:
+            return
         own, size = self.communicator.rank, self.communicator.size
-        self._check_saved(rows)
+        check_ranks(rows, own, size)
         if len(rows) < rows[0]["size"]:  # that of this rank
             states = [row["state"] for row in rows[0]["buckets"]]
         else:
@@ -295,39 +298,17 @@ class Exchange:
         layouts = [_layout(row["tensors"]) for row in first["buckets"]]
         self.step = first["step"]
         self._dtypes = {
-            layout: _dtype(row["dtype"]) for layout, row in zip(layouts, first["buckets"])
+            layout: dtype_of(row["dtype"]) for layout, row in zip(layouts, first["buckets"])
         }
         self._states = dict(zip(layouts, states))
         self._before = dict(self._states)
-
-    def _check_saved(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        own, size = self.communicator.rank, self.communicator.size
-        written = repr(self.settings.compression)
-        for row in rows:
-            if row.get("version") != 1 or row["compression"] != written:
-                raise ValueError(
-                    f"the saved state is of {row.get('compression')}, this is {written}: load it "
-                    "with the same compression, or start without it"
-                )
-        if len(rows) == 1 and rows[0]["size"] > 1:
-            rank, count = rows[0]["rank"], rows[0]["size"]
-            if (rank, count) != (own, size):
-                raise ValueError(
-                    f"the saved state is that of rank {rank} of {count}, this is rank {own} of "
-                    f"{size}. Give the states of all {count} ranks as a list"
-                )
-        elif [row["rank"] for row in rows] != list(range(rows[0]["size"])):
-            raise ValueError(
-                f"states of the ranks {[row['rank'] for row in rows]}, expected those of all "
-                f"{rows[0]['size']} ranks in order"
-            )
 
     def _resized(self, rows: Sequence[Mapping[str, Any]], own: int, size: int) -> list[State]:
         buckets = rows[0]["buckets"]
         if not buckets:  # nothing was kept
             return []
         specs = [
-            Spec((row["tensors"][-1][2],), _dtype(row["dtype"]), tensors=_layout(row["tensors"]))
+            Spec((row["tensors"][-1][2],), dtype_of(row["dtype"]), tensors=_layout(row["tensors"]))
             for row in buckets
         ]
         states = [[bucket["state"] for bucket in row["buckets"]] for row in rows]
@@ -378,13 +359,6 @@ def _shown(value: Any) -> str:
 def packed(row: dict[str, Any]) -> Tensor:
     """Plain values as bytes."""
     return torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
-
-
-def _dtype(text: str) -> torch.dtype:
-    found = getattr(torch, text.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"the saved state has a tensor of the unknown dtype {text!r}")
-    return found
 
 
 def _layout(rows: Sequence[Any]) -> Layout:

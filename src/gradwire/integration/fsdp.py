@@ -38,6 +38,8 @@ from gradwire.core.spec import Placed
 from gradwire.integration.communicator import communicator_of
 from gradwire.integration.described import as_tensors, from_tensors
 from gradwire.integration.exchange import Exchange, Layout
+from gradwire.integration.names import check_rules, named_tensors
+from gradwire.integration.saved_states import states_in
 from gradwire.integration.settings import Settings
 from gradwire.integration.stats import Meter, Stats
 
@@ -57,8 +59,15 @@ class CompressedReplicas:
     the others.
     """
 
-    def __init__(self, exchange: Exchange, shard: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        shard: int,
+        device: torch.device,
+        named: Sequence[tuple[str, Tensor]],
+    ) -> None:
         self._exchange = exchange
+        self._names = {id(parameter): name for name, parameter in named}
         self._shard, self._device = shard, device  # the first of the ranks with this shard
         self._meter = Meter()
         self._meter.begin(exchange.communicator, exchange.label)
@@ -83,7 +92,7 @@ class CompressedReplicas:
         The number of replicas may have changed, not that of the shards of each.
         """
         found: dict[str, Any] = {}
-        for part in [saved] if isinstance(saved, Mapping) else saved:
+        for part in states_in(saved):
             found.update(part)
         own, size = self._exchange.communicator.rank, self._exchange.communicator.size
         rows: list[Any] = []
@@ -132,7 +141,7 @@ class CompressedReplicas:
         is_later = self._may_wait.get(name, False) and _takes_views(module)
         sent = shard.clone() if is_later else shard
         future = self._exchange.mean(
-            name, _layout(name, module, shard), sent, is_last=True, after=after
+            name, _layout(name, module, shard, self._names), sent, is_last=True, after=after
         )
         if is_later:
             self._pending.append(_Shard(name, module, shard, sent, future))
@@ -238,16 +247,43 @@ def compress_replicas(
             f"torch {torch.__version__} has no FSDPModule.set_all_reduce_hook: install torch 2.7 "
             "or newer"
         )
+    named = named_tensors(model.named_parameters())
+    _check_group(named, group)
     settings = Settings.parse(compression, "allreduce", seed, steps_per_epoch)
-    device = next(model.parameters()).device
+    check_rules(settings.compression, [name for name, p in named if p.requires_grad])
+    device = named[0][1].device
     communicator = communicator_of(group, timeout_s=timeout_s, native=native, device=device)
     exchange = Exchange(communicator, settings, communicator.new_label(), scaler)
-    exchange.agree_on({"parameters": [[n, list(p.shape)] for n, p in model.named_parameters()]})
+    exchange.agree_on({"parameters": [[name, list(p.shape)] for name, p in named]})
     shard = min(dist.get_process_group_ranks(group))
-    replicas = CompressedReplicas(exchange, shard, device)
+    replicas = CompressedReplicas(exchange, shard, device, named)
     for name, module in sharded:
         _set_hook(replicas, name or "model", module)
     return replicas
+
+
+def _check_group(named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
+    """Raises if the group has ranks whose shards are others, or which FSDP averages itself."""
+    own, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
+    for name, parameter in named:
+        if not isinstance(parameter, DTensor):
+            continue
+        mesh = parameter.device_mesh
+        on_mesh = mesh.mesh.flatten().tolist()
+        if set(on_mesh) & set(ranks) == {own}:
+            continue
+        if any(placed.is_replicate() for placed in parameter.placements):
+            raise ValueError(
+                f"FSDP itself averages the replicas of {name}: it is on the mesh "
+                f"{mesh.mesh.tolist()} {mesh.mesh_dim_names or ''}, which has the ranks {ranks} of "
+                "group as well, so nothing would be saved. Shard the model on the inner dimension "
+                'only, fully_shard(model, mesh=mesh["shard"])'
+            )
+        raise ValueError(
+            f"group has the ranks {ranks}, and {name} is sharded over the ranks {on_mesh} (this is "
+            f"rank {own}), so different shards would be averaged. group has one rank of each "
+            'replica, those that hold the same shard: mesh["replicate"].get_group()'
+        )
 
 
 def _set_hook(replicas: CompressedReplicas, name: str, module: Any) -> None:
@@ -288,12 +324,20 @@ def _are_views(own: _Shard) -> bool:
     return bool(locals_) and all(x.untyped_storage().data_ptr() == place for x in locals_)
 
 
-def _layout(name: str, module: Any, shard: Tensor) -> Layout:
-    """The tensors in a shard, as far as FSDP tells; else one vector."""
+def _layout(name: str, module: Any, shard: Tensor, names: Mapping[int, str]) -> Layout:
+    """The tensors in a shard, as far as FSDP tells; else one vector.
+
+    `names`: those in the model, by parameter. FSDP's own begin at the outermost module that it
+    shards, of which a model may have several.
+    """
     whole: Layout = ((name, 0, shard.numel(), (shard.numel(),)),)
     try:
         found = [
-            (p._param_fqn, p.sharded_size, p.padded_sharded_param_size)
+            (
+                names.get(id(getattr(p, "sharded_param", None)), f"{name} {p._param_fqn}"),
+                p.sharded_size,
+                p.padded_sharded_param_size,
+            )
             for p in _fsdp_params(module)
         ]
     except AttributeError:
@@ -303,6 +347,6 @@ def _layout(name: str, module: Any, shard: Tensor) -> Layout:
     for own, size, padded in found:
         stop = start + padded.numel()
         shape = tuple(size) if size.numel() == padded.numel() else (padded.numel(),)
-        placed.append((str(own), start, stop, shape))
+        placed.append((own, start, stop, shape))
         start = stop
     return tuple(placed) if start == shard.numel() else whole

@@ -170,7 +170,7 @@ def _rows(name: str, tensor: Tensor, numel: int) -> Placed:
 
 
 async def _gathered(node: Node, label: str, own: Tensor) -> list[Tensor]:
-    rows = await Group(node, f"{label}measured").all_gather(own)
+    rows = list(await Group(node, f"{label}measured").all_gather(own))
     for rank, row in enumerate(rows):
         is_good = row.dtype is own.dtype and row.shape == own.shape
         if not (is_good and bool((row.isfinite() & (row >= 0)).all())):

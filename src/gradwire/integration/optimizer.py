@@ -29,8 +29,9 @@ from gradwire.integration.buckets import BucketExchange
 from gradwire.integration.collectives import Average, Sum, check_op
 from gradwire.integration.communicator import Communicator, communicator_of
 from gradwire.integration.exchange import Exchange
-from gradwire.integration.names import check_rules, check_trained, named_tensors
+from gradwire.integration.names import check_rules, check_trained, check_whole, named_tensors
 from gradwire.integration.pushing import Pushed, PushedSteps
+from gradwire.integration.saved_states import checked_states
 from gradwire.integration.servers import communicator_with_servers, find_servers
 from gradwire.integration.settings import STATE_KEY, Settings
 from gradwire.integration.stats import Stats
@@ -43,6 +44,7 @@ class _Distributed(Optimizer):
 
     _buckets: BucketExchange
     _rebuild: Callable[[], BucketExchange]
+    _compression: Compression
     _known: Container[int] | None  # the ids of parameters that have names; None: all get one
     _loaded: Any
 
@@ -93,15 +95,16 @@ class _Distributed(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """That of this rank; "gradwire" in it may be the list of those of all ranks."""
+        saved = state_dict.get(STATE_KEY)
+        rows = checked_states(saved, self._compression) if saved else []
         rest = {name: value for name, value in state_dict.items() if name != STATE_KEY}
         super().load_state_dict(rest)
-        saved = state_dict.get(STATE_KEY)
-        if not saved:
+        if not rows:
             return
         if self._buckets.exchange is None:
             self._loaded = saved
         else:
-            self._buckets.exchange.load_state_dict(saved)
+            self._buckets.exchange.load_state_dict(rows)
 
 
 def _before_step(
@@ -198,6 +201,11 @@ def DistributedOptimizer(
             "there, not gradients to be summed. Leave op out, or take bsp"
         )
     names = _names(optimizer, named_parameters)
+    check_whole(
+        (names.get(id(p), f"parameter {place} of group {number}"), p)
+        for number, group in enumerate(optimizer.param_groups)
+        for place, p in enumerate(group["params"])
+    )
     check_rules(settings.compression, list(names.values()) or None)
     kind = type(optimizer)
     if issubclass(kind, _Distributed | Pushed):
@@ -244,6 +252,7 @@ def DistributedOptimizer(
         return made
     made.__class__ = type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
     made._loaded = None
+    made._compression = settings.compression
     made._known = None if named_parameters is None else names
     made._rebuild = make_buckets
     made._buckets = make_buckets()

@@ -30,6 +30,7 @@ from gradwire.integration.communicator import Communicator
 from gradwire.integration.exchange import compare, packed
 from gradwire.integration.names import check_trained
 from gradwire.integration.own_compressor import OwnCompressor
+from gradwire.integration.saved_states import states_in
 from gradwire.integration.servers import find_servers
 from gradwire.integration.settings import STATE_KEY, Settings
 from gradwire.integration.stats import Meter, Stats
@@ -220,7 +221,7 @@ class PushedSteps:
         if self._communicator is not None:
             raise ValueError("load the state before the first step: servers hold the model then")
         job, own = find_servers(self._settings)
-        rows = [saved] if isinstance(saved, Mapping) else list(saved)
+        rows = states_in(saved)
         row = next((row for row in rows if row.get("rank") == own), rows[0])
         expected = {"version": 1, **self._same(), "rank": own, "size": job.num_workers}
         for name, value in expected.items():

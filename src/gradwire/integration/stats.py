@@ -2,7 +2,8 @@
 
 `log_every(100)` prints a line after every hundredth step, on rank 0; with a SummaryWriter of
 TensorBoard it also writes figures of the steps since the last line there. Under torch.profiler the
-stages of an exchange have ranges whose names begin with "gradwire".
+stages of an exchange have ranges whose names begin with "gradwire"; all but the waiting for means
+are on the thread of the communicator, which a profile has with `profile_all_threads` only.
 """
 
 import sys
@@ -48,6 +49,7 @@ class Stats:
             f"{format_bytes(self.bytes_received / steps)} received{less}, "
             f"{1e3 * self.encode_s / steps:.3g} ms encoding, "
             f"{1e3 * self.decode_s / steps:.3g} ms decoding, "
+            f"{1e3 * self.wait_s / steps:.3g} ms waiting for messages, "
             f"{1e3 * self.exposed_s / steps:.3g} ms exposed communication"
         )
 

@@ -135,7 +135,7 @@ async def _with_whole_shards(state: Any, group: Group) -> Any:
         owned = state.get("scatter") and state["scatter"].get("owned")
         if owned and owned["residual"] is not None:
             pieces = await group.all_gather(owned["residual"].reshape(-1))
-            scatter = {**state["scatter"], "owned": {**owned, "residual": torch.cat(pieces)}}
+            scatter = {**state["scatter"], "owned": {**owned, "residual": torch.cat(tuple(pieces))}}
             return {**state, "scatter": scatter}
         return {name: await _with_whole_shards(value, group) for name, value in state.items()}
     if isinstance(state, tuple | list):

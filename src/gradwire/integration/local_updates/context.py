@@ -15,7 +15,6 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -27,6 +26,7 @@ from gradwire.core.spec import Spec
 from gradwire.integration.buckets import ParameterBucket, cut_into_buckets
 from gradwire.integration.communicator import communicator_of
 from gradwire.integration.exchange import check_same, packed
+from gradwire.integration.names import check_whole, plain_name
 from gradwire.integration.stats import Meter, Stats
 from gradwire.runtime.interpreter.interpreter import Program
 from gradwire.scheduling import SCHEDULING
@@ -241,7 +241,7 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer is a torch optimizer, got {optimizer!r}")
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    named = [(name, p) for name, p in model.named_parameters() if id(p) in stepped]
+    named = [(plain_name(name), p) for name, p in model.named_parameters() if id(p) in stepped]
     missing = len(stepped) - len(named)
     if missing:
         raise ValueError(
@@ -251,14 +251,10 @@ def parameters_of(model: nn.Module, optimizer: Optimizer) -> Sequence[tuple[str,
     devices = sorted({str(parameter.device) for _, parameter in named})
     if len(devices) > 1:
         raise ValueError(f"the parameters lie on {', '.join(devices)}: they must be on one device")
+    check_whole(named)
     for name, parameter in named:
         if not parameter.is_floating_point():
             raise ValueError(f"{name} is {parameter.dtype}: only real floats can be averaged")
-        if isinstance(parameter, DTensor):
-            raise ValueError(
-                f"{name} is sharded over ranks (a DTensor), but here every rank has a whole model. "
-                "Compress the replicas of a sharded model with gradwire.compress_replicas"
-            )
     return named
 
 
