@@ -1,16 +1,18 @@
 """On a GPU: are the bytes those of the CPU, and how many copies of the tensor does a codec cost?
 
     python benchmarks/gpu_codecs.py [--only bits|speed|small] [--json FILE] [--commit ID]
+    python benchmarks/gpu_codecs.py --only bits --processes 16 --seconds 180
 
-`bits` runs every example of every codec (and every coder behind a quantiser) on CUDA and on the
-CPU with the same key, and compares payload bytes, what they decode to and the residual, with its
-payload. `speed` times whole codecs, payload included, in copies of the tensor, at 25 and 250
-million float32: a row is the median of several groups of calls between two CUDA events, over that
-of a copy in the same run. A payload that was made here is decoded; `received` ones are checked
-like foreign bytes, header and checksum included, which takes the CPU. `small` has 270,000 elements
-and host time: the median of single calls, each waited for. Beside them stand torch's operations,
-those of torch's communication hooks and, written from the papers, those of GRACE (Xu et al. 2021),
-which make no payload of bytes. A case that fails is shown and does not end the run.
+`bits` runs every example of every codec (and every coder behind a quantiser) on CUDA and on the CPU
+with the same key, and compares payload bytes, what they decode to and the residual, with its
+payload (gpu_bits.py). Most of that is compiling, which `--processes` does side by side. `speed`
+times whole codecs, payload included, in copies of the tensor, at 25 and 250 million float32: a row
+is the median of several groups of calls between two CUDA events, over that of a copy in the same
+run. A payload that was made here is decoded; `received` ones are checked like foreign bytes, header
+and checksum included, which takes the CPU. `small` has 270,000 elements and host time: the median
+of single calls, each waited for. Beside them stand torch's operations, those of torch's
+communication hooks and, written from the papers, those of GRACE (Xu et al. 2021), which make no
+payload of bytes. A case that fails is shown and does not end the run.
 """
 
 import argparse
@@ -18,23 +20,20 @@ import json
 import statistics
 import subprocess
 import time
-import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpu_bits import CUDA, KEY, bits, last_lines, shard, side_by_side
 from gradwire.compression import COMPRESSION
-from gradwire.core.codec import Codec, Kind, unpack
+from gradwire.core.codec import Codec, unpack
 from gradwire.core.fusion import decode_mean, encode_feedback
-from gradwire.core.key import Key
-from gradwire.core.notation import notation_name
 from gradwire.core.spec import Spec
 
-KEY = Key(seed=1, step=3).private(0)
-CUDA = torch.device("cuda")
 SMALL = 270_000
 Operation = Callable[[], object]
 
@@ -44,6 +43,10 @@ def main() -> None:
     parser.add_argument("--only", choices=("bits", "speed", "small"))
     parser.add_argument("--filter", default="", help="only codecs and rows with this in their name")
     parser.add_argument("--seconds", type=float, default=90, help="at most, for `bits`")
+    parser.add_argument(
+        "--shard", type=shard, help="I/N: of `bits` the cases with number %% N == I"
+    )
+    parser.add_argument("--processes", type=int, help="so many shards of `bits` side by side")
     parser.add_argument("--row-seconds", type=float, default=2, help="about, for a row of `speed`")
     parser.add_argument("--numel", type=int, nargs="*", default=[25_000_000, 250_000_000])
     parser.add_argument("--json", type=Path, help="where to write the results")
@@ -51,6 +54,12 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device")
+    if (options.shard or options.processes) and options.only != "bits":
+        parser.error("--shard and --processes divide `bits` alone: add --only bits")
+    if options.shard and options.processes:
+        parser.error("--processes makes the shards itself: leave out --shard")
+    if options.processes is not None and options.processes < 1:
+        parser.error(f"--processes takes 1 or more, got {options.processes}")
     found: dict[str, Any] = {"machine": machine(), "commit": options.commit or commit()}
     print(found, flush=True)
     chosen = [options.only] if options.only else ["small", "speed", "bits"]
@@ -61,7 +70,13 @@ def main() -> None:
             str(numel): speed(numel, options.filter, options.row_seconds) for numel in options.numel
         }
     if "bits" in chosen:
-        found["bits"] = bits(options.filter, options.seconds)
+        given = options.filter, options.seconds
+        if options.processes:
+            results = side_by_side(*given, options.processes, Path(__file__))
+        else:
+            results = bits(*given, options.shard or (0, 1))
+        results.show(listed=bool(options.processes))
+        found["bits"] = asdict(results)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -80,128 +95,6 @@ def machine() -> dict[str, str]:
 def commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip()
-
-
-def last_lines() -> str:
-    return "".join(traceback.format_exc().splitlines(keepends=True)[-6:])
-
-
-# --- bits -----------------------------------------------------------------------------------------
-
-
-def bits(wanted: str, seconds: float) -> dict[str, Any]:
-    """All codecs on one vector, then all on the next, as far as the time goes."""
-    deadline = time.perf_counter() + seconds
-    texts = [text for text in expressions() if wanted in text]
-    equal, left, different = 0, 0, dict[str, list[str]]()
-    for case in inputs():
-        for text in texts:
-            if time.perf_counter() > deadline:
-                left += 1
-                continue
-            try:
-                differences = list(compare(text, *case))
-            except Exception:
-                differences = [f"{case[0]}: {last_lines()}"]
-            if differences:
-                different.setdefault(text, []).extend(differences)
-                print(f"DIFFERS {text}:", *differences, sep="\n    ", flush=True)
-            else:
-                equal += 1
-    wrong = len(different)
-    print(f"bits: {equal} cases equal, {left} not reached, {wrong} expressions differ", flush=True)
-    return {"equal": equal, "not_reached": left, "different": different}
-
-
-def expressions() -> Iterator[str]:
-    for cls in COMPRESSION:
-        if not issubclass(cls, Codec):
-            continue
-        for text in cls.examples or (notation_name(cls),):
-            codec = COMPRESSION.parse(text)
-            if isinstance(codec, Codec):
-                is_coder = codec.traits.takes is Kind.SYMBOLS
-                yield f"qsgd(bits=4) >> {text}" if is_coder else text
-
-
-def inputs() -> Iterator[tuple[str, Tensor, Tensor]]:
-    for numel, dtype in ((10_007, torch.float32), (65_536, torch.float32), (1001, torch.float64),
-                         (3003, torch.float16), (3, torch.float32)):  # fmt: skip
-        x = KEY.child("x").normal(numel)
-        x[: numel // 5] *= 1e-3
-        residual = 0.3 * KEY.child("residual").normal(numel)
-        yield f"{numel} x {dtype}", x.to(dtype), residual.to(dtype)
-
-
-def compare(text: str, name: str, x: Tensor, residual: Tensor) -> Iterator[str]:
-    codec = COMPRESSION.parse(text)
-    assert isinstance(codec, Codec)
-    spec = Spec.of(x)
-    if codec.traits.layered:
-        end, rows = x.numel(), x.numel() // 100
-        matrix, bias = ("w", 0, 50 * rows, (rows, 50)), ("b", 50 * rows, end, (end - 50 * rows,))
-        tensors = (matrix, bias) if rows else (bias,)
-        spec = Spec(tuple(x.shape), x.dtype, tensors=tensors)
-    here, there = (run(codec, spec, x.to(d), residual.to(d)) for d in (torch.device("cpu"), CUDA))
-    for what, expected, got in zip(WHAT, here, there):
-        if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
-            if expected != got:
-                yield f"{name}: {what} is {got!r}, on the CPU {expected!r}"
-        elif (difference := differs(got.cpu(), expected)) is not None:
-            yield f"{name}: {what} {difference}"
-
-
-WHAT = ("payload", "decoded", "payload with feedback", "residual")
-
-
-def run(codec: Codec, spec: Spec, x: Tensor, residual: Tensor) -> list[object]:
-    results: list[object] = []
-
-    def add(make: Callable[[], tuple[Tensor, ...]], number: int) -> None:
-        try:
-            results.extend(make())
-        except (ValueError, NotImplementedError) as error:  # refused: on both devices, or neither
-            results.extend([f"{type(error).__name__}: {error}"] * number)
-
-    def plain() -> tuple[Tensor, ...]:
-        payload = codec.encode(x, on(codec.init(spec), x.device), KEY)[0]
-        received = unpack(codec, payload.buffer.clone(), spec)
-        decoded, again = (codec.decode(each, spec, KEY) for each in (payload, received))
-        assert differs(decoded, again) is None, "received bytes decode to something else"
-        return payload.buffer, decoded
-
-    def fed() -> tuple[Tensor, ...]:
-        state = on(codec.init(spec), x.device)
-        payload, lost, _ = encode_feedback(codec, x, residual, state, KEY)
-        return payload.buffer, lost
-
-    add(plain, 2)
-    add(fed, 2)
-    return results
-
-
-def on(state: Any, device: torch.device) -> Any:
-    if isinstance(state, Tensor):
-        return state.to(device)
-    if isinstance(state, dict):
-        return {name: on(value, device) for name, value in state.items()}
-    return tuple(on(value, device) for value in state) if type(state) is tuple else state
-
-
-def differs(a: Tensor, b: Tensor) -> str | None:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return f"is {list(a.shape)} {a.dtype}, on the CPU {list(b.shape)} {b.dtype}"
-    if a.is_floating_point():
-        integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-        where = a.contiguous().view(integer) != b.contiguous().view(integer)
-    else:
-        where = a != b
-    count = int(where.sum())
-    if not count:
-        return None
-    first = int(where.reshape(-1).nonzero()[0])
-    values = a.reshape(-1)[first].item(), b.reshape(-1)[first].item()
-    return f"differs in {count} of {a.numel()} elements, the first {first}: {values}"
 
 
 # --- speed ----------------------------------------------------------------------------------------

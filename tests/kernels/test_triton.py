@@ -30,7 +30,8 @@ def test_triton_equals_reference(operation):
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_cuda():
+@pytest.mark.parametrize("options", [(), ("--ones",)], ids=["compiled", "arguments of one"])
+def test_kernels_compile_for_cuda(options):
     script = Path(__file__).with_name("compile_triton.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,12 +23,8 @@ def elias_lengths(values: Tensor) -> list[int]:
 
 def elias_symbol_lengths(counts: Tensor, centre: int) -> list[int]:
     """The same of 1 + zigzag(s - centre), `counts[s]` (int64 [alphabet]) times for each symbol."""
-    run = pick(
-        counts.device,
-        native.elias_symbol_lengths,
-        reference.elias_symbol_lengths,
-        triton.elias_symbol_lengths,
-    )
+    # Not by Triton: counts are as few as the alphabet has symbols.
+    run = pick(counts.device, native.elias_symbol_lengths, reference.elias_symbol_lengths)
     return run(counts.reshape(-1), centre)
 
 

@@ -42,9 +42,13 @@ def cases():
                 lambda b=behind, c=count, m=largest, delta=delta: (b.clone(), c, m, delta),
                 compiled,
             )
-    for alphabet, count, centre in ((2, 9, 0), (11, 3000, 5), (16, 100, 15)):
-        given = symbols(alphabet, count)
-        counts = torch.bincount(given, minlength=alphabet)
+    for alphabet, count, centre, dtype in (
+        (2, 9, 0, torch.bool),
+        (11, 3000, 5, torch.int32),
+        (16, 100, 15, torch.uint8),
+    ):
+        given = symbols(alphabet, count).to(dtype)
+        counts = torch.bincount(given.int(), minlength=alphabet)
         lengths = reference.elias_symbol_lengths(counts, centre)
         for delta in (False, True):
             name = f"{count} of {alphabet}, {delta=}"

@@ -64,7 +64,7 @@ def vectors_of(x: Tensor, residual: Residual | None, out: Tensor | None) -> Vect
         motion.velocity.contiguous(),
         motion.moved,
         left,
-        (motion.momentum, motion.scale),
+        (float(motion.momentum), float(motion.scale)),
         form,
         writes,
     )

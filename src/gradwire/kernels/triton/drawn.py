@@ -30,7 +30,7 @@ def draw_candidates(
     tiles = cdiv(x.numel(), _TILE)
     bitmap = torch.empty(1, tiles * TILE_WORDS, dtype=torch.int32, device=x.device)
     counts = torch.empty(1, tiles, dtype=torch.int32, device=x.device)
-    launch(_mark, (tiles,), x, bitmap, counts, x.numel(), factor, *words, WORDS=TILE_WORDS)
+    launch(_mark, (tiles,), x, bitmap, counts, x.numel(), float(factor), *words, WORDS=TILE_WORDS)
     indices, values = collect_marked(x, None, (bitmap, counts), capacity)
     halves = torch.empty(len(indices), dtype=torch.int32, device=x.device)
     grid = (max(1, cdiv(len(indices), _CHUNK)),)

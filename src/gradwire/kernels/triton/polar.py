@@ -47,7 +47,8 @@ def polar_signs(
 
 def polar_ratios(x: Tensor, factor: float) -> Tensor:
     out = torch.empty(x.numel(), dtype=torch.int8, device=x.device)
-    launch(_ratios, (cdiv(len(out), _BLOCK),), x.contiguous(), factor, out, len(out), BLOCK=_BLOCK)
+    grid = (cdiv(len(out), _BLOCK),)
+    launch(_ratios, grid, x.contiguous(), float(factor), out, len(out), BLOCK=_BLOCK)
     return out
 
 
@@ -57,7 +58,7 @@ def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Ten
         _lookup,
         (cdiv(len(out), _BLOCK),),
         x.contiguous(),
-        factor,
+        float(factor),
         table.contiguous(),
         *table.shape,
         labels,

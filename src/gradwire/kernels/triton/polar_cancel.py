@@ -49,7 +49,7 @@ def cancel_numbers(
 ) -> Tensor:
     """Of ratios x * factor, placed in the blocks as by `polar_fill`."""
     size = (-(-blocks // lanes), n, lanes)
-    return _cancelled(x, kinds, size, True, _FROM_NUMBERS, factor, blocks)
+    return _cancelled(x, kinds, size, True, _FROM_NUMBERS, float(factor), blocks)
 
 
 def _cancelled(

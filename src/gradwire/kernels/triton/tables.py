@@ -297,7 +297,7 @@ def _to_symbols(
     elif KIND == _E5M2:
         symbol = _to_fp8((_clamp(v, -1.0, 1.0) * 57344.0).to(tl.float32), 2, 15)
     else:
-        v = _clamp(v, first.to(v.dtype), second.to(v.dtype))
+        v = _clamp(v, tl.full((), first, v.dtype), tl.full((), second, v.dtype))
         if KIND == _NEAREST:
             whole = _to_nearest(v)
         else:
