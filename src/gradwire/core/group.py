@@ -15,10 +15,12 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.core.batched import batched
+from gradwire.core.exchange import Column, Outgoing, Shards, ToAll, ToEach, as_argument
 from gradwire.core.node import Node, Recv, Send, Tag
 from gradwire.core.rows import joined_in_memory
 
 _MOST_ON_CPU = 1 << 13  # elements of a shard
+FEWEST = 4  # members whose exchange may be one effect: for fewer, messages cost less
 
 
 class Aggregation(Protocol):
@@ -81,9 +83,15 @@ class Group:
         """From the member number `peer`."""
         return self.node.recv(self.members[peer], tag)
 
-    async def all_to_all(self, messages: Sequence[Tensor]) -> list[Tensor]:
-        """Member j receives `messages[j]`; returns what each sent to this one."""
+    async def _exchange(self, outgoing: Outgoing) -> Sequence[Tensor]:
+        """Everyone sends to everyone."""
         tag = self._tag()
+        if self.size >= FEWEST:
+            effect = self.node.exchange(self.members, self.rank, tag, outgoing, self.label)
+            answer = await effect
+            if answer is not None:
+                return answer
+        messages = outgoing.messages(self.size)
         received = list(messages)
         for shift in range(1, self.size):
             peer = (self.rank + shift) % self.size
@@ -93,9 +101,13 @@ class Group:
             received[peer] = await self.recv(peer, tag)
         return received
 
-    async def all_gather(self, message: Tensor) -> list[Tensor]:
+    async def all_to_all(self, messages: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Member j receives `messages[j]`; returns what each sent to this one."""
+        return await self._exchange(ToEach(messages))
+
+    async def all_gather(self, message: Tensor) -> Sequence[Tensor]:
         """Everyone's message, by rank; lengths may differ."""
-        return await self.all_to_all([message] * self.size)
+        return await self._exchange(ToAll(message))
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -118,7 +130,7 @@ class Group:
         received = await self.all_to_all(messages)
         answer, state = await self.node.call(jobs[self.rank].run, tuple(received), state)
         await self._pass_gate()
-        return await self.all_gather(answer), state
+        return list(await self.all_gather(answer)), state
 
     async def at_owner(self, message: Tensor, job: Aggregation) -> Tensor:
         """One owner combines the messages of all members, which all get its answer."""
@@ -129,15 +141,15 @@ class Group:
         if self.size == 1:
             return x
         node = self.node
-        received = await self.all_to_all(x.tensor_split(self.size))
-        mine = await node.call(mean_in_order, tuple(received), self.size)
+        received = await self._exchange(Shards(x, self.size))
+        mine = await node.call(mean_in_order, as_argument(received), self.size)
         await self._pass_gate()
-        return await node.share(concatenate, tuple(await self.all_gather(mine)))
+        return await node.share(concatenate, as_argument(await self.all_gather(mine)))
 
     async def max(self, x: Tensor) -> Tensor:
         """The elementwise maximum over all ranks of a short vector."""
         gathered = await self.all_gather(x)
-        return await self.node.share(maximum, tuple(gathered))
+        return await self.node.share(maximum, as_argument(gathered))
 
     async def reduce_tree(self, x: Tensor, merging: Merging) -> Tensor:
         """Merges pairwise up a binomial tree; rank 0 finalizes the result and sends it down."""
@@ -165,6 +177,12 @@ class MeansOfShards:
 
     def keys(self, args: tuple[Any, ...]) -> tuple[Hashable, Hashable] | None:
         pieces, count = args
+        if isinstance(pieces, Column):
+            first, (start, stop) = pieces.rows.whole[0], pieces.span
+            if not adds_together(pieces):
+                return None
+            kind = len(pieces), count, first.dtype, first.device, stop - start
+            return kind, (id(pieces.rows), count)
         if not isinstance(pieces, tuple):
             return None
         first = pieces[0]
@@ -177,6 +195,8 @@ class MeansOfShards:
 
     def run(self, calls: Sequence[tuple[Any, ...]]) -> list[Tensor]:
         count = calls[0][1]
+        if isinstance(calls[0][0], Column):  # which share one mean
+            return [mean_in_order(*args) for args in calls]
         order = sorted(range(len(calls)), key=lambda i: calls[i][0][0].data_ptr())
         joined = []
         for number in range(len(calls[0][0])):
@@ -196,6 +216,13 @@ def mean_in_order(pieces: Iterable[Tensor], count: int) -> Tensor:
 
     16-bit floats are added in float32 and rounded once, so that they cannot overflow.
     """
+    if isinstance(pieces, Column):
+        if adds_together(pieces):
+            rows, (start, stop) = pieces.rows, pieces.span
+            if rows.mean is None:
+                rows.mean = mean_in_order(tuple(rows.whole), count)
+            return rows.mean[start:stop]
+        pieces = tuple(pieces)
     if isinstance(pieces, tuple) and is_half(pieces[0]):
         first = pieces[0]
         out = kernels.empty(first.numel(), first.dtype, first.device)
@@ -217,6 +244,12 @@ def mean_in_order(pieces: Iterable[Tensor], count: int) -> Tensor:
     for piece in pieces:
         total += piece
     return total.div_(count)
+
+
+def adds_together(column: Column) -> bool:
+    """Whether the owners of shards form their means at once, as that of whole vectors."""
+    first, (start, stop) = column.rows.whole[0], column.span
+    return first.device.type != "cpu" or stop - start <= _MOST_ON_CPU
 
 
 def _empty_like(x: Tensor) -> Tensor:

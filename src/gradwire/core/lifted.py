@@ -38,6 +38,7 @@ from gradwire.core.coded import (
     zeros,
 )
 from gradwire.core.errors import WireError
+from gradwire.core.exchange import as_argument
 from gradwire.core.fusion import Residual
 from gradwire.core.group import Group, is_half
 from gradwire.core.key import Key
@@ -130,7 +131,7 @@ class Lifted(Reducer):
             merged = await group.reduce_tree(payload.buffer, tree)
             mean = await node.share(decode, codec, spec, key.shared(), merged)
         else:
-            buffers = tuple(await group.all_gather(payload.buffer))
+            buffers = as_argument(await group.all_gather(payload.buffer))
             mean = await node.share(
                 mean_of_decoded, codec, spec, key.shared(), buffers, group.members
             )
@@ -282,7 +283,7 @@ class Lifted(Reducer):
         elif served:
             answers = [await group.at_owner(messages[0], jobs[0])]
         else:
-            gathered = tuple(await group.all_gather(messages[0]))
+            gathered = as_argument(await group.all_gather(messages[0]))
             answer = await node.share(mean_of_received, jobs[0], gathered)
             answers = [answer]
         mean = await node.share(join_answers, specs, tuple(answers))

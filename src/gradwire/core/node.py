@@ -10,11 +10,13 @@ that are not changed after sending. Algorithms never read a clock themselves.
         return await node.recv(other, "swap")
 """
 
-from collections.abc import Callable, Coroutine, Generator, Hashable
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
+
+from gradwire.core.exchange import Outgoing
 
 T = TypeVar("T")
 Tag = Hashable
@@ -205,6 +207,26 @@ class Collective(Effect[Tensor | None]):
         self.label = label
 
 
+class Exchange(Effect[Sequence[Tensor] | None]):
+    """Messages between every two members of a group: those that come for this one, by sender.
+
+    None: this engine has no such effect, or not now, and the messages are sent one by one; all
+    members get the same answer. Times and bytes are those of messages one by one, in the order of
+    `Group.all_to_all`.
+    """
+
+    __slots__ = ("label", "members", "outgoing", "rank", "tag")
+
+    def __init__(
+        self, members: tuple[int, ...], rank: int, tag: Tag, outgoing: Outgoing, label: str
+    ) -> None:
+        self.members = members
+        self.rank = rank  # among them
+        self.tag = tag
+        self.outgoing = outgoing
+        self.label = label
+
+
 class Now(Effect[float]):
     """The time, in seconds."""
 
@@ -317,6 +339,12 @@ class Node:
     def native_mean(self, x: Tensor, sends: list[tuple[int, int]], label: str = "") -> Collective:
         """The mean of a vector over all workers, if the engine has a collective for it."""
         return Collective(x, sends, label)
+
+    def exchange(
+        self, members: tuple[int, ...], rank: int, tag: Tag, outgoing: Outgoing, label: str = ""
+    ) -> Exchange:
+        """The messages of an exchange as one effect, if the engine has it."""
+        return Exchange(members, rank, tag, outgoing, label)
 
     def now(self) -> Now:
         return Now()

@@ -24,6 +24,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from gradwire.core.exchange import as_argument
 from gradwire.core.group import Group, mean_in_order
 from gradwire.core.node import Node
 from gradwire.core.protocols import Architecture
@@ -83,7 +84,7 @@ class DirectGroup(Group):
                 return mean
         if gathers:
             gathered = await self.all_gather(x)
-            return await self.node.share(mean_in_order, tuple(gathered), self.size)
+            return await self.node.share(mean_in_order, as_argument(gathered), self.size)
         return await super().mean(x)
 
     def _sends(self, x: Tensor, gathers: bool) -> list[tuple[int, int]]:

@@ -74,10 +74,10 @@ def total_ledger(reports: Sequence[Row | None], num_workers: int) -> Ledger:
             continue
         received = report["received"]
         for src in range(num_workers):
-            missing = received["link_bytes"][src][rank] - ledger.link_bytes[src][rank]
+            missing = received["link_bytes"][src][rank] - ledger.bytes_to[src][rank]
             if missing > 0:
-                ledger.link_bytes[src][rank] += missing
-                ledger.link_messages[src][rank] = received["link_messages"][src][rank]
+                ledger.bytes_to[src][rank] += missing
+                ledger.messages_to[src][rank] = received["link_messages"][src][rank]
                 ledger.tensor_bytes[_LOST] += missing
     return ledger
 

@@ -169,7 +169,8 @@ async def measure_machine(node: Node, gradient: Work, coding: Work, repeats: int
 
     own = await together(gradient)
     table = torch.tensor(own, dtype=torch.float64)
-    gradients = torch.stack(await Group(node, "gradients").all_gather(table))  # [rank, repeat]
+    rows = await Group(node, "gradients").all_gather(table)
+    gradients = torch.stack(tuple(rows))  # [rank, repeat]
     with_two = mean(await _gather_times(node, "two", median(await together(two))))
     await together(four)
     pair_s = mean(await _gather_times(node, "pair", median(last_two[2:])))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_VERSION = 3  # GW_VERSION in native.h
+_VERSION = 4  # GW_VERSION in native.h
 
 _P, _I32, _I64, _U32, _U64 = (
     ctypes.c_void_p,
@@ -134,6 +134,16 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "gw_trellis_encode": (_I32, (_P, _P, _I64, _I64, _P, _P, _P, _P)),
     "gw_trellis_decode": (_I32, (_P, _P, _I64, _I64, _P, _I64, _P, _P, _P, _I32, _P, _P)),
+    "gw_exchanges_new": (_P, (_I32, _P, _P, _P, _P, _P)),
+    "gw_exchanges_free": (None, (_P,)),
+    "gw_exchanges_clear": (None, (_P,)),
+    "gw_exchanges_begin": (_I64, (_P, _I32)),
+    "gw_exchanges_post": (
+        _I32,
+        (_P, _I64, _I32, _P, _I64, _P, ctypes.c_double, _I64, _P, _P),
+    ),
+    "gw_exchanges_next": (_I32, (_P, _P, _P)),
+    "gw_exchanges_run": (_I64, (_P, ctypes.c_double, _I64, _P, _P, _I64)),
     "gw_plane_ratios": (None, (_P, _P, _I64, _P, _P, _P)),
     "gw_plane_choose": (_I32, (_P, _P, _I64, _P, _P, _P, _I64, _I64, _P, _P, _P, _P)),
 }

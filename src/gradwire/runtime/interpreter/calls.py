@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradwire.core.exchange import Gathered
 from gradwire.core.metering import Work, metered
 from gradwire.core.node import Call
 from gradwire.runtime.virtual.coding_time import CodingTime
@@ -78,8 +79,9 @@ class Calls:
 
 
 def _identity(value: Any) -> Any:
-    """Tensors are the same if they are the same object; everything else if it is equal."""
-    if isinstance(value, Tensor):
+    """Tensors, and what all members of a group have received, are the same if they are the same
+    object; everything else if it is equal."""
+    if isinstance(value, Tensor | Gathered):
         return id(value)
     if isinstance(value, tuple | list):
         return tuple(map(_identity, value))

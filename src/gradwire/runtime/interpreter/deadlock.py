@@ -7,6 +7,7 @@ from gradwire.core.node import (
     Collective,
     Compute,
     CurrentMembers,
+    Exchange,
     Join,
     Now,
     Reach,
@@ -49,6 +50,8 @@ def described(effect: Any) -> str:
         return f"a message from rank {effect.src}, tag {effect.tag!r}"
     if isinstance(effect, RecvAny):
         return f"a message from any rank, tag {effect.tag!r}"
+    if isinstance(effect, Exchange):
+        return f"messages from {len(effect.members) - 1} members of a group, tag {effect.tag!r}"
     if isinstance(effect, Join):
         return f"the end of a program it spawned on rank {effect.task.rank}"
     if isinstance(effect, Reach):

@@ -15,6 +15,7 @@ from gradwire.core.layout import NodeLayout
 from gradwire.core.node import (
     Call,
     Collective,
+    Exchange,
     Join,
     Node,
     Recv,
@@ -72,6 +73,7 @@ class Interpreter:
             Join: self._join,
             Watch: self._watch,
             Collective: lambda task, effect: None,
+            Exchange: lambda task, effect: None,
             **handlers,
         }
 

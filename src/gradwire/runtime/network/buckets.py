@@ -41,10 +41,10 @@ class BucketNics(Nics):
         empty = max(self._ingress[dst], now - self._burst_s[dst])
         self._ingress[dst] = empty + nbytes / self.bandwidth[dst]
         done = self.ingress_free[dst] = max(now, self._ingress[dst])
-        earlier = self._delivered[dst]
+        pair = dst * self._size + src
         # Messages of one node arrive in the order in which they left it.
-        arrival = max(done, self._last_bits[src].popleft(), earlier[src])
-        earlier[src] = arrival
+        arrival = max(done, self._last_bits[src].popleft(), self.delivered[pair])
+        self.delivered[pair] = arrival
         return arrival
 
     def snapshot(self) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ up in order of arrival. Sending and receiving do not disturb each other. With a 
 burst NICs are token buckets (`runtime/network/buckets.py`).
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,14 +101,16 @@ def _parsed(
 class Nics:
     """When each NIC is free again. The state of a network between two messages."""
 
-    __slots__ = ("_delivered", "bandwidth", "egress_free", "ingress_free", "latency_s")
+    __slots__ = ("_size", "bandwidth", "delivered", "egress_free", "ingress_free", "latency_s")
 
     def __init__(self, network: Network) -> None:
         self.latency_s = network.latency_s
         self.bandwidth = network.bandwidth
-        self.egress_free = [0.0] * network.size
-        self.ingress_free = [0.0] * network.size
-        self._delivered = [[0.0] * network.size for _ in range(network.size)]  # [dst][src]
+        self._size = size = network.size
+        # Arrays, whose places never change: exchanges use them in C.
+        self.egress_free = array("d", bytes(8 * size))
+        self.ingress_free = array("d", bytes(8 * size))
+        self.delivered = array("d", bytes(8 * size * size))  # [dst, src]
 
     def leave(self, now: float, src: int, nbytes: int) -> float:
         """Queues a message for sending; returns when its first bit reaches the receiver."""
@@ -125,9 +128,8 @@ class Nics:
         # The last bit cannot arrive before the sender has sent it.
         sent = now + nbytes / self.bandwidth[src]
         # Nor before the message sent before it: rounding must not let it overtake.
-        earlier = self._delivered[dst]
-        arrival = max(done, sent, earlier[src])
-        earlier[src] = arrival
+        pair = dst * self._size + src
+        arrival = self.delivered[pair] = max(done, sent, self.delivered[pair])
         return arrival
 
     def cut_off(self, now: float, src: int, dst: int, received_s: float) -> None:
@@ -135,7 +137,8 @@ class Nics:
         last_bit = now + self.latency_s[src]
         if self.ingress_free[dst] == received_s > last_bit:  # nothing is queued behind it
             self.ingress_free[dst] = last_bit
-        self._delivered[dst][src] = min(self._delivered[dst][src], last_bit)
+        pair = dst * self._size + src
+        self.delivered[pair] = min(self.delivered[pair], last_bit)
 
     def reset(self, node: int, now: float) -> None:
         """The NIC of a node that comes (back): nothing waits there."""
@@ -145,5 +148,5 @@ class Nics:
         return {"egress_free": list(self.egress_free), "ingress_free": list(self.ingress_free)}
 
     def restore(self, saved: dict[str, Sequence[float]]) -> None:
-        self.egress_free = list(saved["egress_free"])
-        self.ingress_free = list(saved["ingress_free"])
+        self.egress_free[:] = array("d", saved["egress_free"])
+        self.ingress_free[:] = array("d", saved["ingress_free"])

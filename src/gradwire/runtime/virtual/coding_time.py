@@ -28,6 +28,7 @@ from torch import Tensor
 
 from gradwire.core.codec import Codec
 from gradwire.core.errors import GradwireWarning
+from gradwire.core.exchange import Column
 from gradwire.core.metering import (
     ADD,
     DECODE,
@@ -202,7 +203,7 @@ def _gather(value: Any, found: list[Tensor]) -> None:
     """Appends the tensors in a value."""
     if isinstance(value, Tensor):
         found.append(value)
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, tuple | list | Column):
         for item in value:
             _gather(item, found)
     elif isinstance(value, _PLAIN):  # the slower tests come last

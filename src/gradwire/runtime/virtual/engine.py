@@ -22,6 +22,7 @@ from gradwire.core.node import (
     Call,
     Compute,
     CurrentMembers,
+    Exchange,
     Framed,
     Membership,
     Node,
@@ -34,24 +35,27 @@ from gradwire.core.node import (
     Send,
 )
 from gradwire.core.profile import Profile
+from gradwire.kernels import cpu_backend
 from gradwire.runtime.interpreter import deadlock
 from gradwire.runtime.interpreter.calls import Calls, Evaluator, no_evaluator
 from gradwire.runtime.interpreter.interpreter import Program, R, Task
 from gradwire.runtime.interpreter.mailboxes import Mailbox
 from gradwire.runtime.network.faults import Fault, Loss, parse_faults
 from gradwire.runtime.network.links import Links
-from gradwire.runtime.network.network import Network
+from gradwire.runtime.network.network import Network, Nics
 from gradwire.runtime.network.outages import CRASH, NOTICE, Outage, Outages
 from gradwire.runtime.virtual.clock import Seconds, VirtualClock
-from gradwire.runtime.virtual.coding_time import CodingTime
+from gradwire.runtime.virtual.coding_time import CodingTime, MeasuredCoding
 from gradwire.runtime.virtual.computation import LayerTimes
 from gradwire.runtime.virtual.events import (
     CALLED,
     COMPUTED,
+    EXCHANGED,
     FAULT,
     FLOW,
     FREE,
     HEAD,
+    HEADS,
     PARCEL_HEAD,
     REACHED,
     SEND,
@@ -61,6 +65,7 @@ from gradwire.runtime.virtual.events import (
     WORK,
     Events,
 )
+from gradwire.runtime.virtual.exchanges import Exchanges
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
 from gradwire.runtime.virtual.late_calls import LateCalls
@@ -84,6 +89,7 @@ class VirtualEngine(VirtualClock):
     """
 
     _calls_type: type[Calls] = LateCalls
+    _knows_exchanges = True  # as one effect
 
     def __init__(
         self,
@@ -119,6 +125,11 @@ class VirtualEngine(VirtualClock):
             kind = FabricTransport
         self._transport = kind(network, self._events, links, self._outages.gone)
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
+        is_plain = kind is SimulatedTransport and type(self.nics) is Nics and links is None
+        is_plain = is_plain and self._knows_exchanges and not isinstance(coding, MeasuredCoding)
+        self._exchanges: Exchanges | None = None
+        if is_plain and cpu_backend() == "native":
+            self._exchanges = Exchanges(self.nics, self.ledger, self._events)
         self._seconds = seconds
         self._layer_times = LayerTimes(profile)
         self._coding_free = [0.0] * size  # when each node has finished its calls
@@ -140,6 +151,7 @@ class VirtualEngine(VirtualClock):
                 Open: self._open,
                 Reach: self._reach,
                 Occupy: lambda task, effect: self._occupy(task, effect, effect.seconds),
+                Exchange: _refuse if self._exchanges is None else self._exchanges.post,
                 Now: lambda task, effect: self._events.now,
                 CurrentMembers: lambda task, effect: self._outages.members,
             },
@@ -212,7 +224,7 @@ class VirtualEngine(VirtualClock):
                     self.trace.depends_on_time()
                 self._handlers = self.trace.record(self._handlers)
             if spans is not None:
-                self._handlers = spans.record(self, self._handlers)
+                self._handlers = {**spans.record(self, self._handlers), Exchange: _refuse}
             self._loop(spans)
             return [None if main is None else main.result for main in self._mains]
         finally:
@@ -224,6 +236,8 @@ class VirtualEngine(VirtualClock):
             self._called_last.clear()
             self._num_futile = 0
             self._transport.clear()
+            if self._exchanges is not None:
+                self._exchanges.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """The state from which a new engine can continue, without the ledger."""
@@ -252,15 +266,15 @@ class VirtualEngine(VirtualClock):
         return task
 
     def _loop(self, spans: VirtualSpans | None) -> None:
-        events, nics = self._events, self.nics
-        heap, numbers = events.heap, events.numbers
+        events, nics, exchanges = self._events, self.nics, self._exchanges
+        heap = events.heap
         while heap:
             now, _, kind, what = heappop(heap)
             events.now = now
             if kind == HEAD:  # a message's first bit reaches its receiver
                 src, dst, _, _, nbytes = what
                 tail = nics.arrive(now, src, dst, nbytes)
-                heappush(heap, (tail, next(numbers), TAIL, what))  # `push` without a call
+                heappush(heap, (tail, next(events.numbers), TAIL, what))  # `push` without a call
                 if spans is not None:
                     spans.receive_head(now, tail, what)
             elif kind == TAIL:
@@ -268,6 +282,14 @@ class VirtualEngine(VirtualClock):
                     spans.receive_tail(now, what)
                 src, dst, tag, message, _ = what
                 self._deliver(src, dst, tag, message)
+            elif kind == HEADS:
+                assert exchanges is not None
+                exchanges.run_heads(*what)
+            elif kind == EXCHANGED:
+                assert exchanges is not None
+                resumed = exchanges.finish(*what)
+                if resumed is not None:
+                    self._step(*resumed)
             elif kind == COMPUTED:
                 self._step(what.task, self._gradients.result(what))
             elif kind == WAKE:
@@ -404,3 +426,7 @@ class VirtualEngine(VirtualClock):
     def _report(self, change: Membership) -> None:
         for rank, tag in self._watchers:
             self._events.push(self._events.now, TAIL, (rank, rank, tag, Framed(change), 0))
+
+
+def _refuse(task: Task, effect: Exchange) -> None:
+    """The messages of an exchange are sent one by one."""

@@ -8,9 +8,10 @@ from typing import Any
 # A message's first and last bit arrive; a program continues; a gradient is due; a wait times out; a
 # worker crashes or comes back; a parcel is sent again; its first and last bit arrive; the last bit
 # of a message leaves for a network with a topology; the backward pass leaves a layer; a NIC that
-# serves by priority is free; cores that nodes share have done a job; a call evaluated late is due.
+# serves by priority is free; cores that nodes share have done a job; a call evaluated late is due;
+# first bits of messages of exchanges arrive; a member of one has all its messages.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
-FLOW, REACHED, FREE, WORK, CALLED = range(9, 14)
+FLOW, REACHED, FREE, WORK, CALLED, HEADS, EXCHANGED = range(9, 16)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62
@@ -32,6 +33,10 @@ class Events:
 
     def push(self, at: float, kind: int, what: Any) -> None:
         heappush(self.heap, (at, next(self.numbers), kind, what))
+
+    def push_numbered(self, at: float, number: int, kind: int, what: Any) -> None:
+        """An event whose number has been taken already."""
+        heappush(self.heap, (at, number, kind, what))
 
     def push_first(self, at: float, kind: int, what: Any) -> None:
         """An idle event before all others of its time."""

@@ -5,6 +5,7 @@ enough to find its virtual time for any bandwidth: its sends, receives and pause
 played again by the same engine, without data.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from gradwire.core.node import (
     Begin,
     Computation,
     Effect,
+    Exchange,
     Join,
     Node,
     Now,
@@ -25,6 +27,19 @@ from gradwire.core.node import (
     Spawn,
 )
 from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Task
+
+
+class Sizes:
+    """What a member of an exchange sent, without data."""
+
+    def __init__(self, nbytes: "int | array[int]") -> None:
+        self.nbytes = nbytes
+
+    def messages(self, size: int) -> Sequence[Any]:
+        return [None] * size
+
+    def received(self, everyone: Sequence[Any], rank: int) -> Sequence[Any]:
+        return ()
 
 
 class Occupy(Effect[None]):
@@ -60,7 +75,7 @@ class _Begun(NamedTuple):
     is_open: bool
 
 
-Step = Send | Recv | RecvAny[Any] | Sleep | Occupy | _Child | _Layer | _Begun
+Step = Exchange | Send | Recv | RecvAny[Any] | Sleep | Occupy | _Child | _Layer | _Begun
 
 
 class Trace:
@@ -89,6 +104,15 @@ class Trace:
             handlers[Send](task, effect)
             empty = Send(effect.dst, effect.tag, None, effect.nbytes, effect.label)
             self._steps[task].append(empty)
+
+        def exchange(task: Task, effect: Exchange) -> Any:
+            answer = handlers[Exchange](task, effect)
+            if answer is not None:
+                empty = Sizes(effect.outgoing.nbytes)
+                self._steps[task].append(
+                    Exchange(effect.members, effect.rank, effect.tag, empty, effect.label)
+                )
+            return answer
 
         def recv(task: Task, effect: Recv) -> Any:
             self._steps[task].append(effect)
@@ -128,6 +152,7 @@ class Trace:
         return {
             **handlers,
             Send: send,
+            Exchange: exchange,
             Recv: recv,
             RecvAny: recv_any,
             Now: now,
@@ -157,10 +182,11 @@ class Trace:
         """The program of one node, played again."""
         main = self._mains[node.rank]
         assert main is not None, "a run that loses workers cannot be replayed"
-        await self._play(main, {}, {})
+        await self._play(node, main, {}, {})
 
     async def _play(
         self,
+        node: Node,
         number: int,
         children: dict[int, RunningProgram[None]],
         computations: dict[int, Computation],
@@ -168,7 +194,7 @@ class Trace:
         for step in self._programs[number]:
             match step:
                 case _Child(child, is_start=True, priority=priority):
-                    program = self._play(child, children, computations)
+                    program = self._play(node, child, children, computations)
                     children[child] = await Spawn(program, priority)
                 case _Child(child):
                     await Join(children[child])
@@ -178,5 +204,20 @@ class Trace:
                     await Open(computations[begun], layer)
                 case _Layer(begun, layer):
                     await Reach(computations[begun], layer)
+                case Exchange():
+                    await _exchange(node, step)
                 case _:
                     await step
+
+
+async def _exchange(node: Node, step: Exchange) -> None:
+    """On a network whose engine has no exchanges as one effect, the messages one by one."""
+    if await step is not None:
+        return
+    size, rank, nbytes = len(step.members), step.rank, step.outgoing.nbytes
+    for shift in range(1, size):
+        peer = (rank + shift) % size
+        count = nbytes if isinstance(nbytes, int) else nbytes[peer]
+        await Send(step.members[peer], step.tag, None, count, step.label)
+    for shift in range(1, size):
+        await node.recv(step.members[(rank - shift) % size], step.tag)

@@ -1,0 +1,145 @@
+"""What the members of a group send each other at once, and what each of them receives.
+
+An exchange of n members is n(n - 1) messages. An engine that answers it as one effect
+(`core/node.py`, `Exchange`) needs their sizes, and at the end what came for each member; so what a
+member sends is described, not cut into n pieces.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Protocol, cast
+
+from torch import Tensor
+
+
+class Outgoing(Protocol):
+    """What one member sends to all."""
+
+    @property
+    def nbytes(self) -> "int | array[int]":
+        """Of each message: one number, or one for each member."""
+        ...
+
+    def messages(self, size: int) -> Sequence[Tensor]:
+        """By receiver."""
+        ...
+
+    def received(self, everyone: "Sequence[Outgoing]", rank: int) -> Sequence[Tensor]:
+        """What member `rank` receives when all have sent something of this kind, by sender."""
+        ...
+
+
+class Gathered(tuple[Tensor, ...]):
+    """Messages that all members receive alike: one object for all of them."""
+
+    __slots__ = ()
+
+
+class ToEach:
+    """A message for each member."""
+
+    __slots__ = ("_messages", "nbytes")
+
+    def __init__(self, messages: Sequence[Tensor]) -> None:
+        self._messages = messages
+        self.nbytes = array("q", [x.numel() * x.element_size() for x in messages])
+
+    def messages(self, size: int) -> Sequence[Tensor]:
+        return self._messages
+
+    def received(self, everyone: Sequence[Outgoing], rank: int) -> Sequence[Tensor]:
+        return [own._messages[rank] for own in cast("Sequence[ToEach]", everyone)]
+
+
+class ToAll:
+    """The same message for all members."""
+
+    __slots__ = ("_gathered", "_message", "nbytes")
+
+    def __init__(self, message: Tensor) -> None:
+        self._message = message
+        self.nbytes = message.numel() * message.element_size()
+        self._gathered: Gathered | None = None  # kept by the first member's
+
+    def messages(self, size: int) -> Sequence[Tensor]:
+        return [self._message] * size
+
+    def received(self, everyone: Sequence[Outgoing], rank: int) -> Sequence[Tensor]:
+        first = cast("ToAll", everyone[0])
+        if first._gathered is None:
+            first._gathered = Gathered(own._message for own in cast("Sequence[ToAll]", everyone))
+        return first._gathered
+
+
+class Shards:
+    """Equal parts of a flat vector, as `tensor_split` makes them: one for each member."""
+
+    __slots__ = ("_rows", "_whole", "nbytes")
+
+    def __init__(self, whole: Tensor, size: int) -> None:
+        self._whole = whole
+        self.nbytes = _sizes(whole.numel(), size, whole.element_size())
+        self._rows: Rows | None = None  # kept by the first member's
+
+    def messages(self, size: int) -> Sequence[Tensor]:
+        return self._whole.tensor_split(size)
+
+    def received(self, everyone: Sequence[Outgoing], rank: int) -> Sequence[Tensor]:
+        first = cast("Shards", everyone[0])
+        if first._rows is None:
+            first._rows = Rows([own._whole for own in cast("Sequence[Shards]", everyone)])
+        return Column(first._rows, rank)
+
+
+class Rows:
+    """The vectors of all members, of which each receives a column."""
+
+    __slots__ = ("mean", "whole")
+
+    def __init__(self, whole: list[Tensor]) -> None:
+        self.whole = whole
+        self.mean: Tensor | None = None  # of them all, once the owner of a shard has asked for it
+
+
+class Column(Sequence[Tensor]):
+    """One shard of every member's vector. The pieces are cut when they are asked for."""
+
+    __slots__ = ("rank", "rows")
+
+    def __init__(self, rows: Rows, rank: int) -> None:
+        self.rows, self.rank = rows, rank
+
+    def __len__(self) -> int:
+        return len(self.rows.whole)
+
+    def __getitem__(self, number: int) -> Tensor:  # type: ignore[override]
+        whole = self.rows.whole[number]
+        start, stop = span(whole.numel(), len(self), self.rank)
+        return whole[start:stop]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.__getitem__, range(len(self)))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Where its pieces begin and end."""
+        return span(self.rows.whole[0].numel(), len(self), self.rank)
+
+
+def as_argument(received: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What was received, for a function that ranks `call` or `share`."""
+    return received if isinstance(received, Gathered | Column) else tuple(received)
+
+
+def span(numel: int, size: int, index: int) -> tuple[int, int]:
+    """Where a part begins and ends: the first ones are longer by one."""
+    least, longer = divmod(numel, size)
+    start = index * least + min(index, longer)
+    return start, start + least + (index < longer)
+
+
+@lru_cache(maxsize=64)
+def _sizes(numel: int, size: int, itemsize: int) -> "array[int]":
+    least, longer = divmod(numel, size)
+    return array("q", [(least + (index < longer)) * itemsize for index in range(size)])
