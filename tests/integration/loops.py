@@ -52,9 +52,8 @@ def ddp(
     if compression is None:
         return wrapped, None
     named = model.named_parameters() if has_names else None
-    state, hook = gradwire.ddp_comm_hook(
-        compression, timeout_s=60, named_parameters=named, **(hook_options or {})
-    )
+    usual: dict[str, Any] = {"timeout_s": 60, "named_parameters": named}
+    state, hook = gradwire.ddp_comm_hook(compression, **{**usual, **(hook_options or {})})
     wrapped.register_comm_hook(state, hook)
     return wrapped, state
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.core.node import Framed, RunningProgram, Send
+from gradwire.core.node import Exchange, Framed, RunningProgram, Send
 from gradwire.core.notation import notation_name
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.experiment.studies.matrix import pairs
+from gradwire.runtime.virtual.exchanges import Exchanges
 from gradwire.runtime.virtual.transport import SimulatedTransport
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.synchronization.bsp import BSP
@@ -67,7 +68,7 @@ def test_the_ledger_has_the_sizes_of_the_messages(
     train, monkeypatch, synchronization, architecture
 ) -> None:
     sizes: list[int] = []
-    send = SimulatedTransport.send
+    send, post = SimulatedTransport.send, Exchanges.post
 
     def counted(transport: SimulatedTransport, task: RunningProgram[Any], effect: Send) -> None:
         if effect.dst != task.rank:
@@ -79,7 +80,13 @@ def test_the_ledger_has_the_sizes_of_the_messages(
             sizes.append(effect.nbytes)
         send(transport, task, effect)
 
+    def counted_all(exchanges: Exchanges, task: RunningProgram[Any], effect: Exchange) -> Any:
+        messages = effect.outgoing.messages(len(effect.members))
+        sizes.extend(x.nbytes for rank, x in enumerate(messages) if rank != effect.rank)
+        return post(exchanges, task, effect)
+
     monkeypatch.setattr(SimulatedTransport, "send", counted)
+    monkeypatch.setattr(Exchanges, "post", counted_all)
     trained = train(synchronization, architecture, workers=4, steps=4, layers=(12, 8))
     ledger = trained.engine.ledger
     assert ledger.total_bytes == sum(sizes) == sum(ledger.tensor_bytes.values())

@@ -82,6 +82,7 @@ class SharedEngine(VirtualEngine):
     """Runs programs on virtual nodes that share cores. Without faults, traces and spans."""
 
     _calls_type = Calls  # how long a call takes depends on what else the cores do
+    _knows_exchanges = False  # cores send and receive each message
 
     def __init__(self, host: Cores, network: Network, *args: Any, **options: Any) -> None:
         if options.get("faults") or options.get("record"):
