@@ -24,10 +24,10 @@ def run(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     found: dict[str, Any] = {"rank": rank}
-    native = _sharded(mesh)
+    native = sharded(mesh)
     _train(native, range(4), rank)
     for name in ("identity", "ef(topk(0.2))", "powersgd(1)", "ef(sign)"):
-        model = _sharded(mesh["shard"])
+        model = sharded(mesh["shard"])
         replicas = gradwire.compress_replicas(
             model, mesh["replicate"].get_group(), name, timeout_s=60
         )
@@ -39,6 +39,8 @@ def run(rank: int, folder: Path) -> Any:
     found["alike"] = {name: _against_native(mesh, rank, name) for name in LOOPS}
     found["interrupted"] = _interrupted(mesh, rank)
     found["refused"] = _refused(mesh)
+    found["groups"] = _wrong_groups(mesh)
+    found["names"] = _names(mesh, rank)
     found["continued"] = _continued(mesh, rank, folder)
     found["checkpoint"] = {m: _checkpoint(mesh, rank, folder / m, m) for m in SAVED}
     found["fewer"] = _fewer(mesh, rank, folder / SAVED[0])
@@ -46,7 +48,7 @@ def run(rank: int, folder: Path) -> Any:
     return found
 
 
-def _sharded(mesh: Any, **options: Any) -> nn.Module:
+def sharded(mesh: Any, **options: Any) -> nn.Module:
     model = make_model()
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh, **options)
@@ -78,7 +80,7 @@ def _overlaps(mesh: Any, rank: int) -> bool:
     """One replica goes on with its backward pass before the other begins: without overlap the first
     would wait for the other, and the other for the first."""
     group = mesh["replicate"].get_group()
-    model = _sharded(mesh["shard"])
+    model = sharded(mesh["shard"])
     gradwire.compress_replicas(model, group, "ef(topk(0.2))", timeout_s=60)
     _train(model, range(2), rank)
     layer = model[1] if rank < 2 else model[3]  # after, or before, the backward pass of model[2]
@@ -98,7 +100,7 @@ def _interrupted(mesh: Any, rank: int) -> list[Any]:
     def fail(grad: Tensor) -> None:
         raise KeyError("the user's own")
 
-    model = _sharded(mesh["shard"])
+    model = sharded(mesh["shard"])
     group = mesh["replicate"].get_group()
     replicas = gradwire.compress_replicas(model, group, "ef(topk(0.2))", timeout_s=60)
     _train(model, range(2), rank)
@@ -114,7 +116,7 @@ def _interrupted(mesh: Any, rank: int) -> list[Any]:
         was_raised = bool(replicas._pending)
     hook.remove()
     # FSDP itself does not continue with that model.
-    again = _sharded(mesh["shard"])
+    again = sharded(mesh["shard"])
     for name, module in again.named_modules():
         if isinstance(module, FSDPModule):
             set_hook(replicas, name or "model", module)
@@ -123,7 +125,7 @@ def _interrupted(mesh: Any, rank: int) -> list[Any]:
         _train(again, range(2, 3), rank)
     except RuntimeError as error:
         refused = str(error)
-    again = _sharded(mesh["shard"])
+    again = sharded(mesh["shard"])
     replicas = gradwire.compress_replicas(again, group, "ef(topk(0.2))", timeout_s=60)
     _train(again, range(2, 5), rank)
     return [was_raised, refused, _is_same_on_replicas(again, mesh), replicas.stats().steps]
@@ -135,7 +137,7 @@ def _against_native(mesh: Any, rank: int, loop: str) -> list[Any]:
     options = {"mp_policy": policy} if loop == "cast" else {}
     models, seen = [], []
     for own in (mesh, mesh["shard"]):
-        model = _sharded(own, **options)
+        model = sharded(own, **options)
         if own is not mesh:
             group = mesh["replicate"].get_group()
             gradwire.compress_replicas(model, group, "identity", timeout_s=60)
@@ -165,9 +167,38 @@ def _refused(mesh: Any) -> str:
     return ""
 
 
+def _wrong_groups(mesh: Any) -> dict[str, str]:
+    """What is refused: groups by name, each with the mesh that FSDP got."""
+    given = {
+        "shard": (mesh["shard"], mesh["shard"].get_group()),
+        "hybrid": (mesh, mesh["replicate"].get_group()),
+        "world": (mesh["shard"], dist.group.WORLD),
+    }
+    found = {}
+    for name, (own, group) in given.items():
+        try:
+            gradwire.compress_replicas(sharded(own), group, "ef(sign)")
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+def _names(mesh: Any, rank: int) -> list[list[str]]:
+    """By rules for names: the tensors that each module has sent."""
+    model = sharded(mesh["shard"])
+    rules = 'partition({"0.*": ef(sign), "*": ef(topk(0.2))})'
+    replicas = gradwire.compress_replicas(model, mesh["replicate"].get_group(), rules)
+    _train(model, range(2), rank)
+    assert _is_same_on_replicas(model, mesh)
+    (saved,) = (
+        from_tensors(row, torch.device("cpu"), "") for row in replicas.state_dict().values()
+    )
+    return sorted([name for name, *_ in row["tensors"]] for row in saved["buckets"])
+
+
 def _continued(mesh: Any, rank: int, folder: Path) -> float:
     group = mesh["replicate"].get_group()
-    whole, parts = _sharded(mesh["shard"]), _sharded(mesh["shard"])
+    whole, parts = sharded(mesh["shard"]), sharded(mesh["shard"])
     gradwire.compress_replicas(whole, group, "ef(topk(0.2))")
     _train(whole, range(6), rank)
     replicas = gradwire.compress_replicas(parts, group, "ef(topk(0.2))")
@@ -183,7 +214,7 @@ def _continued(mesh: Any, rank: int, folder: Path) -> float:
 def _checkpoint(mesh: Any, rank: int, folder: Path, method: str) -> list[Any]:
     """A run that is saved and loaded by torch.distributed.checkpoint, and one that is not."""
     group = mesh["replicate"].get_group()
-    whole, parts, again = (_sharded(mesh["shard"]) for _ in range(3))
+    whole, parts, again = (sharded(mesh["shard"]) for _ in range(3))
     gradwire.compress_replicas(whole, group, method, timeout_s=60)
     _train(whole, range(6), rank)
     replicas = gradwire.compress_replicas(parts, group, method, timeout_s=60)
@@ -208,7 +239,7 @@ def _fewer(mesh: Any, rank: int, folder: Path) -> list[Any]:
     alone = [dist.new_group([other]) for other in range(SIZE)]
     if rank >= 2:
         return []
-    model = _sharded(mesh["shard"])
+    model = sharded(mesh["shard"])
     replicas = gradwire.compress_replicas(model, alone[rank], SAVED[0], timeout_s=60)
     found: list[Any] = []
     for given in (replicas, replicas.saved_by(2)):

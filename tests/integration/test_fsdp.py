@@ -25,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def test_identity_is_native_hsdp(ranks):
     for result in ranks:
         difference, is_same, steps, sent = result["identity"]
-        assert difference < 1e-6
+        assert difference == 0
         assert is_same
         assert steps == 4
         assert sent > 0
@@ -65,6 +65,27 @@ def test_gradients_that_are_no_views_are_those_of_native_hsdp(ranks, loop):
 
 def test_a_model_that_is_not_sharded_is_refused(ranks):
     assert all("has no FSDP module: shard it first" in result["refused"] for result in ranks)
+
+
+def test_groups_that_do_not_hold_replicas_are_refused(ranks):
+    for rank, result in enumerate(ranks):
+        own, replicas = [rank - rank % 2, rank - rank % 2 + 1], [rank % 2, rank % 2 + 2]
+        for name, group in (("shard", own), ("world", [0, 1, 2, 3])):
+            text = result["groups"][name]
+            assert f"group has the ranks {group}, and 0.weight is sharded over the ranks {own}" in (
+                text
+            )
+            assert f"(this is rank {rank}), so different shards would be averaged" in text
+            assert 'mesh["replicate"].get_group()' in text
+        text = result["groups"]["hybrid"]
+        assert "FSDP itself averages the replicas of 0.weight" in text
+        assert f"which has the ranks {replicas} of group as well" in text
+        assert 'fully_shard(model, mesh=mesh["shard"])' in text
+
+
+def test_rules_see_the_names_of_parameters(ranks):
+    expected = [["0.weight", "0.bias"], ["2.weight", "2.bias"], ["4.weight", "4.bias"]]
+    assert [result["names"] for result in ranks] == [expected] * 4
 
 
 def test_a_saved_run_continues(ranks):

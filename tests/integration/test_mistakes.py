@@ -131,11 +131,11 @@ def test_a_rank_that_took_fewer_steps():
 
 
 def test_a_rank_that_leaves_may_live():
-    text = str(_explain(PeerLost(1, 0.5, 0.5)))
+    text = str(_explain(PeerLost(1, 0.5, 0.5), range(3)))
     assert "Do all ranks take the same number of steps?" in text
     assert "If rank 1 still runs, its own exchange has failed" in text
     other = KeyError("mine")
-    assert _explain(other) is other
+    assert _explain(other, range(3)) is other
 
 
 def test_figures_of_one_rank_alone():

@@ -2,12 +2,14 @@
 
 There is one per process group, and one for the servers of a job (`servers/`); hooks and optimizers
 share it. It has connections of its own, so its messages and the user's collectives cannot be
-confused. Ranks are those within the group.
+confused. Programs count ranks within the group; errors name those that users know, of the whole job
+(`Communicator.ranks`).
 """
 
 import atexit
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
@@ -16,10 +18,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.core.errors import PeerLost
+from gradwire.core.errors import (
+    DifferentSettingsError,
+    NonFiniteError,
+    PeerLost,
+    RefusedError,
+    WireError,
+)
 from gradwire.core.node import Node
 from gradwire.experiment.processes.headers import HEADERS
 from gradwire.runtime.interpreter.interpreter import Program, R
+from gradwire.runtime.process.engine import StuckError
 from gradwire.runtime.process.gloo import GlooTransport
 from gradwire.runtime.process.posting import PostingEngine
 
@@ -39,7 +48,8 @@ class Communicator:
 
     `num_workers`: how many of the transport's ranks train; None: all. `native`: means of
     vectors are formed by the transport's own all-reduce, which adds in another order than the
-    simulator, and float16 in its own precision.
+    simulator, and float16 in its own precision. `ranks`: those that users know, by rank of the
+    transport; None: the same.
     """
 
     def __init__(
@@ -50,10 +60,12 @@ class Communicator:
         timeout_s: float = 300.0,
         native: bool = True,
         device: torch.device | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.world: Any = None  # see `shared_communicator`
         self.transport = transport
         self.engine = PostingEngine(transport, num_workers, timeout_s=timeout_s, native=native)
+        self.ranks = tuple(range(self.engine.size) if ranks is None else ranks)
         self.stream: torch.cuda.Stream | None = None  # on which this thread codes
         if device is not None and device.type == "cuda":
             self.stream = torch.cuda.Stream(device)
@@ -143,18 +155,41 @@ def communicator_of(
     world: Any = dist.group.WORLD  # another one if torch.distributed is initialized again
 
     def make() -> Communicator:
-        ranks = None if group is None else dist.get_process_group_ranks(group)
+        # Sorted, as those of the transport, which makes a group of its own.
+        ranks = None if group is None else sorted(dist.get_process_group_ranks(group))
         transport = GlooTransport(headers=HEADERS, ranks=ranks, device=device, adds_halves=True)
-        made = Communicator(transport, timeout_s=timeout_s, native=native, device=device)
-        made.engine.explain = _explain
+        made = Communicator(
+            transport, timeout_s=timeout_s, native=native, device=device, ranks=ranks
+        )
+        made.engine.explain = lambda error: _explain(error, made.ranks)
         return made
 
     return shared_communicator(f"{name} native" if native else name, make, world)
 
 
-def _explain(error: BaseException) -> BaseException:
-    """A rank whose exchange fails leaves the others, and lives on."""
+_NAME_RANKS = PeerLost, StuckError, WireError, NonFiniteError, RefusedError
+
+
+def _explain(error: BaseException, ranks: Sequence[int]) -> BaseException:
+    """The error with the ranks that users know. One of user's code stays as it is.
+
+    A rank whose exchange fails leaves the others, and lives on.
+    """
+
+    def known(text: str) -> str:
+        return re.sub(r"\brank (\d+)\b", lambda found: f"rank {_known(int(found[1]))}", text)
+
+    def _known(rank: int) -> int:
+        return ranks[rank] if rank < len(ranks) else rank
+
+    # Of settings that differ the text has values of the user's, and the right ranks.
+    if isinstance(error, _NAME_RANKS) and not isinstance(error, DifferentSettingsError):
+        error.args = tuple(known(own) if isinstance(own, str) else own for own in error.args)
+    for number, note in enumerate(notes := getattr(error, "__notes__", [])):
+        if isinstance(error, PeerLost) or note.startswith("in the program of rank "):
+            notes[number] = known(note)
     if isinstance(error, PeerLost):
+        error.rank = _known(error.rank)
         error.args = (f"{error} {_MAY_HAVE_FAILED.format(error.rank)}",)
     return error
 

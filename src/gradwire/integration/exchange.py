@@ -203,7 +203,10 @@ class Exchange:
         rows = [tuple(map(int, row)) for row in everyone]
         for other, row in enumerate(rows):
             if row[1:] != rows[0][1:]:
-                raise DifferentSettingsError(_LOADED_LATER.format(0, *rows[0][1:], other, *row[1:]))
+                ranks = self.communicator.ranks
+                raise DifferentSettingsError(
+                    _LOADED_LATER.format(ranks[0], *rows[0][1:], ranks[other], *row[1:])
+                )
         return any(row[0] for row in rows)
 
     async def _state(self, tensors: Layout, x: Tensor, group: Group) -> State:
@@ -240,7 +243,8 @@ class Exchange:
             "tensors": [[name, list(shape)] for name, _, _, shape in tensors],
             "dtype": str(x.dtype),
         }
-        await compare(own, self._exact_group(node, f"{self.label} settings"))
+        group = self._exact_group(node, f"{self.label} settings")
+        await compare(own, group, self.communicator.ranks)
 
     def _exact_group(self, node: Node, label: str) -> Group:
         """For what is not a gradient. Workers with servers have no connections among each other."""
@@ -323,21 +327,24 @@ def _apart(mean: Tensor, state: State) -> Tensor:
     return mean.clone() if is_kept else mean
 
 
-async def compare(own: dict[str, Any], group: Group) -> None:
-    """Raises on every rank if ranks have different settings."""
+async def compare(own: dict[str, Any], group: Group, ranks: Sequence[int]) -> None:
+    """Raises on every rank if ranks have different settings.
+
+    `ranks`: those that users know, by rank within the group.
+    """
     rows = [json.loads(bytes(row.cpu().numpy())) for row in await group.all_gather(packed(own))]
-    check_same(rows, group.rank)
+    check_same(rows, group.rank, ranks)
 
 
-def check_same(rows: Sequence[dict[str, Any]], rank: int) -> None:
-    """Raises on every rank if the settings of one differ from those of rank 0."""
+def check_same(rows: Sequence[dict[str, Any]], rank: int, ranks: Sequence[int]) -> None:
+    """Raises on every rank if the settings of one differ from those of the first."""
     for other, row in enumerate(rows):
         for name, value in row.items():
             if value != (expected := rows[0].get(name)):
                 first, second = _different(expected, value)
                 raise DifferentSettingsError(
-                    f"rank 0 has {name} = {_shown(first)}, rank {other} {_shown(second)} (this is "
-                    f"rank {rank}): all ranks need the same"
+                    f"rank {ranks[0]} has {name} = {_shown(first)}, rank {ranks[other]} "
+                    f"{_shown(second)} (this is rank {ranks[rank]}): all ranks need the same"
                 )
 
 

@@ -142,7 +142,8 @@ class PushedSteps:
         own, architecture = self._describe(label), self._plan.architecture
         # Without the step: workers that continue may have taken different numbers of steps.
         common = {name: value for name, value in own.items() if name != "step"}
-        await compare(common, architecture.group(node, f"{label} settings"))
+        workers = range(self._num_workers())
+        await compare(common, architecture.group(node, f"{label} settings"), workers)
         replica, shards = self._replica, self._plan.shards()
         pieces = []
         for number, shard in enumerate(shards):

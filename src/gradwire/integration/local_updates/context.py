@@ -210,7 +210,8 @@ class LocalUpdates(ABC):
     async def check_same(self, node: Node, own: dict[str, Any]) -> None:
         """Raises on every rank if ranks have different settings."""
         rows = await Group(node, f"{self.label}settings").all_gather(packed(own))
-        check_same([json.loads(bytes(row.cpu().numpy())) for row in rows], node.rank)
+        received = [json.loads(bytes(row.cpu().numpy())) for row in rows]
+        check_same(received, node.rank, self.communicator.ranks)
 
     async def _start(
         self, node: Node, own: dict[str, Any], tensors: Sequence[Tensor]

@@ -119,10 +119,12 @@ class AveragingRounds(LocalUpdates):
         """Waits for the result of a round and uses it."""
         result = self.wait(future)
         if result.spoiled:
+            ranks = self.communicator.ranks
+            spoiled = _listed([ranks[own] for own in result.spoiled])
             raise NonFiniteError(
-                f"NaN or infinity in the parameters of rank {_listed(result.spoiled)}: nothing was "
-                f"averaged (this is rank {self.communicator.rank}). Lower the learning rate, or "
-                "clip gradients"
+                f"NaN or infinity in the parameters of rank {spoiled}: nothing was averaged (this "
+                f"is rank {ranks[self.communicator.rank]}). Lower the learning rate, or clip "
+                "gradients"
             )
         for part, means in result.means.items():
             self.apply(part, means, mixing)
