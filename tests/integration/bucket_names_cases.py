@@ -1,5 +1,6 @@
 """What the ranks of test_bucket_names.py run: saved states under DDP with other buckets."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def run(rank: int, folder: Path) -> Any:
         "no longer named": _moved(True, ONE_BUCKET, False, ONE_BUCKET),
         "otherwise named": _moved(True, ONE_BUCKET, True, ONE_BUCKET, prefix="module."),
         "of several runs": _of_several_runs(rank),
+        "again": _refused_twice(rank),
+        "not expected": _not_expected(rank),
         "sparse": _sparse(rank),
     }
     dist.barrier()  # the process ends at once: the others may still wait for what it sent
@@ -89,7 +92,7 @@ def _moved(
 def _error_of(call: Any) -> str:
     try:
         call()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return str(error)
     return ""
 
@@ -110,6 +113,39 @@ def _of_several_runs(rank: int) -> str:
     rows = [{**row, "rank": number} for number, row in enumerate(saved)]
     _, _, state = _hooked(False, ONE_BUCKET)
     return _error_of(lambda: state.load_state_dict(rows))
+
+
+def _refused_twice(rank: int) -> list[str]:
+    """By the same hook with a new DDP, as DDP itself does not continue after an error."""
+    saved, fitting = _saved(False, MANY_BUCKETS), _saved(False, ONE_BUCKET)
+    model, wrapped, state = _hooked(False, ONE_BUCKET)
+    del wrapped
+    state.load_state_dict(saved)
+    found = [_error_with(model, state) for _ in range(2)]
+    state.load_state_dict(fitting)
+    return [*found, _error_with(model, state)]
+
+
+def _error_with(model: nn.Module, state: Any) -> str:
+    gc.collect()  # another DDP would count gradients as well
+    wrapped = DistributedDataParallel(model, **ONE_BUCKET)
+    wrapped.register_comm_hook(state, gradwire.ddp_comm_hook("identity")[1])
+    return _error_of(lambda: _zero_gradient(wrapped))
+
+
+def _not_expected(rank: int) -> list[Any]:
+    """States of another number of ranks: nothing of them is kept, before and after a step."""
+    saved = _saved(False, ONE_BUCKET)
+    of_others = {**saved, "rank": 2, "size": 3}
+    _, wrapped, state = _hooked(False, ONE_BUCKET)
+    train(wrapped, sgd(wrapped), range(1), rank)
+    found = [_error_of(lambda: state.load_state_dict(of_others)), state._names._expected is None]
+    model, wrapped, other = _hooked(False, ONE_BUCKET)
+    del wrapped
+    for own in (of_others, saved):
+        other.load_state_dict(own)
+        found.append(_error_with(model, other))
+    return found
 
 
 def _sparse(rank: int) -> str:

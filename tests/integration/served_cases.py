@@ -53,6 +53,7 @@ def run(rank: int, folder: Path) -> Any:
         "groups": _added_group(rank),
         "scaled": _scaled(rank),
         "continued": _continued(rank),
+        "refused state": _refused_state(rank),
         "bytes": _bytes(rank),
         "clocks": {c: _clocks(c, rank) for c in PUSHED},
         "asp": _converges("asp", 0.1, rank),
@@ -158,6 +159,19 @@ def _continued(rank: int) -> dict[str, float]:
         train(second, optimizer, range(3, 6), rank)
         found[rule] = float((flat(whole) - flat(second)).abs().max())
     return found
+
+
+def _refused_state(rank: int) -> list[Any]:
+    """A state of another compression: nothing of it is loaded."""
+    optimizer = _adam_with(make_model(), "ssp(0)")
+    own = optimizer.state_dict()
+    own["param_groups"][0]["lr"] = 7.0
+    saved = {"version": 1, "compression": "ef(sign)"}
+    try:
+        optimizer.load_state_dict({**own, "gradwire": saved})
+    except ValueError as error:
+        return [str(error), optimizer.param_groups[0]["lr"]]
+    return []
 
 
 def _adam_with(model: nn.Module, rule: str) -> Any:

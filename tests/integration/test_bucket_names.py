@@ -56,6 +56,23 @@ def test_names_and_numbers_are_not_mixed(ranks, case, expected):
     assert all(expected in result[case] for result in ranks)
 
 
+def test_a_refusal_is_repeated_until_another_state_is_loaded(ranks):
+    for result in ranks:
+        first, second, fits = result["again"]
+        assert "residuals would go to other parameters" in first
+        assert second == first
+        assert fits == ""
+
+
+def test_nothing_is_expected_of_a_state_that_was_refused(ranks):
+    for result in ranks:
+        at_once, is_none, in_backward, fits = result["not expected"]
+        assert "is that of rank 2 of 3, this is rank" in at_once
+        assert is_none
+        assert in_backward == at_once
+        assert fits == ""
+
+
 def test_sparse_gradients_are_refused(ranks):
     for result in ranks:
         assert "the gradient of a parameter of [10, 4] is sparse" in result["sparse"]

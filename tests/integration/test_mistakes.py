@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -198,6 +200,33 @@ def test_names_of_compiled_modules():
     optimizer = gradwire.DistributedOptimizer(_sgd(model), model.named_parameters(), rules)
     (layout,) = optimizer._buckets.layouts
     assert [placed[0] for placed in layout] == ["0.weight", "0.bias"]
+
+
+def test_names_of_buffers_of_compiled_modules(alone):
+    model = torch.compile(nn.Sequential(_model(), nn.BatchNorm1d(3)), backend="eager")
+    with gradwire.local_sgd(model, _sgd(model)) as context:
+        assert list(context.buffers) == [
+            "1.running_mean",
+            "1.running_var",
+            "1.num_batches_tracked",
+        ]
+
+
+def test_an_optimizer_of_shards(alone):
+    mesh = init_device_mesh("cpu", (1,))
+    shards = nn.Parameter(distribute_tensor(torch.zeros(4), mesh))
+    with pytest.raises(ValueError, match=r"^head is sharded.*gradwire\.compress_replicas"):
+        gradwire.DistributedOptimizer(torch.optim.SGD([shards], lr=0.1), [("head", shards)])
+    with pytest.raises(ValueError, match=r"^parameter 0 of group 0 is sharded"):
+        gradwire.DistributedOptimizer(torch.optim.SGD([shards], lr=0.1))
+    optimizer = gradwire.DistributedOptimizer(_sgd(_model()))
+    with pytest.raises(ValueError, match=r"^parameter 1 of group 1 is sharded"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2)), shards]})
+    assert len(optimizer.param_groups) == 1
+    model = nn.Module()
+    model.head = shards
+    with pytest.raises(ValueError, match=r"^head is sharded"):
+        gradwire.local_sgd(model, torch.optim.SGD([shards], lr=0.1))
 
 
 def test_methods_that_draw_by_names():

@@ -101,6 +101,13 @@ def test_schedulers_of_the_learning_rate_and_closures(ranks):
     assert all(result["schedulers"] == [1.0, 0.0, 0.0] for result in ranks)
 
 
+def test_of_a_state_that_is_refused_nothing_is_loaded(ranks):
+    for result in ranks:
+        refused, rate = result["refused state"]
+        assert "the saved state has compression = ef(sign), this worker ef(topk(0.1))" in refused
+        assert rate == 0.01
+
+
 def test_what_does_not_go_together_is_refused(ranks):
     for result in ranks:
         refused = result["refused"]

@@ -30,26 +30,34 @@ class BucketNames:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]] | None) -> None:
         self._are_given = named is not None
-        self._names = {id(parameter): name for name, parameter in named or ()}
+        named = list(named or ())
+        self._names = {id(parameter): name for name, parameter in named}
+        # Kept, so that no other parameter gets the id of one that is gone.
+        self._parameters = {id(parameter): parameter for _, parameter in named}
         self._layouts: dict[tuple[int, ...], Layout] = {}  # by the parameters of a bucket
         self._first: list[Any] = []  # names and shapes in each bucket of the first backward pass
         self._is_first = True
         self._expected: Sequence[Any] | None = None  # of the first backward pass
+        self._refusal = ""  # why what is expected is not what there is
 
     def layout(self, bucket: dist.GradBucket) -> Layout:
         """The tensors of a bucket. Raises if a state was loaded that has other ones."""
+        if self._refusal:
+            raise ValueError(self._refusal)
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
         if key not in self._layouts:
             placed, start = [], 0
             for parameter in parameters:
+                self._parameters[id(parameter)] = parameter
                 name = self._names.setdefault(id(parameter), str(len(self._names)))
                 stop = start + parameter.numel()
                 placed.append((name, start, stop, tuple(parameter.shape)))
                 start = stop
             if self._is_first and not self._are_given:
-                self._first.append([[name, list(shape)] for name, _, _, shape in placed])
-                _compare(self._expected, self._first, is_whole=False)
+                now = [*self._first, [[name, list(shape)] for name, _, _, shape in placed]]
+                self._compare(now, is_whole=False)
+                self._first = now
             self._layouts[key] = tuple(placed)
         return self._layouts[key]
 
@@ -57,14 +65,22 @@ class BucketNames:
         """A backward pass has ended: later buckets may be others."""
         if self._is_first:
             self._is_first = False
-            _compare(self._expected, self._first, is_whole=True)
+            self._compare(self._first, is_whole=True)
+
+    def _compare(self, first: Sequence[Any], *, is_whole: bool) -> None:
+        """Raises, and from then on in every backward pass, if these are not the expected ones."""
+        try:
+            _compare(self._expected, first, is_whole=is_whole)
+        except ValueError as error:
+            self._refusal = str(error)
+            raise
 
     def saved(self) -> list[Any] | None:
         """What a saved state has of the names."""
         return None if self._are_given else self._first
 
-    def expect(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the names of saved states, or raises if they are not those of this hook."""
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raises if the names of saved states are not those of this hook."""
         for row in rows:
             first = row.get(NUMBERED)
             if self._are_given and first is not None:
@@ -85,9 +101,13 @@ class BucketNames:
                     "one run"
                 )
         if not self._are_given:
+            _compare(rows[0][NUMBERED], self._first, is_whole=not self._is_first)
+
+    def expect(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """From now on buckets must be those of saved states, which have been checked."""
+        self._refusal = ""
+        if not self._are_given:
             self._expected = rows[0][NUMBERED]
-            if not self._is_first:
-                _compare(self._expected, self._first, is_whole=True)
 
     def _check_known(self, row: Mapping[str, Any]) -> None:
         known = set(self._names.values())

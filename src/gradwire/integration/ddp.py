@@ -80,11 +80,12 @@ class DDPState:
         rows = checked_states(saved, self._settings.compression)
         if not rows:
             return
-        self._names.expect(rows)
+        self._names.check(rows)
         if self._exchange is None:
             self._loaded = saved
         else:
             self._exchange.load_state_dict(saved)
+        self._names.expect(rows)  # last: nothing is expected of a state that was refused
 
     def run(self, bucket: dist.GradBucket) -> "torch.futures.Future[Tensor]":
         """The hook of DDP."""
@@ -109,14 +110,19 @@ class DDPState:
             Variable._execution_engine.queue_callback(self._finish)  # raises
             result.set_result(x)
             return result
-        self._indices.add(bucket.index())
+        try:
+            tensors = self._names.layout(bucket)
+        except ValueError:  # this backward pass ends here; the next one begins anew
+            self._pending.clear()
+            self._indices.clear()
+            raise
         if not self._pending:  # the first bucket of a backward pass
             check_outermost()
             Variable._execution_engine.queue_callback(self._finish)
+        self._indices.add(bucket.index())
         after = None
         if x.is_cuda:
             after = torch.cuda.current_stream(x.device).record_event()
-        tensors = self._names.layout(bucket)
         name = f"bucket {bucket.index()}"
         future = exchange.mean(name, tensors, x, is_last=bucket.is_last(), after=after)
         self._pending.append(future)
@@ -134,12 +140,12 @@ class DDPState:
             communicator = communicator_of(
                 self._group, timeout_s=self._timeout_s, native=self._native, device=device
             )
-            label = communicator.new_label()
-            self._exchange = Exchange(communicator, self._settings, label, self._scaler)
-            self._exchange.agree_on({"parameters": self._parameters})
-            self._meter.begin(communicator, self._exchange.label)
+            made = Exchange(communicator, self._settings, communicator.new_label(), self._scaler)
             if self._loaded:
-                self._exchange.load_state_dict(self._loaded)
+                made.load_state_dict(self._loaded)  # raises again until another one is loaded
+            made.agree_on({"parameters": self._parameters})
+            self._meter.begin(communicator, made.label)
+            self._exchange = made
         return self._exchange
 
     def _finish(self) -> None:

@@ -67,6 +67,7 @@ class CompressedReplicas:
         named: Sequence[tuple[str, Tensor]],
     ) -> None:
         self._exchange = exchange
+        self._named = list(named)  # kept, so that no other parameter gets the id of one of them
         self._names = {id(parameter): name for name, parameter in named}
         self._shard, self._device = shard, device  # the first of the ranks with this shard
         self._meter = Meter()

@@ -13,7 +13,7 @@ The optimizer that was given is changed, not copied: schedulers that hold it con
 """
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ class _Distributed(Optimizer):
     _rebuild: Callable[[], BucketExchange]
     _compression: Compression
     _known: Container[int] | None  # the ids of parameters that have names; None: all get one
+    _named: Any  # keeps these parameters, so that no other one gets the id of one that is gone
     _loaded: Any
 
     def synchronize(self) -> None:
@@ -60,11 +61,14 @@ class _Distributed(Optimizer):
         yield
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if self._known is not None:
-            params = param_group["params"]
+        params = param_group["params"]
+        if not isinstance(params, set):  # which torch refuses
             params = [params] if isinstance(params, Tensor) else list(params)
-            param_group = {**param_group, "params": params}
-            bare = [item[1] if isinstance(item, tuple) else item for item in params]  # of names
+        param_group = {**param_group, "params": params}
+        bare = [item[1] if isinstance(item, tuple) else item for item in params]  # of names
+        number = len(self.param_groups)
+        check_whole((f"parameter {place} of group {number}", p) for place, p in enumerate(bare))
+        if self._known is not None:
             missing = sum(id(parameter) not in self._known for parameter in bare)
             if missing:
                 raise ValueError(
@@ -200,7 +204,8 @@ def DistributedOptimizer(
             f"op=Sum with synchronization={synchronization!r}: workers push changes of the model "
             "there, not gradients to be summed. Leave op out, or take bsp"
         )
-    names = _names(optimizer, named_parameters)
+    named = None if named_parameters is None else named_tensors(named_parameters)
+    names = _names(optimizer, named)
     check_whole(
         (names.get(id(p), f"parameter {place} of group {number}"), p)
         for number, group in enumerate(optimizer.param_groups)
@@ -230,7 +235,7 @@ def DistributedOptimizer(
             for parameter in group["params"]
             if parameter.requires_grad
             and parameter.numel()  # else there is nothing to average
-            and (named_parameters is None or id(parameter) in names)
+            and (named is None or id(parameter) in names)
         ]
 
     def make_buckets() -> BucketExchange:
@@ -253,7 +258,8 @@ def DistributedOptimizer(
     made.__class__ = type(f"Distributed{kind.__name__}", (_Distributed, kind), {})
     made._loaded = None
     made._compression = settings.compression
-    made._known = None if named_parameters is None else names
+    made._known = None if named is None else names
+    made._named = named
     made._rebuild = make_buckets
     made._buckets = make_buckets()
     made.register_step_pre_hook(_before_step)
@@ -270,13 +276,10 @@ def _schedule(text: str) -> Scheduling:
     return schedule
 
 
-def _names(
-    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
-) -> dict[int, str]:
+def _names(optimizer: Optimizer, named: Sequence[tuple[str, Tensor]] | None) -> dict[int, str]:
     """Names by parameter. Without any, they are numbered in the order of the optimizer."""
-    if named_parameters is None:
+    if named is None:
         return {}
-    named = named_tensors(named_parameters)
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

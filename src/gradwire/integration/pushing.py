@@ -217,8 +217,10 @@ class PushedSteps:
             "states": list(self._replica.exchange),
         }
 
-    def load_state_dict(self, saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:
-        """Continues from what this worker saved; a list has what each of them did."""
+    def checked(
+        self, saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]"
+    ) -> Mapping[str, Any]:
+        """What this worker saved, of the states of all if it is a list; refuses other states."""
         if self._communicator is not None:
             raise ValueError("load the state before the first step: servers hold the model then")
         job, own = find_servers(self._settings)
@@ -232,6 +234,10 @@ class PushedSteps:
                     "compression keeps belongs to one worker and to the shards of the servers. "
                     "Load it with the same settings, or start without it"
                 )
+        return row
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Continues from what this worker saved."""
         self.saved, self.num_steps = row, row["step"]
 
     def _same(self) -> dict[str, Any]:
@@ -284,9 +290,11 @@ class Pushed(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """That of this rank, before the first step."""
+        saved = state_dict.get(STATE_KEY)
+        row = self._steps.checked(saved) if saved else None  # before anything is loaded
         super().load_state_dict({n: v for n, v in state_dict.items() if n != STATE_KEY})
-        if state_dict.get(STATE_KEY):
-            self._steps.load_state_dict(state_dict[STATE_KEY])
+        if row is not None:
+            self._steps.take(row)
 
 
 def _check_parameters(named: Named) -> None:

@@ -58,7 +58,7 @@ class LocalUpdates(ABC):
         self.names = [name for name, _ in named]
         schedule = SCHEDULING.parse('sequential("layer")' if by_tensor else "sequential")
         self.buckets = cut_into_buckets(named, schedule)
-        self.buffers = dict(model.named_buffers())
+        self.buffers = {plain_name(name): own for name, own in model.named_buffers()}
         self._num_parameters = _num_parameters(optimizer)
         self.num_steps = 0  # of the optimizer, so far
         self.communicator = communicator_of(
