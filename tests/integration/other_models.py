@@ -1,4 +1,4 @@
-"""Models that are not stacks of float32 layers: half precision, channels last, tied weights."""
+"""Models that are not stacks of float32 layers: 16 bits, channels last, tied weights."""
 
 from typing import Any
 
@@ -9,7 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from integration.loops import ddp, flat, is_same_everywhere, make_model, sgd
 
-COMPRESSIONS = {"half": "ef(topk(0.1))", "channels_last": "ef(sign)", "tied": "ef(topk(0.1))"}
+COMPRESSIONS = {
+    "bfloat16": "ef(topk(0.1))",
+    "float16": "ef(topk(0.1))",
+    "channels_last": "ef(sign)",
+    "tied": "ef(topk(0.1))",
+}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def with_hook(rank: int) -> dict[str, bool]:
@@ -41,8 +47,8 @@ def _distributed(model: nn.Module, compression: str) -> Any:
 
 
 def _make(name: str) -> nn.Module:
-    if name == "half":
-        return make_model().to(torch.bfloat16)
+    if name in _DTYPES:
+        return make_model().to(_DTYPES[name])
     if name == "channels_last":
         torch.manual_seed(0)
         convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
@@ -64,7 +70,7 @@ def _inputs(name: str, rank: int, step: int) -> Tensor:
         x = torch.randn(2, 3, 8, 8, generator=draws)
         return x.to(memory_format=torch.channels_last)
     x = torch.randn(8, 12, generator=draws)
-    return x.bfloat16() if name == "half" else x
+    return x.to(_DTYPES.get(name, x.dtype))
 
 
 def _train(name: str, model: nn.Module, optimizer: Any, rank: int) -> bool:
