@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec, Kind
+from integration import golden
 from integration.loops import ddp, flat, is_same_everywhere
 
 SIZE = 3
@@ -59,6 +60,15 @@ def run_compiled(rank: int, folder: Path) -> Any:
 def run_powersgd(rank: int, folder: Path) -> Any:
     torch.set_num_threads(1)
     results = [_hook("powersgd(1)", rank) for _ in range(20)]
+    dist.barrier()
+    return results
+
+
+def run_golden(rank: int, folder: Path) -> Any:
+    """Each method in a DistributedOptimizer, against the simulator."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    results = {text: golden.with_optimizer(text, "sequential", rank) for text in methods()}
     dist.barrier()
     return results
 

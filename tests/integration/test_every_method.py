@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from integration import every_method
+from integration import every_method, golden
 from integration.every_method import SIZE, methods
 from runtime.process.launching import launch
 
@@ -19,6 +19,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[boo
     )
     assert codes == [0] * SIZE
     return results
+
+
+@pytest.fixture(scope="module")
+def trajectories(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+    folder = tmp_path_factory.mktemp("trajectories")
+    name = f"integration.every_method:{every_method.run_golden.__name__}"
+    codes, results = launch(folder, golden.SIZE, name, 900)
+    assert codes == [0] * golden.SIZE
+    return results
+
+
+@pytest.mark.parametrize("text", methods())
+def test_trajectories_are_those_of_the_simulator(trajectories, text):
+    for result in trajectories:
+        difference, is_same = result[text]
+        assert difference < 1e-6
+        assert is_same
 
 
 @pytest.mark.parametrize("text", methods())
