@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -175,6 +176,41 @@ def raised(rank: int, folder: Path) -> Any:
     found = _error_of(fails)
     if rank == 1:
         os._exit(0)
+    return found
+
+
+class _Failing:
+    """A compressor of the user's own, which raises on rank 1 after two steps."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.step = rank, 0
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        if self.rank == 1 and self.step == 2:
+            raise ArithmeticError("something is wrong here")
+        return tensor, None
+
+    def decompress(self, tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        return tensor
+
+
+def compressor_raises(rank: int, folder: Path) -> Any:
+    """Rank 1 catches its error and lives on."""
+    found = {}
+    for use in ("hook", "optimizer"):
+        compressor, inner = _Failing(rank), make_model()
+        if use == "hook":
+            model, _ = ddp(inner, compressor)
+            optimizer: Any = sgd(model)
+        else:
+            model = inner
+            optimizer = gradwire.DistributedOptimizer(
+                sgd(model), model.named_parameters(), compressor, scheduling="wfbp", timeout_s=60
+            )
+        train(model, optimizer, range(2), rank)
+        compressor.step = 2
+        found[use] = _error_of(lambda: loss_of(model, rank, 2).backward())  # noqa: B023
+        dist.barrier()
     return found
 
 

@@ -130,3 +130,20 @@ def test_a_rank_that_raises_and_leaves_is_named(tmp_path, case):
         assert name == "PeerLost"
         assert "rank 1" in text
         assert seconds < SECONDS
+
+
+def test_a_rank_whose_compressor_raises_lives_on(tmp_path):
+    name = f"integration.failure_cases:{failure_cases.compressor_raises.__name__}"
+    codes, (others, own) = launch(tmp_path, 2, name, 300)
+    assert codes == [0, 0]
+    for use in ("hook", "optimizer"):
+        kind, text, seconds = own[use]
+        assert kind == "ArithmeticError"
+        assert text.startswith("something is wrong here")
+        assert seconds < SECONDS
+        kind, text, seconds = others[use]
+        assert kind == "PeerLost"
+        assert text.startswith("rank 1 is gone")
+        assert "If rank 1 still runs, its own exchange has failed" in text
+        assert "where a compressor raises: its output has the error" in text
+        assert seconds < SECONDS

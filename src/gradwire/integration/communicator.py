@@ -84,7 +84,8 @@ class Communicator:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether it can still exchange anything."""
+        return self._thread.is_alive() and self.engine.failure is None
 
     def post(
         self,
