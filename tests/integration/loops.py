@@ -58,6 +58,16 @@ def ddp(
     return wrapped, state
 
 
+def distributed(model: nn.Module, compression: Any = "identity", **options: Any) -> Any:
+    return gradwire.DistributedOptimizer(
+        sgd(model), model.named_parameters(), compression, timeout_s=60, **options
+    )
+
+
+def is_same(model: nn.Module) -> bool:
+    return is_same_everywhere(flat(model))
+
+
 def train(
     model: nn.Module,
     optimizer: Any,

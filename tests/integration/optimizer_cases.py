@@ -1,6 +1,5 @@
 """What the ranks of test_optimizer.py run, one after the other in one process group."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from integration import golden, other_models
-from integration.loops import flat, is_same_everywhere, loss_of, make_model, sgd, train
+from integration import golden, measured_cases, other_models
+from integration.loops import (
+    distributed,
+    flat,
+    is_same,
+    is_same_everywhere,
+    loss_of,
+    make_model,
+    sgd,
+    train,
+)
 
 SIZE = 2
-MEASURED = ("identity", "ef(topk(0.1))", "powersgd(1)", "ef(sign)")
 METHODS = (
     ("identity", "sequential"),
     ("ef(topk(0.1))", "sequential"),
@@ -27,12 +34,6 @@ METHODS = (
 
 
 REMEMBER_THE_MEAN = ("ef21(topk(0.1))", "gmc(topk(0.1))", "threepc(topk(0.1), zeta=1.0)")
-
-
-def distributed(model: nn.Module, compression: Any = "identity", **options: Any) -> Any:
-    return gradwire.DistributedOptimizer(
-        sgd(model), model.named_parameters(), compression, timeout_s=60, **options
-    )
 
 
 def run(rank: int, folder: Path) -> Any:
@@ -59,9 +60,7 @@ def run(rank: int, folder: Path) -> Any:
         ],
         "scaled": _scaled(rank),
         "hooks": _step_hooks(rank),
-        "measured": {name: _measured(name, rank) for name in MEASURED},
-        "accumulated": _measured("ef(topk(0.1))", rank, backward_passes_per_step=2),
-        "types": _measured_types(rank),
+        **measured_cases.run(rank),
         "shapes": other_models.with_optimizer(rank),
     }
     dist.barrier()  # the process ends at once: the others may still wait for what it sent
@@ -79,10 +78,6 @@ def _against_ddp(scheduling: str, rank: int) -> float:
 
         train(model, optimizer, range(5), rank, clip)
     return float((flat(plain) - flat(own)).abs().max())
-
-
-def is_same(model: nn.Module) -> bool:
-    return is_same_everywhere(flat(model))
 
 
 def _passes(rank: int) -> float:
@@ -351,62 +346,3 @@ def _step_hooks(rank: int) -> int:
     optimizer.load_state_dict(optimizer.state_dict())
     train(model, optimizer, range(2), rank)
     return len(calls)
-
-
-class _Slow(torch.autograd.Function):
-    """A layer whose backward pass takes a while."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        until = time.perf_counter() + 0.01
-        while time.perf_counter() < until:
-            pass
-        return gradients[0]
-
-
-class _SlowLayer(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return _Slow.apply(x)
-
-
-def _measured(compression: str, rank: int, **options: Any) -> list[Any]:
-    """The difference to a run without it, and the schedule before and after."""
-    models, found = [], []
-    for scheduling in ("sequential", "mgwfbp"):
-        layers = list(make_model())
-        model = nn.Sequential(*layers[:2], _SlowLayer(), *layers[2:])
-        optimizer = distributed(model, compression, scheduling=scheduling, **options)
-        before = optimizer.scheduling
-        is_equal = True
-        for step in range(10):
-            optimizer.zero_grad()
-            for own in range(options.get("backward_passes_per_step", 1)):
-                loss_of(model, rank, 10 * own + step).backward()
-            optimizer.step()
-            is_equal = is_equal and is_same(model)
-        models.append(flat(model))
-        found = [before, optimizer.scheduling, is_equal, optimizer.stats().steps]
-        layouts = [[name for name, *_ in own] for own in optimizer._buckets.layouts]
-    everyone: list[Any] = [None] * SIZE
-    dist.all_gather_object(everyone, layouts)
-    difference = float((models[0] - models[1]).abs().max())
-    return [*found, all(own == layouts for own in everyone), difference]
-
-
-def _measured_types(rank: int) -> Any:
-    """Parameters of two types, of which some have no gradients."""
-    torch.manual_seed(0)
-    model = nn.ModuleList([make_model(), nn.Linear(2, 2, dtype=torch.float64), nn.Linear(2, 2)])
-    optimizer = distributed(model, "ef(topk(0.2))", scheduling="mgwfbp")
-    is_equal = True
-    for step in range(8):
-        optimizer.zero_grad()
-        inputs = torch.full((1, 2), rank + 1.0, dtype=torch.float64)
-        (loss_of(model[0], rank, step) + model[1](inputs).square().sum()).backward()
-        optimizer.step()
-        is_equal = is_equal and is_same_everywhere(flat(model[0])) and is_same(model[1])
-    return is_equal

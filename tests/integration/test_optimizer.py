@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import gradwire
-from integration.optimizer_cases import MEASURED, METHODS, REMEMBER_THE_MEAN, SIZE
+from integration.measured_cases import MEASURED
+from integration.optimizer_cases import METHODS, REMEMBER_THE_MEAN, SIZE
 from integration.optimizer_cases import run as run_cases
 from integration.other_models import COMPRESSIONS
 from runtime.process.launching import launch
