@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from gradwire.architecture import ARCHITECTURE
-from gradwire.core.node import Exchange, Framed, RunningProgram, Send
+from gradwire.core.node import Exchange, Framed, Pass, RunningProgram, Send
 from gradwire.core.notation import notation_name
 from gradwire.core.protocols import Architecture, Synchronization
 from gradwire.core.wire import HEADER_NBYTES
 from gradwire.experiment.studies.matrix import pairs
 from gradwire.runtime.virtual.exchanges import Exchanges
+from gradwire.runtime.virtual.passes import Passes
 from gradwire.runtime.virtual.transport import SimulatedTransport
 from gradwire.synchronization import SYNCHRONIZATION
 from gradwire.synchronization.bsp import BSP
@@ -68,7 +69,7 @@ def test_the_ledger_has_the_sizes_of_the_messages(
     train, monkeypatch, synchronization, architecture
 ) -> None:
     sizes: list[int] = []
-    send, post = SimulatedTransport.send, Exchanges.post
+    send, post, start = SimulatedTransport.send, Exchanges.post, Passes.post
 
     def counted(transport: SimulatedTransport, task: RunningProgram[Any], effect: Send) -> None:
         if effect.dst != task.rank:
@@ -85,8 +86,13 @@ def test_the_ledger_has_the_sizes_of_the_messages(
         sizes.extend(x.nbytes for rank, x in enumerate(messages) if rank != effect.rank)
         return post(exchanges, task, effect)
 
+    def counted_passes(passes: Passes, task: RunningProgram[Any], effect: Pass[Any]) -> Any:
+        sizes.extend([effect.outgoing.message.nbytes] * (len(effect.members) - 1))
+        return start(passes, task, effect)
+
     monkeypatch.setattr(SimulatedTransport, "send", counted)
     monkeypatch.setattr(Exchanges, "post", counted_all)
+    monkeypatch.setattr(Passes, "post", counted_passes)
     trained = train(synchronization, architecture, workers=4, steps=4, layers=(12, 8))
     ledger = trained.engine.ledger
     assert ledger.total_bytes == sum(sizes) == sum(ledger.tensor_bytes.values())

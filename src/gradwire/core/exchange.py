@@ -1,16 +1,19 @@
 """What the members of a group send each other at once, and what each of them receives.
 
-An exchange of n members is n(n - 1) messages. An engine that answers it as one effect
-(`core/node.py`, `Exchange`) needs their sizes, and at the end what came for each member; so what a
-member sends is described, not cut into n pieces.
+An exchange of n members is n(n - 1) messages, and so is a pass around a ring. An engine that
+answers it as one effect (`core/node.py`, `Exchange` and `Pass`) needs their sizes, and at the end
+what came for each member; so what a member sends is described, not cut into n pieces.
 """
 
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
+import torch
 from torch import Tensor
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Outgoing(Protocol):
@@ -125,6 +128,94 @@ class Column(Sequence[Tensor]):
     def span(self) -> tuple[int, int]:
         """Where its pieces begin and end."""
         return span(self.rows.whole[0].numel(), len(self), self.rank)
+
+
+class Passed(Protocol[T_co]):
+    """What one member starts with that goes around a ring."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def message(self) -> Tensor: ...
+
+    @property
+    def is_added(self) -> bool:
+        """Whether each receiver calls `torch.add` on the message and its own part."""
+        ...
+
+    def received(self, everyone: "Sequence[Passed[object]]", rank: int) -> T_co:
+        """What member `rank` has when all have passed on something of this kind, by rank."""
+        ...
+
+
+class Whole:
+    """A message for all members, which each passes on as it is. They are gathered by number."""
+
+    __slots__ = ("_gathered", "first", "message", "nbytes")
+
+    is_added = False
+
+    def __init__(self, message: Tensor, first: int) -> None:
+        self.message = message
+        self.first = first  # its number
+        self.nbytes = message.numel() * message.element_size()
+        self._gathered: Gathered | None = None  # kept by the first member's
+
+    def received(self, everyone: Sequence[Passed[object]], rank: int) -> Sequence[Tensor]:
+        wholes = cast("Sequence[Whole]", everyone)
+        if wholes[0]._gathered is None:
+            by_number = sorted(wholes, key=lambda own: own.first)
+            wholes[0]._gathered = Gathered(own.message for own in by_number)
+        return wholes[0]._gathered
+
+
+class Addends:
+    """A flat vector in n parts, as `tensor_split` makes them, whose sums travel around a ring.
+
+    Part r starts at member r, and each adds its own to what comes; member r - 1 gets the sum.
+    """
+
+    __slots__ = ("_size", "_sums", "_whole", "message", "nbytes")
+
+    is_added = True
+
+    def __init__(self, whole: Tensor, size: int, rank: int) -> None:
+        start, stop = span(whole.numel(), size, rank)
+        self._whole = whole
+        self._size = size
+        self.message = whole[start:stop]
+        self.nbytes = (stop - start) * whole.element_size()
+        self._sums: Tensor | None = None  # of all parts; kept by the first member's
+
+    def received(self, everyone: Sequence[Passed[object]], rank: int) -> Tensor:
+        addends = cast("Sequence[Addends]", everyone)
+        if addends[0]._sums is None:
+            addends[0]._sums = sum_around([own._whole for own in addends])
+        sums = addends[0]._sums
+        start, stop = span(sums.numel(), self._size, (rank + 1) % self._size)
+        # Like the result of a sum, an empty one shares no memory.
+        return sums[start:stop] if start < stop else sums.new_empty(0)
+
+
+def sum_around(wholes: Sequence[Tensor]) -> Tensor:
+    """The sums of n vectors whose part r is added in the order r, r + 1, ..., r - 1.
+
+    The parts that vector r is added to as the k-th lie together, but for a break at the end.
+    """
+    size, first = len(wholes), wholes[0]
+    if any(own.shape != first.shape or own.dtype != first.dtype for own in wholes):
+        kinds = sorted({f"{own.dtype} of shape {tuple(own.shape)}" for own in wholes})
+        raise ValueError(f"members of a group add up different vectors: {', '.join(kinds)}")
+    sums = torch.empty_like(first)
+    for rank, own in enumerate(wholes):
+        start, stop = span(first.numel(), size, rank)
+        sums[:start] += own[:start]
+        sums[start:stop] = own[start:stop]
+    for rank, own in enumerate(wholes):
+        stop = span(first.numel(), size, rank)[1]
+        sums[stop:] += own[stop:]
+    return sums
 
 
 def as_argument(received: Sequence[Tensor]) -> Sequence[Tensor]:

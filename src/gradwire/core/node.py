@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from gradwire.core.exchange import Outgoing
+from gradwire.core.exchange import Outgoing, Passed
 
 T = TypeVar("T")
 Tag = Hashable
@@ -225,6 +225,36 @@ class Exchange(Effect[Sequence[Tensor] | None]):
         self.tag = tag
         self.outgoing = outgoing
         self.label = label
+
+
+class Pass(Effect[T | None]):
+    """Messages around a ring of members: what this one has when each has been everywhere.
+
+    In n - 1 turns a member sends number (first - turn) % n to its right neighbour and receives the
+    one before from its left; if that `is_added`, it calls `torch.add`, and passes on the sum.
+    `seconds`: how long a call for its first message takes, where that is known (in a replay).
+    None: as for an `Exchange`.
+    """
+
+    __slots__ = ("first", "label", "members", "outgoing", "rank", "seconds", "tag")
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        rank: int,
+        tag: Tag,
+        first: int,
+        outgoing: Passed[T],
+        label: str,
+        seconds: float | None = None,
+    ) -> None:
+        self.members = members
+        self.rank = rank  # among them
+        self.tag = tag
+        self.first = first  # number of the message that it starts with
+        self.outgoing = outgoing
+        self.label = label
+        self.seconds = seconds
 
 
 class Now(Effect[float]):

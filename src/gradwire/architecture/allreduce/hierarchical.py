@@ -89,11 +89,13 @@ class HierarchicalGroup(Group):
     async def _finish_chunk(self, chunk: Tensor) -> Tensor:
         return await self.node.call(divide_sum, chunk, self.size)
 
-    async def all_gather(self, message: Tensor) -> list[Tensor]:
+    async def all_gather(self, message: Tensor) -> Sequence[Tensor]:
         near = await _trees.gather(self._near, self._place, message)
         start = self.rank - self._near.rank
         held = {start + rank: near[rank] for rank in near}
         if self._leaders is not None:
+            if len(self._groups) == self.size:
+                return await _rings.gather(self._leaders, message, self._leaders.rank)
             bundles = [[message] * len(ranks) for ranks in self._groups]
             bundles[self._leaders.rank] = [held[rank] for rank in sorted(held)]
             await _rings.pass_around(self._leaders, bundles, self._leaders.rank)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gradwire.architecture.allreduce._rings import (
     all_reduce,
+    gather,
     merge_to_last,
-    pass_around,
     pass_from_last,
 )
 from gradwire.architecture.allreduce._sums import addend, divide_sum
@@ -42,10 +42,8 @@ class Ring(Architecture):
 class RingGroup(Group):
     """Collectives in which every rank sends only to its right neighbour."""
 
-    async def all_gather(self, message: Tensor) -> list[Tensor]:
-        bundles = [[message] for _ in range(self.size)]
-        await pass_around(self, bundles, self.rank)
-        return [message for [message] in bundles]
+    async def all_gather(self, message: Tensor) -> Sequence[Tensor]:
+        return await gather(self, message, self.rank)
 
     async def mean(self, x: Tensor) -> Tensor:
         if self.size == 1:

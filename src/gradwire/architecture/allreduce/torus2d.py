@@ -101,8 +101,10 @@ class Torus2dGroup(Group):
 
         return await _rings.all_reduce(self._row, addend(x, self.size), over_rows)
 
-    async def all_gather(self, message: Tensor) -> list[Tensor]:
-        row = await self._row.all_gather(message)
+    async def all_gather(self, message: Tensor) -> Sequence[Tensor]:
+        if self._row.size == 1:
+            return await self._column.all_gather(message)
+        row = list(await self._row.all_gather(message))
         bundles = [row for _ in range(self._column.size)]
         await _rings.pass_around(self._column, bundles, self._column.rank)
         return [message for bundle in bundles for message in bundle]

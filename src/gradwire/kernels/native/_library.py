@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_VERSION = 4  # GW_VERSION in native.h
+_VERSION = 5  # GW_VERSION in native.h
 
 _P, _I32, _I64, _U32, _U64 = (
     ctypes.c_void_p,
@@ -144,6 +144,17 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "gw_exchanges_next": (_I32, (_P, _P, _P)),
     "gw_exchanges_run": (_I64, (_P, ctypes.c_double, _I64, _P, _P, _I64)),
+    "gw_passes_new": (_P, (_I32, _P, _P, _P, _P, _P, _P)),
+    "gw_passes_free": (None, (_P,)),
+    "gw_passes_clear": (None, (_P,)),
+    "gw_passes_begin": (_I64, (_P, _I32, _P, _I32)),
+    "gw_passes_end": (_I64, (_P, _I64)),
+    "gw_passes_post": (
+        _I32,
+        (_P, _I64, _I32, _I64, ctypes.c_double, ctypes.c_double, _P, _P, _P),
+    ),
+    "gw_passes_next": (_I32, (_P, _P, _P)),
+    "gw_passes_run": (_I32, (_P, ctypes.c_double, _I64, _P, _P, _P, _P)),
     "gw_plane_ratios": (None, (_P, _P, _I64, _P, _P, _P)),
     "gw_plane_choose": (_I32, (_P, _P, _I64, _P, _P, _P, _I64, _I64, _P, _P, _P, _P)),
 }

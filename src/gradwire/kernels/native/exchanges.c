@@ -1,12 +1,11 @@
 /* The messages of exchanges under way: heads in the order of their times, through the NICs of the
-   receivers. The same operations in the same order as runtime/network/network.py, one message
-   after the other, so that times are the same to the last bit.
+   receivers.
 
    A post is what one member of an exchange sends to the others. Its heads are in order, so a heap
    of posts has all of them. Numbers are those that events get in the order they are added. */
 #include <stdlib.h>
 
-#include "native.h"
+#include "nics.h"
 
 typedef struct {
     int32_t size, open; /* members; that have not got all */
@@ -24,18 +23,12 @@ typedef struct {
 } post;
 
 typedef struct {
-    int32_t num_nodes;
-    double *egress, *ingress, *delivered; /* NICs; delivered[dst][src] */
-    const double *bandwidth, *latency;
+    nics nics;
     exchange *exchanges;
     int64_t num_exchanges, room_exchanges;
     post **heap;
     int64_t num_posts, room_posts;
 } network;
-
-static int is_before(double at, int64_t number, double other_at, int64_t other_number) {
-    return at < other_at || (at == other_at && number < other_number);
-}
 
 static int posts_before(const post *a, const post *b) {
     return is_before(a->heads[a->next], a->number + a->next, b->heads[b->next],
@@ -82,12 +75,7 @@ network *gw_exchanges_new(int32_t num_nodes, double *egress, double *ingress, do
                           const double *bandwidth, const double *latency) {
     network *n = calloc(1, sizeof *n);
     if (!n) return 0;
-    n->num_nodes = num_nodes;
-    n->egress = egress;
-    n->ingress = ingress;
-    n->delivered = delivered;
-    n->bandwidth = bandwidth;
-    n->latency = latency;
+    n->nics = (nics){num_nodes, egress, ingress, delivered, bandwidth, latency};
     return n;
 }
 
@@ -163,9 +151,7 @@ int32_t gw_exchanges_post(network *n, int64_t which, int32_t rank, const int32_t
     for (int32_t i = 0, to = rank; i < size - 1; i++) {
         to = to + 1 == size ? 0 : to + 1;
         const int64_t count = nbytes ? nbytes[to] : same;
-        const double free_at = n->egress[src], start = now > free_at ? now : free_at;
-        n->egress[src] = start + (double)count / n->bandwidth[src];
-        p->heads[i] = start + n->latency[src];
+        p->heads[i] = leave(&n->nics, now, src, count);
         bytes_to[members[to]] += count;
         messages_to[members[to]]++;
     }
@@ -203,16 +189,7 @@ int64_t gw_exchanges_run(network *n, double limit_at, int64_t limit_number, int6
         int32_t to = p->rank + 1 + p->next;
         if (to >= p->size) to -= p->size;
         const int32_t src = p->members[p->rank], dst = p->members[to];
-        const double nbytes = (double)(p->nbytes ? p->nbytes[to] : p->same);
-        const double free_at = n->ingress[dst], start = at > free_at ? at : free_at;
-        double arrival = start + nbytes / n->bandwidth[dst];
-        n->ingress[dst] = arrival;
-        /* Not before its sender has sent it, nor before the message before it. */
-        const double sent = at + nbytes / n->bandwidth[src];
-        double *earlier = &n->delivered[(int64_t)dst * n->num_nodes + src];
-        if (sent > arrival) arrival = sent;
-        if (*earlier > arrival) arrival = *earlier;
-        *earlier = arrival;
+        const double arrival = arrive(&n->nics, at, src, dst, p->nbytes ? p->nbytes[to] : p->same);
         exchange *e = &n->exchanges[p->exchange];
         const int64_t number = (*next_number)++;
         if (arrival >= e->last_at[to]) {

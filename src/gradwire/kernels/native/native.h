@@ -8,7 +8,7 @@
 
 /* Raise it, here and in _library.py, with every change of a signature: an editable install
    may hold a library from before the change. */
-#define GW_VERSION 4
+#define GW_VERSION 5
 
 /* Elsewhere the optional build fails and the torch reference runs. */
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__

@@ -10,6 +10,7 @@ from gradwire.core.node import (
     Exchange,
     Join,
     Now,
+    Pass,
     Reach,
     Recv,
     RecvAny,
@@ -52,6 +53,8 @@ def described(effect: Any) -> str:
         return f"a message from any rank, tag {effect.tag!r}"
     if isinstance(effect, Exchange):
         return f"messages from {len(effect.members) - 1} members of a group, tag {effect.tag!r}"
+    if isinstance(effect, Pass):
+        return f"messages around a ring of {len(effect.members)} members, tag {effect.tag!r}"
     if isinstance(effect, Join):
         return f"the end of a program it spawned on rank {effect.task.rank}"
     if isinstance(effect, Reach):

@@ -18,6 +18,7 @@ from gradwire.core.node import (
     Exchange,
     Join,
     Node,
+    Pass,
     Recv,
     RecvAny,
     RunningProgram,
@@ -74,6 +75,7 @@ class Interpreter:
             Watch: self._watch,
             Collective: lambda task, effect: None,
             Exchange: lambda task, effect: None,
+            Pass: lambda task, effect: None,
             **handlers,
         }
 

@@ -1,5 +1,6 @@
 """The effects that take virtual time: sleeps, calls and gradients, whole or layer by layer."""
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ class VirtualClock(Interpreter):
     _gradients: PendingGradients
     _seconds: Seconds
     _layer_times: LayerTimes
-    _coding_free: list[float]  # when each node has finished its calls
+    _coding_free: "array[float]"  # when each node has finished its calls
 
     _resume = Interpreter._step
 
@@ -61,6 +62,9 @@ class VirtualClock(Interpreter):
         kind = CALLED if type(value) is LateCall else WAKE
         self._events.push(done, kind, (task, value))
         return WAITING
+
+    def _release_held(self) -> None:
+        """What follows may need the lanes of nodes whose calls are held: none are."""
 
     def _step_called(self, task: Task, call: LateCall) -> None:
         """Continues a program with the result of a call that is due."""

@@ -10,6 +10,7 @@ workers. Workers may crash, come back and come late, messages may get lost
 (`runtime/network/faults.py`).
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -22,7 +23,6 @@ from gradwire.core.node import (
     Call,
     Compute,
     CurrentMembers,
-    Exchange,
     Framed,
     Membership,
     Node,
@@ -57,6 +57,7 @@ from gradwire.runtime.virtual.events import (
     HEAD,
     HEADS,
     PARCEL_HEAD,
+    PASSES,
     REACHED,
     SEND,
     TAIL,
@@ -65,9 +66,9 @@ from gradwire.runtime.virtual.events import (
     WORK,
     Events,
 )
-from gradwire.runtime.virtual.exchanges import Exchanges
 from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
+from gradwire.runtime.virtual.group_effects import GroupEffects, refusals
 from gradwire.runtime.virtual.late_calls import LateCalls
 from gradwire.runtime.virtual.priority_transport import PriorityTransport
 from gradwire.runtime.virtual.spans import VirtualSpans
@@ -89,7 +90,7 @@ class VirtualEngine(VirtualClock):
     """
 
     _calls_type: type[Calls] = LateCalls
-    _knows_exchanges = True  # as one effect
+    _knows_exchanges = True  # and passes, as one effect
 
     def __init__(
         self,
@@ -127,12 +128,16 @@ class VirtualEngine(VirtualClock):
         self.nics, self.ledger = self._transport.nics, self._transport.ledger
         is_plain = kind is SimulatedTransport and type(self.nics) is Nics and links is None
         is_plain = is_plain and self._knows_exchanges and not isinstance(coding, MeasuredCoding)
-        self._exchanges: Exchanges | None = None
+        calls = self._calls_type(num_workers, coding)
+        self._coding_free = array("d", bytes(8 * size))  # when each node has finished its calls
+        self._group_effects: GroupEffects | None = None
         if is_plain and cpu_backend() == "native":
-            self._exchanges = Exchanges(self.nics, self.ledger, self._events)
+            self._group_effects = GroupEffects(
+                self.nics, self.ledger, self._events, self._coding_free, calls, self._release_held
+            )
+        grouped = refusals() if self._group_effects is None else self._group_effects.handlers
         self._seconds = seconds
         self._layer_times = LayerTimes(profile)
-        self._coding_free = [0.0] * size  # when each node has finished its calls
         self._record = record
         self.trace: Trace | None = None  # of the last run, if it was recorded
         self._gradients = PendingGradients(evaluate)
@@ -142,7 +147,7 @@ class VirtualEngine(VirtualClock):
         self._num_futile = 0  # timeouts in a row while nothing else was to happen
         super().__init__(
             layout,
-            self._calls_type(num_workers, coding),
+            calls,
             {
                 Send: self._transport.send,
                 Call: self._call,
@@ -151,7 +156,7 @@ class VirtualEngine(VirtualClock):
                 Open: self._open,
                 Reach: self._reach,
                 Occupy: lambda task, effect: self._occupy(task, effect, effect.seconds),
-                Exchange: _refuse if self._exchanges is None else self._exchanges.post,
+                **grouped,
                 Now: lambda task, effect: self._events.now,
                 CurrentMembers: lambda task, effect: self._outages.members,
             },
@@ -224,7 +229,7 @@ class VirtualEngine(VirtualClock):
                     self.trace.depends_on_time()
                 self._handlers = self.trace.record(self._handlers)
             if spans is not None:
-                self._handlers = {**spans.record(self, self._handlers), Exchange: _refuse}
+                self._handlers = {**spans.record(self, self._handlers), **refusals()}
             self._loop(spans)
             return [None if main is None else main.result for main in self._mains]
         finally:
@@ -236,8 +241,8 @@ class VirtualEngine(VirtualClock):
             self._called_last.clear()
             self._num_futile = 0
             self._transport.clear()
-            if self._exchanges is not None:
-                self._exchanges.clear()
+            if self._group_effects is not None:
+                self._group_effects.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """The state from which a new engine can continue, without the ledger."""
@@ -266,7 +271,7 @@ class VirtualEngine(VirtualClock):
         return task
 
     def _loop(self, spans: VirtualSpans | None) -> None:
-        events, nics, exchanges = self._events, self.nics, self._exchanges
+        events, nics, grouped = self._events, self.nics, self._group_effects
         heap = events.heap
         while heap:
             now, _, kind, what = heappop(heap)
@@ -283,11 +288,16 @@ class VirtualEngine(VirtualClock):
                 src, dst, tag, message, _ = what
                 self._deliver(src, dst, tag, message)
             elif kind == HEADS:
-                assert exchanges is not None
-                exchanges.run_heads(*what)
+                assert grouped is not None
+                grouped.exchanges.run_heads(*what)
             elif kind == EXCHANGED:
-                assert exchanges is not None
-                resumed = exchanges.finish(*what)
+                assert grouped is not None
+                resumed = grouped.exchanges.finish(*what)
+                if resumed is not None:
+                    self._step(*resumed)
+            elif kind == PASSES:
+                assert grouped is not None
+                resumed = grouped.passes.run(*what)
                 if resumed is not None:
                     self._step(*resumed)
             elif kind == COMPUTED:
@@ -426,7 +436,3 @@ class VirtualEngine(VirtualClock):
     def _report(self, change: Membership) -> None:
         for rank, tag in self._watchers:
             self._events.push(self._events.now, TAIL, (rank, rank, tag, Framed(change), 0))
-
-
-def _refuse(task: Task, effect: Exchange) -> None:
-    """The messages of an exchange are sent one by one."""

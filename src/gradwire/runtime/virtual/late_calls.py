@@ -81,6 +81,23 @@ class LateCalls(Calls):
         self._costs[kind] = _NO_TIME if work else cost
         return result, cost
 
+    def price(self, effect: Call[Any]) -> float | None:
+        """What a call of a function without codecs takes, wherever one like it is made.
+
+        None: that is not known before.
+        """
+        if self._coding is None:
+            return 0.0
+        if not isinstance(self._coding, ModelledCoding):
+            return None
+        form = form_of(effect.function) if self._is_priced else None
+        keys = None if form is None else form.keys(effect.args)
+        if keys is None:
+            return super()._priced(effect)[1]
+        kind = effect.function, keys[0]
+        cost = self._costs.get(kind)
+        return self._first(effect, kind)[1] if cost is None else cost
+
     def evaluate(self, key: Any) -> None:
         """Evaluates all outstanding calls of a function and a group."""
         calls, function = self._pending.pop(key), key[0]

@@ -18,6 +18,7 @@ from gradwire.core.node import (
     Node,
     Now,
     Open,
+    Pass,
     Reach,
     Recv,
     RecvAny,
@@ -30,7 +31,10 @@ from gradwire.runtime.interpreter.interpreter import WAITING, Handler, Task
 
 
 class Sizes:
-    """What a member of an exchange sent, without data."""
+    """What a member of an exchange or a pass sent, without data."""
+
+    is_added = False  # how long the calls for it take has been recorded
+    message = None
 
     def __init__(self, nbytes: "int | array[int]") -> None:
         self.nbytes = nbytes
@@ -75,7 +79,7 @@ class _Begun(NamedTuple):
     is_open: bool
 
 
-Step = Exchange | Send | Recv | RecvAny[Any] | Sleep | Occupy | _Child | _Layer | _Begun
+Step = Exchange | Pass[Any] | Send | Recv | RecvAny[Any] | Sleep | Occupy | _Child | _Layer | _Begun
 
 
 class Trace:
@@ -111,6 +115,16 @@ class Trace:
                 empty = Sizes(effect.outgoing.nbytes)
                 self._steps[task].append(
                     Exchange(effect.members, effect.rank, effect.tag, empty, effect.label)
+                )
+            return answer
+
+        def pass_on(task: Task, effect: Pass[Any]) -> Any:
+            answer = handlers[Pass](task, effect)
+            if answer is not None:
+                members, rank, tag, first = effect.members, effect.rank, effect.tag, effect.first
+                empty: Any = Sizes(effect.outgoing.nbytes)
+                self._steps[task].append(
+                    Pass(members, rank, tag, first, empty, effect.label, effect.seconds)
                 )
             return answer
 
@@ -153,6 +167,7 @@ class Trace:
             **handlers,
             Send: send,
             Exchange: exchange,
+            Pass: pass_on,
             Recv: recv,
             RecvAny: recv_any,
             Now: now,
@@ -206,6 +221,8 @@ class Trace:
                     await Reach(computations[begun], layer)
                 case Exchange():
                     await _exchange(node, step)
+                case Pass():
+                    await _pass_on(node, step)
                 case _:
                     await step
 
@@ -221,3 +238,18 @@ async def _exchange(node: Node, step: Exchange) -> None:
         await Send(step.members[peer], step.tag, None, count, step.label)
     for shift in range(1, size):
         await node.recv(step.members[(rank - shift) % size], step.tag)
+
+
+async def _pass_on(node: Node, step: Pass[Any]) -> None:
+    """The same for passes: a message carries its size, and how long its receiver is busy."""
+    if await step is not None:
+        return
+    size, rank = len(step.members), step.rank
+    right, left = step.members[(rank + 1) % size], step.members[(rank - 1) % size]
+    nbytes, seconds = step.outgoing.nbytes, step.seconds or 0.0
+    for _ in range(size - 1):
+        await Send(right, step.tag, (nbytes, seconds), nbytes, step.label)
+        moving: Any = await node.recv(left, step.tag)
+        nbytes, seconds = moving
+        if seconds > 0.0:
+            await Occupy(seconds)
