@@ -54,6 +54,9 @@ def encode_indices(indices: Tensor, universe: int) -> Tensor:
 
 def decode_indices(packed: Tensor, universe: int, count: int) -> Tensor:
     """The inverse of `encode_indices`, as int64 [count]; other bytes are a WireError."""
+    host = kernels.noted(packed, "host")
+    if host is not None:  # nothing of it has to be waited for
+        return decode_indices(host, universe, count).to(packed.device)
     if packed.dtype != torch.uint8 or packed.dim() != 1:
         raise WireError(f"an index part is uint8 [size], got {packed.dtype} {list(packed.shape)}")
     if not 0 <= count <= universe:

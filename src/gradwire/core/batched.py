@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.core.metering import Work
 from gradwire.core.rows import row_of, split_rows, stack_rows
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,6 +27,10 @@ _MOST_ON_CPU = 1 << 14  # elements of a vector
 class BatchedForm(Protocol):
     """How n calls of a function are done at once."""
 
+    # Whether what a call costs is known by the reports of codecs in it only: then `run` returns
+    # pairs, of a result and the work that was done for it (`core/metering.py`).
+    reports: bool
+
     def keys(self, args: Arguments) -> tuple[Hashable, Hashable] | None:
         """Two keys. The first is equal for calls that read and make as many bytes, the second for
         calls that can be done at once. None: this call is done alone."""
@@ -34,6 +39,10 @@ class BatchedForm(Protocol):
     def run(self, calls: Sequence[Arguments]) -> list[Any]:
         """The results of calls of one group, in order."""
         ...
+
+    def least_work(self, args: Arguments) -> Sequence[Work]:
+        """Of a form that `reports`: a part of what the call will report, known before."""
+        return ()
 
 
 def batched(form: BatchedForm) -> Callable[[F], F]:
@@ -60,6 +69,8 @@ def elementwise(function: F) -> F:
 class Elementwise:
     """Stacks vectors to [n, d]. Calls must agree in everything but the values of vectors."""
 
+    reports = False
+
     def __init__(
         self, function: Callable[..., Any], suits: Callable[[Arguments], bool] = lambda args: True
     ) -> None:
@@ -85,6 +96,9 @@ class Elementwise:
         except TypeError:  # an argument that is no value
             return None
         return found
+
+    def least_work(self, args: Arguments) -> Sequence[Work]:
+        return ()
 
     def run(self, calls: Sequence[Arguments]) -> list[Any]:
         columns: list[list[Tensor]] = []

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.group import is_half
 from gradwire.core.guarantee import LOSSLESS as LOSSLESS
@@ -380,7 +381,9 @@ def expect(part: Tensor, name: str, numel: int, dtype: torch.dtype) -> Tensor:
 def expect_scale(part: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     """A vector of scales: the right length, finite and not negative."""
     expect(part, "scale", numel, dtype)
-    if not bool(((part >= 0) & torch.isfinite(part)).all()):
+    known = kernels.noted(part, "host")  # on an accelerator, if its bytes are known here
+    shown = part if known is None else known
+    if not bool(((shown >= 0) & torch.isfinite(shown)).all()):
         raise WireError("scale: negative or not finite")
     return part
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.core.batched import batched
 from gradwire.core.codec import (
     Codec,
     State,
@@ -18,6 +19,7 @@ from gradwire.core.codec import (
     merge,
     unpack,
 )
+from gradwire.core.coded_rows import EncodedRows
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import (
     Residual,
@@ -168,6 +170,7 @@ def mean_of_decoded(
     return decode_mean(codec, payloads, spec, [key.private(rank) for rank in senders])
 
 
+@batched(EncodedRows())
 def encode(
     codec: Codec,
     x: Tensor,

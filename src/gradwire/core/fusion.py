@@ -55,6 +55,11 @@ class Fusion(Generic[C]):
         """Whether a `kernels.Motion` may stand for the residual: momentum in the same pass."""
         return False
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether there is an `encode_rows`, though not for all arguments."""
+        return False
+
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
         """See `Codec.encode`."""
         return None
@@ -75,6 +80,14 @@ class Fusion(Generic[C]):
         self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
     ) -> tuple[Payload, Tensor, State] | None:
         """See the function `encode_feedback`."""
+        return None
+
+    def encode_rows(
+        self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
+    ) -> Sequence[Payload] | None:
+        """Payloads of the rows of x, [n, d], each as `encode` makes it, or with a residual as
+        `encode_feedback` does; `out` then gets what is lost. They are complete: all are sent. For
+        codecs without state. Vectors of the residual are [n, d], too."""
         return None
 
     def decode_mean(

@@ -86,10 +86,18 @@ class Payload:
         if self._header is not None:
             report(PACK, self.nbytes)
             header, self._header = self._header, None
-            data = self._buffer[len(header) :].cpu().numpy()
-            header[4:8] = _crc(header, data, self.context).to_bytes(4, "little")
-            self._buffer[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
+            host = self._buffer.cpu()  # of an accelerator a copy, which `unpack` reads as well
+            seal(host, header, self.context)
+            if host is not self._buffer:
+                self._buffer[: len(header)] = host[: len(header)]
+                self.sealed(host)
         return self._buffer
+
+    def sealed(self, host: Tensor) -> None:
+        """The bytes are complete, on an accelerator, and `host` has them as well."""
+        assert self._buffer is not None
+        self._header = None
+        kernels.note(self._buffer, host=host)
 
     @property
     def nbytes(self) -> int:
@@ -126,13 +134,8 @@ class Payload:
         kinds: Mapping[str, tuple[torch.dtype, int]], context: int, device: torch.device
     ) -> "Payload":
         """With parts of dtypes and lengths that the caller writes before anybody else sees it."""
-        assert len(kinds) < 256, "a payload holds at most 255 parts"
-        table = _table(kinds.values())
-        sizes = [(dtype.itemsize, count) for dtype, count in kinds.values()]
-        offsets, total = _layout(sizes, len(table))
+        header, offsets, total = frame(kinds)
         buffer = kernels.empty(total, torch.uint8, device)
-        header = bytearray([_MAGIC, _VERSION, len(kinds), 0, 0, 0, 0, 0]) + table
-        header += bytes(min(offsets, default=total) - len(header))
         views = _views(buffer, offsets, list(kinds.values()))
         is_own = device.type != "cpu"
         return Payload(buffer, dict(zip(kinds, views)), context, header=header, is_own=is_own)
@@ -164,7 +167,10 @@ class Payload:
         if not buffer.is_contiguous() or buffer.data_ptr() % 8:
             # A slice of a larger buffer, or foreign memory: the views need alignment.
             buffer = buffer.clone(memory_format=torch.contiguous_format)
-        data: Any = buffer.cpu().numpy()  # of an accelerator one copy, for header and checksum
+        host = kernels.noted(buffer, "host")
+        if host is None:
+            host = buffer.cpu()  # of an accelerator one copy, for header and checksum
+        data: Any = host.numpy()
         magic, version, num_parts, reserved = data[:4].tolist()
         if magic != _MAGIC or reserved != 0:
             raise WireError(f"not a gradwire payload: it starts with {magic:#04x}")
@@ -185,13 +191,36 @@ class Payload:
                 f"checksum {declared:#010x}, expected {crc:#010x}: the bytes are damaged or "
                 "belong to another codec or tensor"
             )
-        return Payload(buffer, dict(zip(names, _views(buffer, offsets, kinds))), context)
+        parts = dict(zip(names, _views(buffer, offsets, kinds)))
+        if host is not buffer:  # so that nobody has to wait for the device to read them
+            for part, known in zip(parts.values(), _views(host, offsets, kinds)):
+                kernels.note(part, host=known)
+        return Payload(buffer, parts, context)
 
     def replace(self, **parts: Tensor) -> "Payload":
         """A new payload with some parts exchanged."""
         unknown = set(parts) - set(self.parts)
         assert not unknown, f"no parts {unknown} in {self!r}"
         return Payload.pack({**self.parts, **parts}, self.context)
+
+
+def frame(
+    kinds: Mapping[str, tuple[torch.dtype, int]],
+) -> tuple[bytearray, list[int], int]:
+    """The header, up to the first part, the offsets of parts in this order, and the length."""
+    assert len(kinds) < 256, "a payload holds at most 255 parts"
+    table = _table(kinds.values())
+    sizes = [(dtype.itemsize, count) for dtype, count in kinds.values()]
+    offsets, total = _layout(sizes, len(table))
+    header = bytearray([_MAGIC, _VERSION, len(kinds), 0, 0, 0, 0, 0]) + table
+    return header + bytes(min(offsets, default=total) - len(header)), offsets, total
+
+
+def seal(buffer: Tensor, header: bytearray, context: int) -> None:
+    """Writes the header, with the checksum, into a buffer on the CPU that has the parts."""
+    data: Any = buffer[len(header) :].numpy()
+    header[4:8] = _crc(header, data, context).to_bytes(4, "little")
+    buffer[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
 
 
 def _table(kinds: Iterable[tuple[torch.dtype, int]]) -> bytearray:

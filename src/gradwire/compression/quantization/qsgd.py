@@ -13,6 +13,7 @@ at equal bits, above all at 3 and below.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,7 @@ from gradwire.core.errors import WireError
 from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
+from gradwire.core.payload_rows import PayloadRows
 from gradwire.core.spec import Spec
 from gradwire.core.symbols import digits_per_byte, packed_bytes, symbol_bits
 from gradwire.kernels.reference.levels import headroom
@@ -119,6 +121,8 @@ class QSGD(Codec):
 class _QSGDFusion(Fusion[QSGD]):
     """Correction, norms, rounding, packing and what is lost in one pass."""
 
+    takes_rows = True
+
     def serves(self, *tensors: Tensor) -> bool:
         """Whether the fused kernels do: fixed width of at most a byte, maxima of whole bytes."""
         codec, alphabet = self.codec, self._alphabet
@@ -181,6 +185,28 @@ class _QSGDFusion(Fusion[QSGD]):
         if highest >= self._alphabet:
             raise WireError(f"symbol {highest}, expected 0 .. {self._alphabet - 1}")
         return decoded.reshape(spec.shape)
+
+    def encode_rows(
+        self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
+    ) -> Sequence[Payload] | None:
+        codec, (count, numel) = self.codec, x.shape
+        if isinstance(residual, kernels.Motion) or not numel:
+            return None
+        if not self.serves(x) or (residual is not None and not kernels.fuses(residual)):
+            return None
+        *stream, first = keys[0].stream
+        if any(key.stream != (*stream, first + row) for row, key in enumerate(keys)):
+            return None  # the kernel draws for ranks in a row
+        kinds = {
+            "scale": (torch.float32, num_buckets(numel, codec.bucket)),
+            "values": (torch.uint8, packed_bytes(numel, self._alphabet)),
+        }
+        rows = PayloadRows(kinds, payload_context(codec, Spec((numel,), x.dtype)), x.device, count)
+        width = symbol_bits(self._alphabet)
+        how = codec.num_levels, codec.bucket, width, keys[0].seed, keys[0].stream
+        scale, packed = kernels.encode_levels_rows(x, residual, *how, out)
+        rows.write(scale=scale, values=packed)
+        return rows.checked(codec, x, scale)
 
     @property
     def _alphabet(self) -> int:

@@ -33,6 +33,7 @@ from gradwire.core.codec import (
 from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
+from gradwire.core.payload_rows import PayloadRows
 from gradwire.core.spec import Spec
 
 
@@ -104,6 +105,7 @@ class Sign(Codec):
 class _SignFusion(Fusion[Sign]):
     """Correction, signs, scales and what is lost in one pass; means of packed signs."""
 
+    takes_rows = True
     averages = True
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
@@ -167,6 +169,21 @@ class _SignFusion(Fusion[Sign]):
         else:
             scale.zero_()
         return payload
+
+    def encode_rows(
+        self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
+    ) -> Sequence[Payload] | None:
+        codec, (count, numel) = self.codec, x.shape
+        if isinstance(residual, kernels.Motion) or not numel or not kernels.fuses(x, residual):
+            return None
+        kinds = {
+            "scale": (torch.float32, codec.num_scales(numel)),
+            "values": (torch.uint8, -(-numel // 8)),
+        }
+        rows = PayloadRows(kinds, payload_context(codec, Spec((numel,), x.dtype)), x.device, count)
+        scale, packed = kernels.encode_signs_rows(x, residual, codec.bucket_length(numel), out)
+        rows.write(scale=scale, values=packed)
+        return rows.checked(codec, x, scale)
 
     def _encoded(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None

@@ -7,6 +7,7 @@ these alone.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +42,11 @@ from gradwire.core.fusion import (
 )
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
+from gradwire.core.payload_rows import moved
+from gradwire.core.rows import stack_rows
 from gradwire.core.spec import Spec
+
+_MOST_ON_HOST = 1 << 14  # elements that are chosen of a row
 
 
 class Selector(Codec):
@@ -62,6 +67,17 @@ class Selector(Codec):
     @abstractmethod
     def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         """The parts that describe a selection; `values` are of the tensor's dtype."""
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Whether there is a `choose_rows`."""
+        return False
+
+    def choose_rows(
+        self, x: Tensor, residual: Any, out: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """`choose` of every row of x, [n, d], at once."""
+        raise NotImplementedError(f"{self!r} chooses of one vector at a time")
 
     @property
     def adds_residual(self) -> bool:
@@ -158,6 +174,11 @@ class SelectorFusion(Fusion[Any]):
         codec: Selector = self.codec
         return codec.takes_motion and codec.traits.coder is None
 
+    @property
+    def takes_rows(self) -> bool:
+        codec: Selector = self.codec
+        return codec.chooses_rows
+
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
         codec: Selector = self.codec
         if codec.traits.coder is not None or not kernels.fuses(x):
@@ -192,6 +213,27 @@ class SelectorFusion(Fusion[Any]):
         elif not codec.adds_residual:
             lost.index_fill_(0, indices, 0)
         return parts, lost, state
+
+    def encode_rows(
+        self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
+    ) -> Sequence[Payload] | None:
+        codec: Selector = self.codec
+        if codec.traits.coder is not None or not kernels.fuses(x, residual):
+            return None
+        spec, chosen = Spec((x.shape[1],), x.dtype), codec.choose_rows(x, residual, out)
+        for _, values in chosen:
+            if not _all_finite(values):
+                raise NonFiniteError(f"NaN or infinity in one of {list(x.shape)} elements")
+        # The host codes a few thousand positions in less time than it takes to start the kernels.
+        if len(chosen[0][0]) <= _MOST_ON_HOST:
+            indices, values = (stack_rows(own).cpu() for own in zip(*chosen))
+            chosen = list(zip(indices, values))
+        parts = (codec.make_parts(*own, spec.numel) for own in chosen)
+        payloads = [pack_parts(codec, own, spec) for own in parts]
+        for payload in payloads:
+            _ = payload.buffer
+        is_there = payloads[0].buffer.device == x.device
+        return payloads if is_there else moved(payloads, x.device)
 
     def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
         codec: Selector = self.codec

@@ -36,6 +36,7 @@ class TopK(Entries, Selector):
 
     adds_residual = True
     takes_motion = True
+    chooses_rows = True
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)
@@ -54,6 +55,11 @@ class TopK(Entries, Selector):
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
+
+    def choose_rows(
+        self, x: Tensor, residual: kernels.Residual | None, out: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        return kernels.select_largest_rows(x, residual, num_kept(self.density, x.shape[1]), out)
 
     def make_parts(self, indices: Tensor, values: Tensor, numel: int) -> Parts:
         return {"indices": encode_indices(indices, numel), "values": values}

@@ -130,6 +130,10 @@ class ModelledCoding(CodingTime):
             seconds += own.seconds(len(work), nbytes) if own is not None else 0.0
         return self.slowdown * seconds
 
+    def reported_seconds(self, work: Sequence[Work]) -> float:
+        """What reports of codecs amount to, without what a call takes besides."""
+        return self.slowdown * sum(map(self._priced, work))
+
     def _priced(self, work: Work) -> float:
         if work.codec is None:
             return self.table.others[work.operation].seconds(0, work.nbytes)

@@ -56,6 +56,7 @@ from gradwire.runtime.virtual.events import (
     FREE,
     HEAD,
     HEADS,
+    HELD,
     PARCEL_HEAD,
     PASSES,
     REACHED,
@@ -133,11 +134,12 @@ class VirtualEngine(VirtualClock):
         self._group_effects: GroupEffects | None = None
         if is_plain and cpu_backend() == "native":
             self._group_effects = GroupEffects(
-                self.nics, self.ledger, self._events, self._coding_free, calls, self._release_held
+                self.nics, self.ledger, self._events, self._coding_free, calls, self._release
             )
         grouped = refusals() if self._group_effects is None else self._group_effects.handlers
         self._seconds = seconds
         self._layer_times = LayerTimes(profile)
+        self._held = {}
         self._record = record
         self.trace: Trace | None = None  # of the last run, if it was recorded
         self._gradients = PendingGradients(evaluate)
@@ -230,6 +232,8 @@ class VirtualEngine(VirtualClock):
                 self._handlers = self.trace.record(self._handlers)
             if spans is not None:
                 self._handlers = {**spans.record(self, self._handlers), **refusals()}
+            if isinstance(self._calls, LateCalls):
+                self._calls.may_hold = spans is None and not self._loses_workers
             self._loop(spans)
             return [None if main is None else main.result for main in self._mains]
         finally:
@@ -239,6 +243,7 @@ class VirtualEngine(VirtualClock):
             self._events.clear()
             self._gradients.clear()
             self._called_last.clear()
+            self._held.clear()
             self._num_futile = 0
             self._transport.clear()
             if self._group_effects is not None:
@@ -300,6 +305,9 @@ class VirtualEngine(VirtualClock):
                 resumed = grouped.passes.run(*what)
                 if resumed is not None:
                     self._step(*resumed)
+            elif kind == HELD:
+                if not what.is_evaluated:
+                    self._release()
             elif kind == COMPUTED:
                 self._step(what.task, self._gradients.result(what))
             elif kind == WAKE:

@@ -9,10 +9,10 @@ from typing import Any
 # worker crashes or comes back; a parcel is sent again; its first and last bit arrive; the last bit
 # of a message leaves for a network with a topology; the backward pass leaves a layer; a NIC that
 # serves by priority is free; cores that nodes share have done a job; a call evaluated late is due;
-# first bits of messages of exchanges arrive; a member of one has all its messages; messages that
-# go around rings move on.
+# first bits of messages of exchanges arrive; a member of one has all its messages; calls that were
+# held are evaluated; messages that go around rings move on.
 HEAD, TAIL, WAKE, COMPUTED, TIMEOUT, FAULT, SEND, PARCEL_HEAD, PARCEL_TAIL = range(9)
-FLOW, REACHED, FREE, WORK, CALLED, HEADS, EXCHANGED, PASSES = range(9, 17)
+FLOW, REACHED, FREE, WORK, CALLED, HEADS, EXCHANGED, HELD, PASSES = range(9, 18)
 
 Event = tuple[float, int, int, Any]  # time, sequence, kind, what
 _LAST = 1 << 62

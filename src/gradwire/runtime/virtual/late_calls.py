@@ -5,9 +5,13 @@ a batched form (`core/batched.py`) waits until the first of those outstanding is
 belong together are handed over at once. How long a call takes must be known when it is made: by the
 table of costs that is a function of what it reads and makes, so the first call of a kind is done at
 once and the others take as long. Results and times are those of one call after another.
+
+What encoding takes depends on the payload, but it takes some time whatever that is. So such calls
+are held: they are evaluated together just before the first of them may be over; then it is known
+when each is.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -47,20 +51,58 @@ class LateCall:
         self._failure = failure
 
 
+class HeldCall:
+    """A call whose result and cost are not known yet."""
+
+    __slots__ = (
+        "at",
+        "cost",
+        "effect",
+        "failure",
+        "is_evaluated",
+        "key",
+        "least_s",
+        "number",
+        "result",
+        "task",
+    )
+
+    def __init__(self, effect: Call[Any], key: Hashable, least_s: float) -> None:
+        self.effect = effect
+        self.key = key
+        self.least_s = least_s  # that it takes at least
+        self.at = 0.0  # when it was made
+        self.task: Any = None  # the program that waits
+        self.number = 0  # of the event in which it goes on
+        self.result: Any = None
+        self.cost = 0.0
+        self.failure: Exception | None = None
+        self.is_evaluated = False
+
+
 class LateCalls(Calls):
-    """Calls whose results may come as a `LateCall`, to be asked when they are due."""
+    """Calls whose results may come as a `LateCall`, to be asked when they are due, or as a
+    `HeldCall`."""
 
     def __init__(self, num_ranks: int, coding: CodingTime | None = None) -> None:
         super().__init__(num_ranks, coding)
         self._costs: dict[Hashable, float] = {}  # by function and what it reads
         self._pending: dict[Hashable, list[LateCall]] = {}  # by function and group
         self._is_priced = isinstance(coding, ModelledCoding) and num_ranks > 1
+        self.may_hold = False  # whether the engine takes calls that are held
 
     def _priced(self, effect: Call[Any]) -> tuple[Any, float]:
         form = form_of(effect.function) if self._is_priced else None
+        if form is not None and form.reports and (effect.shared or not self.may_hold):
+            form = None
         keys = None if form is None else form.keys(effect.args)
         if keys is None:
             return super()._priced(effect)
+        assert form is not None
+        if form.reports:
+            assert isinstance(self._coding, ModelledCoding)
+            least_s = self._coding.reported_seconds(form.least_work(effect.args))
+            return HeldCall(effect, (effect.function, keys[1]), least_s), 0.0
         kind = effect.function, keys[0]
         cost = self._costs.get(kind)
         if cost is None:
@@ -109,6 +151,41 @@ class LateCalls(Calls):
                 _answer_alone(function, call)
         name = getattr(function, "__qualname__", type(function).__name__)
         self.seconds[name] += perf_counter() - start
+
+    def evaluate_held(self, calls: Sequence[HeldCall]) -> None:
+        """Finds results and costs of calls that are held, those of a group together."""
+        groups: dict[Hashable, list[HeldCall]] = {}
+        for call in calls:
+            call.is_evaluated = True
+            groups.setdefault(call.key, []).append(call)
+        for group in groups.values():
+            if len(group) == 1 or not self._evaluate_group(group):
+                for call in group:
+                    self._evaluate_alone(call)
+
+    def _evaluate_group(self, calls: Sequence[HeldCall]) -> bool:
+        """False if one of them fails, or they cannot be done at once."""
+        assert self._coding is not None
+        function = calls[0].effect.function
+        form = form_of(function)
+        assert form is not None
+        start = perf_counter()
+        try:
+            found = form.run([call.effect.args for call in calls])
+        except Exception:
+            return False
+        seconds = perf_counter() - start
+        self.seconds[function.__qualname__] += seconds
+        for call, (result, work) in zip(calls, found, strict=True):
+            call.result = result
+            call.cost = self._coding.seconds(call.effect, result, work, seconds / len(calls))
+        return True
+
+    def _evaluate_alone(self, call: HeldCall) -> None:
+        try:
+            call.result, call.cost = super()._priced(call.effect)
+        except Exception as error:
+            call.failure = error
 
     def forget(self) -> None:
         super().forget()

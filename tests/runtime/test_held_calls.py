@@ -1,0 +1,137 @@
+"""Encoding of all workers at once: the payloads, virtual times and bytes of one after another.
+
+That is for accelerators; here the rows are encoded on the CPU, by the reference.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+import gradwire
+from gradwire import kernels
+from gradwire.compression import COMPRESSION
+from gradwire.core import coded_rows
+from gradwire.core.codec import NonFiniteError, unpack
+from gradwire.core.coded import encode
+from gradwire.core.coded_rows import EncodedRows
+from gradwire.core.errors import WireError
+from gradwire.core.key import Key
+from gradwire.core.metering import metered
+from gradwire.core.node import Node
+from gradwire.core.payload_rows import moved
+from gradwire.core.spec import Spec
+from gradwire.runtime.network.network import Network
+from gradwire.runtime.virtual.coding_time import Cost, CostTable, ModelledCoding
+from gradwire.runtime.virtual.engine import VirtualEngine
+
+ROWS = ("sign", "sign(bucket=64)", "qsgd(bits=4)", "qsgd(bits=8, bucket=64)", "topk(0.05)")
+RUNS: dict[str, dict[str, Any]] = {
+    "sign": {"compression": "ef(sign)"},
+    "buckets": {"compression": "ef(sign(bucket=64))", "compute": "lognormal(0.01)"},
+    "levels": {"compression": "qsgd(bits=4)", "what_if": ("1Gbit",)},
+    "fed levels": {"compression": "ef(qsgd(bits=4))"},
+    "topk": {"compression": "ef(topk(0.01))", "what_if": ("1Mbit",)},
+    "topk, layer by layer": {"compression": "ef(topk(0.05))", "scheduling": "wfbp"},
+    "local": {"compression": "ef(topk(0.05))", "synchronization": "localsgd(2)"},
+    "servers": {"compression": "ef(sign)", "architecture": "parameter_server"},
+    "a worker crashes": {
+        "compression": "ef(topk(0.05))",
+        "architecture": "parameter_server",
+        "synchronization": "asp",
+        "faults": ("crash(2, at=0.021, rejoin=0.03)",),
+        "heartbeat": "10ms",
+    },
+}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(coded_rows, "_DEVICES", frozenset({"cpu", "cuda"}))
+    return monkeypatch
+
+
+def run(**settings: Any) -> tuple[Any, ...]:
+    usual: dict[str, Any] = {"model": "mlp((24,))", "workers": 5, "batch_size": 8, "steps": 6}
+    usual |= {"compute": "fixed(0.01)", "eval_every": 3, "coding": "model"}
+    own = gradwire.simulate(**{**usual, **settings})
+    rows = [(r["virtual_time_s"], r["virtual_times_s"], r["bytes_sent"]) for r in own.metrics]
+    return own.params.tolist(), rows, own.ledger.snapshot()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_are_those_of_one_encode_after_another(name: str, on_cpu: pytest.MonkeyPatch) -> None:
+    settings = RUNS[name]
+    batches: list[int] = []
+    together = EncodedRows.run
+
+    def counted(form: EncodedRows, calls: Any) -> Any:
+        batches.append(len(calls))
+        return together(form, calls)
+
+    on_cpu.setattr(EncodedRows, "run", counted)
+    held = run(**settings)
+    assert not batches or max(batches) > 1
+    if name in ("sign", "levels", "fed levels", "topk", "local"):
+        assert max(batches) == 5  # all workers at once
+    on_cpu.setattr(coded_rows, "_DEVICES", frozenset())
+    assert held == run(**settings)
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("text", ROWS)
+def test_rows_are_encoded_as_vectors_are(text: str, is_fed: bool) -> None:
+    codec, spec, key = COMPRESSION.parse(text), Spec((1003,), torch.float32), Key(seed=3, step=2)
+    x = key.child("x").normal(4 * 1003).view(4, -1)
+    kept = 0.3 * key.child("kept").normal(4 * 1003).view(4, -1) if is_fed else [None] * 4
+    calls = [(codec, x[r], kept[r], None, key.private(r), True) for r in range(4)]
+    for call, ((payload, lost, state), work) in zip(calls, EncodedRows().run(calls)):
+        with metered() as expected_work:
+            expected, expected_lost, _ = encode(*call)
+        assert torch.equal(payload.buffer, expected.buffer)
+        assert state is None
+        assert list(work) == list(expected_work)
+        assert (lost is None) == (not is_fed)
+        if lost is not None:
+            assert torch.equal(lost, expected_lost)
+        received = unpack(codec, payload.buffer, spec)
+        assert torch.equal(
+            codec.decode(received, spec, call[4]), codec.decode(expected, spec, call[4])
+        )
+
+
+def test_moved_payloads_have_their_bytes_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, spec, key = COMPRESSION.parse("topk(0.1)"), Spec((501,), torch.float32), Key(seed=1)
+    payloads = [codec.encode(key.child(r).normal(501), None, key)[0] for r in range(3)]
+    there = moved(payloads, torch.device("cpu"))  # as it would be on an accelerator
+    for own, other in zip(payloads, there):
+        assert torch.equal(own.buffer, other.buffer)
+        assert other.buffer.data_ptr() != own.buffer.data_ptr()
+        assert kernels.noted(other.buffer, "host") is own.buffer
+        received = unpack(codec, other.buffer, spec)
+        assert torch.equal(codec.decode(received, spec, key), codec.decode(own, spec, key))
+    there[0].buffer[-1] ^= 1  # then what is known of them holds no more
+    with pytest.raises(WireError, match="checksum"):
+        unpack(codec, there[0].buffer, spec)
+
+
+def test_of_held_calls_the_one_that_fails_raises(on_cpu: pytest.MonkeyPatch) -> None:
+    codec = COMPRESSION.parse("ef(topk(0.1))").inner
+
+    async def program(node: Node) -> str:
+        x = torch.ones(100)
+        if node.rank == 1:
+            x[3] = float("nan")
+        try:
+            await node.call(encode, codec, x, None, None, Key(seed=1).private(node.rank), True)
+        except NonFiniteError as error:
+            return str(error)
+        return f"{await node.now():.6f}"
+
+    cost = {operation: Cost(1e-3, 0.0, 0.0) for operation in ("encode", "decode", "vector", "pack")}
+    table = CostTable({}, {}, cost, {**cost, "encode_feedback": cost["encode"]})
+    engine = VirtualEngine(Network((0.0,) * 3, (1e9,) * 3), coding=ModelledCoding(table))
+    with pytest.warns(UserWarning, match="no entry for topk"):
+        results = engine.run([program] * 3)
+    assert results[0] == results[2] == "0.002000"  # encoding and packing
+    assert "NaN or infinity in a tensor of shape [100]" in results[1]
