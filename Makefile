@@ -47,6 +47,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/effects.py
 	$(BIN)/python benchmarks/asynchronous.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/codec_speed.py
