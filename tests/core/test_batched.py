@@ -11,7 +11,7 @@ from gradwire.architecture.gossip import _estimates, adpsgd, choco, d2, dcd, ecd
 from gradwire.architecture.gossip._neighbours import weighted_sum
 from gradwire.compression.feedback.velocity import Velocity, _update_velocity
 from gradwire.compression.sparsification.topk import TopK
-from gradwire.core.batched import elementwise, form_of
+from gradwire.core.batched import Elementwise, elementwise, form_of
 from gradwire.core.group import mean_in_order
 from gradwire.core.key import Key
 from gradwire.core.rows import split_rows
@@ -191,3 +191,15 @@ def test_means_of_shards(lengths: tuple[int, ...], views: bool) -> None:
 def test_partial_and_other_functions_have_no_form() -> None:
     assert form_of(partial(torch.add, A[0])) is None
     assert form_of(torch.div) is None
+
+
+def test_results_lie_where_those_of_single_calls_do() -> None:
+    """BLAS may add up in another order elsewhere."""
+    form = Elementwise(torch.mul)
+    for length in (1, 16, 1003):
+        calls = [(torch.full((length,), float(i)), 2.0) for i in range(3)]
+        results = form.run(calls)
+        assert [result.data_ptr() % 64 for result in results] == [0, 0, 0]
+        assert [result[-1].item() for result in results] == [0.0, 2.0, 4.0]
+        again = form.run([(result, 0.5) for result in results])
+        assert [result[0].item() for result in again] == [0.0, 1.0, 2.0]

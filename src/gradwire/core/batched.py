@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.core.metering import Work
-from gradwire.core.rows import row_of, split_rows, stack_rows
+from gradwire.core.rows import aligned_rows, row_of, split_rows, stack_rows
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = tuple[Any, ...]
@@ -181,7 +181,7 @@ def _unstacked(result: Any, order: Sequence[int], dim: int) -> list[Any]:
         if result.dim() < dim:
             return [result] * count
         own: list[Any] = [None] * count
-        for place, row in zip(order, split_rows(result)):
+        for place, row in zip(order, split_rows(aligned_rows(result))):
             own[place] = row
         return own
     if isinstance(result, tuple):

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 
+_ALIGNMENT = 64  # bytes, torch's on CPUs
+
+
 class Rows:
     """A tensor [n, ...] whose rows are values of n workers."""
 
@@ -60,6 +63,18 @@ def _remember(row: Tensor, rows: Rows, number: int) -> None:
 def split_rows(whole: Tensor) -> tuple[Tensor, ...]:
     """The rows of a tensor [n, ...], which nobody changes."""
     return Rows(whole).split()
+
+
+def aligned_rows(whole: Tensor) -> Tensor:
+    """The same rows, on a CPU each at an address where a tensor of its own would begin: BLAS adds
+    up in an order that depends on it (seen with `powersgd` and MKL)."""
+    length = whole[0].numel()
+    padded = -(-length * whole.element_size() // _ALIGNMENT) * _ALIGNMENT // whole.element_size()
+    if whole.device.type != "cpu" or padded == length:
+        return whole
+    memory = torch.empty(len(whole), padded, dtype=whole.dtype)
+    own = memory[:, :length].unflatten(1, whole.shape[1:])
+    return own.copy_(whole)
 
 
 def row_of(x: Tensor) -> tuple[Rows, int] | None:
