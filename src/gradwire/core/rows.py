@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-
 _ALIGNMENT = 64  # bytes, torch's on CPUs
 
 
