@@ -85,7 +85,9 @@ def test_rows_are_encoded_as_vectors_are(text: str, is_fed: bool) -> None:
     x = key.child("x").normal(4 * 1003).view(4, -1)
     kept = 0.3 * key.child("kept").normal(4 * 1003).view(4, -1) if is_fed else [None] * 4
     calls = [(codec, x[r], kept[r], None, key.private(r), True) for r in range(4)]
-    for call, ((payload, lost, state), work) in zip(calls, EncodedRows().run(calls)):
+    together = EncodedRows().run(calls)
+    assert together is not None
+    for call, ((payload, lost, state), work) in zip(calls, together):
         with metered() as expected_work:
             expected, expected_lost, _ = encode(*call)
         assert torch.equal(payload.buffer, expected.buffer)
@@ -135,3 +137,21 @@ def test_of_held_calls_the_one_that_fails_raises(on_cpu: pytest.MonkeyPatch) -> 
         results = engine.run([program] * 3)
     assert results[0] == results[2] == "0.002000"  # encoding and packing
     assert "NaN or infinity in a tensor of shape [100]" in results[1]
+
+
+def test_an_error_that_no_call_is_to_blame_for_is_raised(on_cpu: pytest.MonkeyPatch) -> None:
+    def broken(form: EncodedRows, calls: Any) -> Any:
+        raise RuntimeError("a kernel is broken")
+
+    on_cpu.setattr(EncodedRows, "run", broken)
+    with pytest.raises(RuntimeError, match="a kernel is broken"):
+        run(compression="ef(sign)")
+
+
+def test_a_group_that_is_refused_is_encoded_one_after_another(
+    on_cpu: pytest.MonkeyPatch,
+) -> None:
+    on_cpu.setattr(EncodedRows, "run", lambda form, calls: None)
+    refused = run(compression="ef(topk(0.05))")
+    on_cpu.setattr(coded_rows, "_DEVICES", frozenset())
+    assert refused == run(compression="ef(topk(0.05))")

@@ -36,8 +36,9 @@ class BatchedForm(Protocol):
         calls that can be done at once. None: this call is done alone."""
         ...
 
-    def run(self, calls: Sequence[Arguments]) -> list[Any]:
-        """The results of calls of one group, in order."""
+    def run(self, calls: Sequence[Arguments]) -> list[Any] | None:
+        """The results of calls of one group, in order. None, of a form that `reports`: they are
+        done one after another."""
         ...
 
     def least_work(self, args: Arguments) -> Sequence[Work]:

@@ -42,7 +42,7 @@ class EncodedRows:
         codec, x, residual = args[:3]
         return [Work(codec, ENCODE if residual is None else ENCODE_FEEDBACK, x.numel(), 0)]
 
-    def run(self, calls: Sequence[Arguments]) -> list[tuple[Encoded, list[Work]]]:
+    def run(self, calls: Sequence[Arguments]) -> list[tuple[Encoded, list[Work]]] | None:
         codec, first, residual = calls[0][:3]
         x, kept, out = stack_rows([args[1] for args in calls]), None, None
         if residual is not None:
@@ -50,7 +50,7 @@ class EncodedRows:
             out = torch.empty_like(x)
         payloads = codec.fusion.encode_rows(x, kept, [args[4] for args in calls], out)
         if payloads is None:
-            raise NotImplementedError(f"{codec!r} encodes one row at a time")
+            return None
         lost: Sequence[Tensor | None] = [None] * len(calls) if out is None else split_rows(out)
         operation = ENCODE if residual is None else ENCODE_FEEDBACK
         return [

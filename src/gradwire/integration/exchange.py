@@ -179,9 +179,9 @@ class Exchange:
         if not await node.call(is_finite, x):
             self._found_nonfinite = True
             x = torch.zeros_like(x)
-        told = None
+        comparing = None
         if is_last:  # all other buckets of the step have been looked at
-            told = await node.spawn(self._compare_steps(node, f"{label} step"))
+            comparing = await node.spawn(self._compare_steps(node, f"{label} step"))
         state = await self._state(tensors, x, self._exact_group(node, f"{label} regroup"))
         key = self._key.at(step).private(node.rank).child(name)
         reduced = await self.reducer.mean(x, state, key, group)
@@ -189,7 +189,7 @@ class Exchange:
         mean = _apart(reduced.mean, reduced.state)
         if scale != 1.0:
             mean = await node.call(mean.mul_, scale)
-        if told is None or not await node.join(told):
+        if comparing is None or not await node.join(comparing):
             return mean
         self._is_spoiled = True
         return torch.full_like(mean, float("nan"))

@@ -114,7 +114,9 @@ class SGD(Optimizer):
             return torch.sub(params, gradient, alpha=lr, out=place), {}
         # Rounded as torch.optim does it: the product, then the sum.
         velocity = torch.mul(state["momentum"], self.momentum, out=kept.get("momentum"))
-        velocity.add_(gradient)
+        # Workers with gradients of their own may share the state: then memory of one is too small.
+        is_shared = velocity.dim() < gradient.dim()
+        velocity = velocity + gradient if is_shared else velocity.add_(gradient)
         direction = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         return torch.sub(params, direction, alpha=lr, out=place), {"momentum": velocity}
 
@@ -154,7 +156,9 @@ class Adam(Optimizer):
         step = state["step"] + 1
         mean = torch.lerp(state["mean"], gradient, 1.0 - self.beta1, out=kept.get("mean"))
         square = torch.mul(state["square"], self.beta2, out=kept.get("square"))
-        square.addcmul_(gradient, gradient, value=1.0 - self.beta2)
+        is_shared = square.dim() < gradient.dim()  # by workers, as for SGD
+        add = torch.addcmul if is_shared else Tensor.addcmul_
+        square = add(square, gradient, gradient, value=1.0 - self.beta2)
         # m_hat / (sqrt(v_hat) + eps)   (Kingma and Ba 2015, Alg. 1)
         count = int(step)
         correction1, correction2 = 1.0 - self.beta1**count, 1.0 - self.beta2**count

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gradwire.kernels.native._library import load
 
-_ROOM = 1024  # completions that are told at a time
+_ROOM = 1024  # completions that a call returns
 
 
 class _Completion(ctypes.Structure):

@@ -48,8 +48,8 @@ class Rings:
         self._handle: int | None = self._library.gw_passes_new(len(bandwidth), *places)
         self._at, self._number = ctypes.c_double(), ctypes.c_int64()
         self._pass, self._rank = ctypes.c_int64(), ctypes.c_int32()
-        told = self._number, self._at, self._pass, self._rank
-        self._references = tuple([ctypes.byref(own) for own in told])
+        results = self._number, self._at, self._pass, self._rank
+        self._references = tuple([ctypes.byref(own) for own in results])
         _check(self._handle is not None)
 
     def __del__(self) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from gradwire.core.batched import BatchedForm, form_of
 from gradwire.core.metering import metered
 from gradwire.core.node import Call
@@ -146,9 +148,10 @@ class LateCalls(Calls):
         form = form_of(function)
         assert form is not None
         start = perf_counter()
-        if len(calls) == 1 or not _answer_together(form, calls):
-            for call in calls:
-                _answer_alone(function, call)
+        if len(calls) == 1:
+            _answer_alone(function, calls[0])
+        else:
+            _answer_together(function, form, calls)
         name = getattr(function, "__qualname__", type(function).__name__)
         self.seconds[name] += perf_counter() - start
 
@@ -164,7 +167,7 @@ class LateCalls(Calls):
                     self._evaluate_alone(call)
 
     def _evaluate_group(self, calls: Sequence[HeldCall]) -> bool:
-        """False if one of them fails, or they cannot be done at once."""
+        """False if they cannot be done at once. If one fails, each is done alone to find which."""
         assert self._coding is not None
         function = calls[0].effect.function
         form = form_of(function)
@@ -172,7 +175,15 @@ class LateCalls(Calls):
         start = perf_counter()
         try:
             found = form.run([call.effect.args for call in calls])
+        except torch.OutOfMemoryError:  # one after the other they take less
+            return False
         except Exception:
+            for call in calls:
+                self._evaluate_alone(call)
+            if all(call.failure is None for call in calls):
+                raise  # no call is to blame
+            return True
+        if found is None:
             return False
         seconds = perf_counter() - start
         self.seconds[function.__qualname__] += seconds
@@ -192,19 +203,27 @@ class LateCalls(Calls):
         self._pending.clear()
 
 
-def _answer_together(form: BatchedForm, calls: list[LateCall]) -> bool:
-    """False if one of them fails: which one, and with what, is found by doing each alone."""
+def _answer_together(
+    function: Callable[..., Any], form: BatchedForm, calls: Sequence[LateCall]
+) -> None:
+    """If one of them fails, which one, and with what, is found by doing each alone."""
     try:
         results = form.run([call.args for call in calls])
     except Exception:
-        return False
+        fails = [_answer_alone(function, call) for call in calls]
+        if not any(fails):
+            raise  # no call is to blame
+        return
+    assert results is not None, "only forms that report may refuse a group"
     for call, result in zip(calls, results, strict=True):
         call.answer(result)
-    return True
 
 
-def _answer_alone(function: Callable[..., Any], call: LateCall) -> None:
+def _answer_alone(function: Callable[..., Any], call: LateCall) -> bool:
+    """Whether it fails."""
     try:
         call.answer(function(*call.args))
     except Exception as error:
         call.fail(error)
+        return True
+    return False
