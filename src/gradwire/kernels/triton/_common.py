@@ -12,21 +12,15 @@ Bits are those of the reference if a kernel keeps to this:
 - Offsets are int64 (`program_start`): 2^31 bytes are 500 million float32.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.random import philox_impl
 
+from gradwire.kernels.triton._launching import launch as launch
+
 _WORD = 1 << 32
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Starts a kernel on a grid of programs; an empty grid starts none."""
-    if all(grid):
-        kernel[grid](*arguments, **options, enable_fp_fusion=False)
 
 
 def cdiv(a: int, b: int) -> int:
