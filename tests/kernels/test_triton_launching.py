@@ -35,6 +35,9 @@ class OnCuda(torch.Tensor):
     is_cuda = True
     address = 0
 
+    def get_device(self):
+        return 3
+
     def data_ptr(self):
         return self.address
 

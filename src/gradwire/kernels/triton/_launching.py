@@ -5,7 +5,8 @@ Later ones call that directly. What they must have in common is all that the JIT
 device; names and values of constants and options; of a tensor the dtype and whether its address is
 a multiple of 16; of an integer the width, and unless it is in `do_not_specialize` whether it is 1
 or a multiple of 16; of anything else its type. A key that leaves out one of these would start a
-kernel that reads at wrong places. Tensors are passed by their addresses.
+kernel that reads at wrong places. Tensors are passed by their addresses; their device is part of
+the key, so that one of the CPU is refused as the JIT refuses it.
 
 The JIT takes everything else: versions of Triton that nobody has looked at, other devices than
 CUDA's, interpreted kernels, arguments of other kinds, and all launches while somebody observes or
@@ -129,7 +130,7 @@ def describer(kinds: tuple[str, ...], specialized: list[tuple[bool, bool]]) -> _
         if kind == "tensor":
             lines.append(f"p{name} = {name}.data_ptr()")
             given.append(f"p{name}")
-            parts += [f"{name}.dtype", f"{name}.is_cuda"]
+            parts += [f"{name}.dtype", f"{name}.get_device()"]
             if is_one and is_aligned:
                 parts.append(f"not p{name} & 15")
             continue
