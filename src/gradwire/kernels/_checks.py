@@ -14,14 +14,21 @@ def fuses(*tensors: Residual | None) -> bool:
 
     They are there for speed alone; for everything else codecs compose torch operations.
     """
-    vectors = [x for x in _vectors(*tensors) if x is not None]
-    if any(x.dtype != torch.float32 for x in vectors):
-        return False
-    devices = {x.device for x in vectors}
-    return all(
-        runs_triton(device) or (device.type == "cpu" and cpu_backend() == "native")
-        for device in devices or {torch.device("cpu")}
-    )
+    device = None
+    for x in _vectors(*tensors):
+        if x is None:
+            continue
+        if x.dtype != torch.float32:
+            return False
+        if device != x.device:
+            device = x.device
+            if not _has_kernels(device):
+                return False
+    return device is not None or _has_kernels(torch.device("cpu"))
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return runs_triton(device) or (device.type == "cpu" and cpu_backend() == "native")
 
 
 def flat(x: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ are interpreted for CPU tensors, too: slow, for tests.
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, Literal, TypeVar
@@ -27,6 +27,10 @@ Wish = Literal["", "native", "reference", "triton"]
 
 _VARIABLE = "GRADWIRE_KERNELS"
 _INTERPRET = "TRITON_INTERPRET"
+# An operation asks a dozen times. That `os.environ` has no such variable takes it an exception, and
+# the dictionary behind it a fortieth of that time.
+_ENVIRON: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+_KEY: Any = _VARIABLE if _ENVIRON is os.environ else os.environ.encodekey(_VARIABLE)
 
 
 class TritonError(Exception):
@@ -41,7 +45,9 @@ class InTriton:
         self._module = module
 
     def __getattr__(self, operation: str) -> Callable[[], Any]:
-        return partial(_load_triton, self._module, operation)
+        found = partial(_load_triton, self._module, operation)
+        setattr(self, operation, found)  # found here from now on
+        return found
 
 
 @cache
@@ -60,6 +66,8 @@ def _warn_once(reason: str, remedy: str) -> None:
 
 
 def _wish() -> Wish:
+    if _KEY not in _ENVIRON:
+        return ""
     wish = os.environ.get(_VARIABLE, "")
     if wish not in ("", "native", "reference", "triton"):
         raise ValueError(

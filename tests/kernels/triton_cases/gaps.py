@@ -40,7 +40,7 @@ def measured(given, universe):
     from gradwire.kernels.triton import gaps
 
     stats = torch.zeros(gaps.STATS, dtype=torch.int64)
-    chunks = gaps.launch_measure(given[None], stats)
+    chunks = gaps.launch_measure(given, stats)
     middle, sums, lengths = reference.measure_gaps(given, universe)
     return note(given, gaps=(universe, gaps.Measurement(middle, sums, lengths, chunks)))
 

@@ -8,6 +8,7 @@
 Magnitudes are compared as integers, the bits of a float32 without its sign; NaN counts as infinity.
 All kernels have rows as the second axis of their grid: row r of each matrix is a selection of its
 own. `head` is [rows, HEAD] int32: the threshold, the number of candidates, then what ranks them.
+`marks` is [rows, tiles (WORDS + 1)] int32: the bits, and behind them how many each tile has.
 """
 
 import triton
@@ -94,12 +95,27 @@ def ones_in(word):
 
 @triton.jit
 def bits_of_rank(bits, is_item, rank, LOWEST: tl.constexpr):
-    """The largest multiple of 2^LOWEST that at least `rank` of the items reach."""
+    """The largest multiple of 2^LOWEST that at least `rank` of the items reach.
+
+    Two bits at a time, in one sum of three counts of at most 2^16 - 1 items each: what takes time
+    is that all warps of a program wait for each other.
+    """
     prefix = tl.full([], 0, tl.int32)
-    for i in range(31 - LOWEST):
-        candidate = prefix | (tl.full([], 1, tl.int32) << (30 - i))
-        reach = tl.sum((is_item & (bits >= candidate)).to(tl.int32))
-        prefix = tl.where(reach >= rank, candidate, prefix)
+    one = tl.full([], 1, tl.int32)
+    if LOWEST % 2 == 0:  # of 31 - LOWEST bits the first alone
+        reach = tl.sum((is_item & (bits >= (one << 30))).to(tl.int32))
+        prefix = tl.where(reach >= rank, one << 30, prefix)
+    for i in range((31 - LOWEST) // 2):
+        step = one << (LOWEST + 2 * ((31 - LOWEST) // 2 - 1 - i))
+        # A number reaches the second only if it reaches the first.
+        reached = (bits >= prefix + step).to(tl.int64)
+        reached += (bits >= prefix + 2 * step).to(tl.int64) << 16
+        reached += (bits >= prefix + 3 * step).to(tl.int64) << 32
+        counts = tl.sum(tl.where(is_item, reached, 0))
+        digit = ((counts & 0xFFFF) >= rank).to(tl.int32)
+        digit += (((counts >> 16) & 0xFFFF) >= rank).to(tl.int32)
+        digit += ((counts >> 32) >= rank).to(tl.int32)
+        prefix += digit * step
     return prefix
 
 
@@ -152,8 +168,7 @@ def mark(
     moved,
     out,
     head,
-    bitmap,
-    counts,
+    marks,
     n,
     threshold,
     momentum,
@@ -193,8 +208,9 @@ def mark(
         store_block(row_of(moved, n, BATCH), at, u, n, is_whole)
     tiles = tl.num_programs(0)
     words = tl.sum(hit.to(tl.int32) << bit[None, :], axis=1)
-    tl.store(row_of(bitmap, tiles * WORDS, BATCH) + tile.to(tl.int64) * WORDS + word, words)
-    tl.store(row_of(counts, tiles, BATCH) + tile, tl.sum(hit.to(tl.int32)))
+    marks = row_of(marks, tiles * (WORDS + 1), BATCH)
+    tl.store(marks + tile.to(tl.int64) * WORDS + word, words)
+    tl.store(marks + tiles.to(tl.int64) * WORDS + tile, tl.sum(hit.to(tl.int32)))
 
 
 @triton.jit
@@ -215,8 +231,7 @@ def collect(
     velocity,
     head,
     stats,
-    bitmap,
-    counts,
+    marks,
     positions,
     values,
     n,
@@ -237,8 +252,8 @@ def collect(
     x = row_of(x, n, BATCH)
     residual = row_of(residual, n, BATCH)
     velocity = row_of(velocity, n, BATCH)
-    bitmap = row_of(bitmap, num_tiles.to(tl.int64) * WORDS, BATCH)
-    counts = row_of(counts, num_tiles, BATCH)
+    bitmap = row_of(marks, num_tiles.to(tl.int64) * (WORDS + 1), BATCH)
+    counts = bitmap + num_tiles.to(tl.int64) * WORDS
     positions = row_of(positions, capacity, BATCH)
     values = row_of(values, capacity, BATCH)
     first_tile = tl.program_id(0) * span

@@ -168,8 +168,7 @@ def count_digits(
 def count_kept(
     head,
     candidates,
-    above,
-    equal,
+    chunk_counts,
     rank,
     capacity,
     BATCH: tl.constexpr,
@@ -190,8 +189,9 @@ def count_kept(
     chunks = tl.num_programs(0)
     num_above = tl.sum(((at < found) & (bits > least)).to(tl.int32))
     num_equal = tl.sum(((at < found) & (bits == least)).to(tl.int32))
-    tl.store(row_of(above, chunks, BATCH) + program, num_above)
-    tl.store(row_of(equal, chunks, BATCH) + program, num_equal)
+    chunk_counts = row_of(chunk_counts, 2 * chunks, BATCH) + program
+    tl.store(chunk_counts, num_above)
+    tl.store(chunk_counts + chunks, num_equal)
 
 
 @triton.jit(do_not_specialize=["n", "rank", "capacity"])
@@ -201,8 +201,7 @@ def keep_many(
     head,
     positions,
     candidates,
-    above,
-    equal,
+    chunk_counts,
     indices,
     values,
     n,
@@ -225,8 +224,9 @@ def keep_many(
     if (start < found) & (found >= rank) & (found <= capacity):
         least, ties = tl.load(head + 2), tl.load(head + 3).to(tl.int64)
         chunks, program = tl.num_programs(0), tl.program_id(0)
-        before = sum_before(row_of(above, chunks, BATCH), program)
-        equal_before = sum_before(row_of(equal, chunks, BATCH), program)
+        chunk_counts = row_of(chunk_counts, 2 * chunks, BATCH)
+        before = sum_before(chunk_counts, program)
+        equal_before = sum_before(chunk_counts + chunks, program)
         at = start + tl.arange(0, CHUNK)
         is_item = at < found
         p = tl.load(row_of(candidates, capacity, BATCH) + at, mask=is_item, other=0)
@@ -276,11 +276,14 @@ def draw_sample(
 
 
 @triton.jit(do_not_specialize=["count", "rank"])
-def rank_few(samples, head, count, rank, TILE: tl.constexpr):
-    """The least magnitude of the `rank` largest, above zero, as threshold; one program."""
+def rank_few(samples, head, count, rank, TILE: tl.constexpr, HEAD: tl.constexpr):
+    """The least magnitude of the `rank` largest, above zero, as threshold, and zeros behind it; one
+    program."""
     lane = tl.arange(0, TILE)
     bits = magnitude(tl.load(samples + lane, mask=lane < count, other=0))
-    tl.store(head, tl.maximum(bits_of_rank(bits, lane < count, rank, 0), 1))
+    least = tl.maximum(bits_of_rank(bits, lane < count, rank, 0), 1)
+    place = tl.arange(0, HEAD)
+    tl.store(head + place, tl.where(place == 0, least, 0))
 
 
 @triton.jit(do_not_specialize=["rank"])

@@ -1,5 +1,10 @@
-"""Starts the kernels of a selection (`_candidates.py`, `_ranking.py`), stage by stage."""
+"""Starts the kernels of a selection (`_candidates.py`, `_ranking.py`), stage by stage.
 
+Memory of these stages is flat, row behind row. Between two launches the host does as little as it
+can: a tensor that is made, viewed or sliced takes it as long as a short kernel takes the device.
+"""
+
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +15,13 @@ from gradwire.kernels.triton import _candidates as candidates
 from gradwire.kernels.triton import _ranking as ranking
 from gradwire.kernels.triton._candidates import HEAD, STATS, TILE_WORDS
 from gradwire.kernels.triton._common import cdiv, launch, power_of_two
-from gradwire.kernels.triton.strata import BLOCKS
 
 FEW = 1 << 14  # so many elements one program selects from
 SHORT_SAMPLE, LONG_SAMPLE = 1 << 12, 1 << 14
 LONG = 1 << 16  # elements from which on the sample is the long one
+_FEW_SAMPLES = 1 << 15  # so many one program ranks; `bits_of_rank` counts up to 2^16 - 1
 _RUN = 8  # elements of a sample in a row: 32 bytes are read at least
+_DRAWN = 64  # blocks of four elements of a sample that a program draws
 _CHUNK = 4096  # candidates of a program
 _MOST_PROGRAMS = 1024  # each adds up the counts of those before it
 _TILES_AT_ONCE = 4
@@ -25,62 +31,76 @@ Chosen = tuple[Tensor, Tensor]
 
 
 class Vectors(NamedTuple):
-    """What p is formed from, and what is written beside: all [rows, n]."""
+    """What p is formed from, and what is written beside: all of `rows` times n elements."""
 
-    x: Tensor
-    residual: Tensor
-    velocity: Tensor
-    moved: Tensor
-    out: Tensor
+    inputs: tuple[Tensor, Tensor, Tensor]  # x, residual, velocity
+    outputs: tuple[Tensor, Tensor]  # the moved velocity, and what is left
+    rows: int
+    n: int
     rule: tuple[float, float]
     form: dict[str, Any]
     writes: dict[str, bool]
 
-    @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.x, self.residual, self.velocity
 
-    @property
-    def outputs(self) -> tuple[Tensor, Tensor]:
-        return self.moved, self.out
-
-
-def vectors_of(x: Tensor, residual: Residual | None, out: Tensor | None) -> Vectors:
+def vectors_of(
+    x: Tensor, residual: Residual | None, out: Tensor | None, rows: int | None = None
+) -> Vectors:
+    """Of matrices, or of flat vectors, which are one row."""
+    rows, n = (1, x.numel()) if rows is None else (rows, x.shape[1])
     x = x.contiguous()
-    form = {"KIND": 0, "NESTEROV": False}
-    writes = {"MASKS": False, "HAS_OUT": out is not None}
     left = x if out is None else out
     if residual is None:
-        return Vectors(x, x, x, x, left, (0.0, 0.0), form, writes)
-    if not isinstance(residual, Motion):
-        form["KIND"] = 1
-        return Vectors(x, residual.contiguous(), x, x, left, (0.0, 0.0), form, writes)
-    motion = residual
-    form = {"KIND": 2, "NESTEROV": motion.nesterov}
-    writes["MASKS"] = motion.masks
-    return Vectors(
-        x,
-        motion.residual.contiguous(),
-        motion.velocity.contiguous(),
-        motion.moved,
-        left,
-        (float(motion.momentum), float(motion.scale)),
-        form,
-        writes,
-    )
+        inputs, kind = (x, x, x), 0
+    elif not isinstance(residual, Motion):
+        inputs, kind = (x, residual.contiguous(), x), 1
+    else:
+        motion = residual
+        inputs = x, motion.residual.contiguous(), motion.velocity.contiguous()
+        return Vectors(
+            inputs,
+            (motion.moved, left),
+            rows,
+            n,
+            (float(motion.momentum), float(motion.scale)),
+            _form(2, motion.nesterov, rows > 1),
+            _writes(motion.masks, out is not None),
+        )
+    form, writes = _form(kind, False, rows > 1), _writes(False, out is not None)
+    return Vectors(inputs, (x, left), rows, n, (0.0, 0.0), form, writes)
+
+
+@lru_cache
+def _form(kind: int, nesterov: bool, batch: bool) -> dict[str, Any]:
+    return {"KIND": kind, "NESTEROV": nesterov, "BATCH": batch}
+
+
+@lru_cache
+def _writes(masks: bool, has_out: bool) -> dict[str, bool]:
+    return {"MASKS": masks, "HAS_OUT": has_out}
 
 
 def sample_size(n: int) -> int:
     return LONG_SAMPLE if n >= LONG else SHORT_SAMPLE
 
 
+def make_chosen(vectors: Vectors, room: int) -> Chosen:
+    """Memory for positions and values of `room` elements of each row."""
+    device = vectors.inputs[0].device
+    indices = torch.empty(vectors.rows * room, dtype=torch.int64, device=device)
+    return indices, torch.empty(vectors.rows * room, dtype=torch.float32, device=device)
+
+
+def make_stats(vectors: Vectors, is_clear: bool) -> Tensor:
+    make = torch.zeros if is_clear else torch.empty
+    return make(vectors.rows * STATS, dtype=torch.int64, device=vectors.inputs[0].device)
+
+
 def sample(vectors: Vectors, rank: int) -> tuple[Tensor, Tensor]:
     """A new `head` with the threshold, 0 if there is no rank, and empty statistics."""
-    x = vectors.x
-    rows, n = x.shape
+    rows, n = vectors.rows, vectors.n
     make = torch.empty if rank else torch.zeros
-    head = make(rows, HEAD, dtype=torch.int32, device=x.device)
-    stats = make(rows, STATS, dtype=torch.int64, device=x.device)
+    head = make(rows * HEAD, dtype=torch.int32, device=vectors.inputs[0].device)
+    stats = make_stats(vectors, is_clear=not rank)
     if rank:
         samples = sample_size(n)
         launch(
@@ -93,7 +113,6 @@ def sample(vectors: Vectors, rank: int) -> tuple[Tensor, Tensor]:
             rank,
             *vectors.rule,
             **vectors.form,
-            BATCH=rows > 1,
             SAMPLES=samples,
             RUN=_RUN,
             HEAD=HEAD,
@@ -106,89 +125,84 @@ def sample(vectors: Vectors, rank: int) -> tuple[Tensor, Tensor]:
 def sample_strata(
     vectors: Vectors, size: int, rank: int, words: tuple[int, int, int, int, int]
 ) -> Tensor:
-    """A new `head` with the threshold that `rank` elements of a sample reach."""
-    x = vectors.x
-    head = torch.zeros(1, HEAD, dtype=torch.int32, device=x.device)
-    samples = torch.empty(1, size, dtype=torch.float32, device=x.device)
+    """A new `head` with the threshold that `rank` elements of a sample reach, and then zeros."""
+    device = vectors.inputs[0].device
+    few = size <= min(_FEW_SAMPLES, 2 * FEW)
+    head = (torch.empty if few else torch.zeros)(HEAD, dtype=torch.int32, device=device)
+    samples = torch.empty(size, dtype=torch.float32, device=device)
+    form = vectors.form
     launch(
         ranking.draw_sample,
-        (cdiv(size, 4 * BLOCKS),),
+        (cdiv(size, 4 * _DRAWN),),
         *vectors.inputs,
         head,
         samples,
-        x.numel(),
+        vectors.n,
         size,
         *words,
         *vectors.rule,
-        **vectors.form,
-        BLOCKS=BLOCKS,
+        KIND=form["KIND"],
+        NESTEROV=form["NESTEROV"],
+        BLOCKS=_DRAWN,
     )
-    if size <= FEW:
+    if few:
         tile = max(256, power_of_two(size))
         warps = _warps(tile)
-        launch(ranking.rank_few, (1,), samples, head, size, rank, TILE=tile, num_warps=warps)
+        options = {"TILE": tile, "HEAD": HEAD, "num_warps": warps}
+        launch(ranking.rank_few, (1,), samples, head, size, rank, **options)
     else:
-        _count_digits(head, samples, rank)
+        _count_digits(head, samples, 1, size, rank)
         launch(ranking.rank_many, (1,), head, rank, HEAD=HEAD)
     return head
 
 
-def mark(vectors: Vectors, head: Tensor | None, threshold: int) -> tuple[Tensor, Tensor]:
+def mark(vectors: Vectors, head: Tensor | None, threshold: int) -> Tensor:
     """The pass: bits of what reaches the threshold of `head`, or else the given one, and counts of
     each tile. What reaches a given one is cleared in what is left."""
-    x = vectors.x
-    rows, n = x.shape
+    rows, n = vectors.rows, vectors.n
     tiles = cdiv(n, 32 * TILE_WORDS)
-    bitmap = torch.empty(rows, tiles * TILE_WORDS, dtype=torch.int32, device=x.device)
-    counts = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
+    size = rows * tiles * (TILE_WORDS + 1)
+    marks = torch.empty(size, dtype=torch.int32, device=vectors.inputs[0].device)
     launch(
         candidates.mark,
         (tiles, rows),
         *vectors.inputs,
         *vectors.outputs,
-        counts if head is None else head,
-        bitmap,
-        counts,
+        marks if head is None else head,
+        marks,
         n,
         threshold,
         *vectors.rule,
         **vectors.form,
         **vectors.writes,
         CLEAR=head is None,
-        BATCH=rows > 1,
         HEAD=HEAD,
         WORDS=TILE_WORDS,
         num_warps=8,
     )
-    return bitmap, counts
+    return marks
 
 
-def collect(
-    vectors: Vectors, head: Tensor, stats: Tensor, marks: tuple[Tensor, Tensor], room: int
-) -> tuple[Tensor, Tensor]:
+def collect(vectors: Vectors, head: Tensor, stats: Tensor, marks: Tensor, room: int) -> Chosen:
     """Positions and values of what is marked; how many there are is in `head` and `stats`."""
-    bitmap, counts = marks
-    rows, tiles = counts.shape
-    positions = torch.empty(rows, room, dtype=torch.int64, device=head.device)
-    values = torch.empty(rows, room, dtype=torch.float32, device=head.device)
+    positions, values = make_chosen(vectors, room)
+    tiles = cdiv(vectors.n, 32 * TILE_WORDS)
     span = _TILES_AT_ONCE * cdiv(tiles, _TILES_AT_ONCE * _MOST_PROGRAMS)
     launch(
         candidates.collect,
-        (cdiv(tiles, span), rows) if tiles else (0,),
+        (cdiv(tiles, span), vectors.rows) if tiles else (0,),
         *vectors.inputs,
         head,
         stats,
-        bitmap,
-        counts,
+        marks,
         positions,
         values,
-        vectors.x.shape[1],
+        vectors.n,
         tiles,
         span,
         room,
         *vectors.rule,
         **vectors.form,
-        BATCH=rows > 1,
         HEAD=HEAD,
         STATS=STATS,
         WORDS=TILE_WORDS,
@@ -202,15 +216,17 @@ def keep(
     head: Tensor,
     stats: Tensor,
     found: Chosen,
+    room: int,
     kept: Chosen,
+    count: int,
     is_capped: bool = False,
 ) -> None:
-    """The largest of the candidates; if `is_capped` all of them, where they are fewer."""
-    room = found[0].shape[1]
+    """The `count` largest of at most `room` candidates; if `is_capped` all of them, where they are
+    fewer."""
     if room <= FEW:
-        keep_few(vectors, head, stats, found, kept, room, is_direct=False, is_capped=is_capped)
+        keep_few(vectors, head, stats, found, room, kept, count, False, is_capped)
     else:
-        _keep_many(vectors, head, found, kept, is_capped)
+        _keep_many(vectors, head, found, room, kept, count, is_capped)
 
 
 def keep_few(
@@ -218,29 +234,28 @@ def keep_few(
     head: Tensor,
     stats: Tensor,
     found: Chosen,
-    kept: Chosen,
     room: int,
+    kept: Chosen,
+    count: int,
     is_direct: bool,
     is_capped: bool = False,
 ) -> None:
-    rows, n = vectors.x.shape
     tile = max(256, power_of_two(room))
     launch(
         ranking.keep_few,
-        (1, rows),
+        (1, vectors.rows),
         *vectors.inputs,
         *vectors.outputs,
         head,
         stats,
         *found,
         *kept,
-        n,
-        kept[0].shape[1],
+        vectors.n,
+        count,
         room,
         *vectors.rule,
         **vectors.form,
         **vectors.writes,
-        BATCH=rows > 1,
         HEAD=HEAD,
         STATS=STATS,
         DIRECT=is_direct,
@@ -251,21 +266,25 @@ def keep_few(
 
 
 def _keep_many(
-    vectors: Vectors, head: Tensor, found: Chosen, kept: Chosen, is_capped: bool
+    vectors: Vectors,
+    head: Tensor,
+    found: Chosen,
+    room: int,
+    kept: Chosen,
+    count: int,
+    is_capped: bool,
 ) -> None:
-    rows, n = vectors.x.shape
-    room, count = found[0].shape[1], kept[0].shape[1]
+    rows, n = vectors.rows, vectors.n
     batch = rows > 1
     chunks = cdiv(room, _CHUNK)
-    _count_digits(head, found[1], count)
-    above, equal = torch.empty(2, rows, chunks, dtype=torch.int32, device=head.device)
+    _count_digits(head, found[1], rows, room, count)
+    chunk_counts = torch.empty(rows * 2 * chunks, dtype=torch.int32, device=head.device)
     launch(
         ranking.count_kept,
         (chunks, rows),
         head,
         found[1],
-        above,
-        equal,
+        chunk_counts,
         count,
         room,
         BATCH=batch,
@@ -279,8 +298,7 @@ def _keep_many(
         *vectors.outputs,
         head,
         *found,
-        above,
-        equal,
+        chunk_counts,
         *kept,
         n,
         count,
@@ -294,9 +312,8 @@ def _keep_many(
     )
 
 
-def _count_digits(head: Tensor, values: Tensor, rank: int) -> None:
+def _count_digits(head: Tensor, values: Tensor, rows: int, room: int, rank: int) -> None:
     """Counts in `head` of each digit of the least of the `rank` largest magnitudes."""
-    rows, room = values.shape
     for level, shift in enumerate(ranking.SHIFTS):
         launch(
             ranking.count_digits,
@@ -316,14 +333,3 @@ def _count_digits(head: Tensor, values: Tensor, rank: int) -> None:
 
 def _warps(tile: int) -> int:
     return min(32, max(4, tile // 512))
-
-
-def as_row(x: Tensor, residual: Residual | None) -> tuple[Tensor, Residual | None]:
-    if not isinstance(residual, Motion):
-        return x[None], one_row(residual)
-    vectors = (residual.residual, residual.velocity, residual.moved)
-    return x[None], residual.with_vectors(*(vector[None] for vector in vectors))
-
-
-def one_row(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x[None]

@@ -28,10 +28,9 @@ def draw_candidates(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, words = x.contiguous(), key_words(seed, stream)
     tiles = cdiv(x.numel(), _TILE)
-    bitmap = torch.empty(1, tiles * TILE_WORDS, dtype=torch.int32, device=x.device)
-    counts = torch.empty(1, tiles, dtype=torch.int32, device=x.device)
-    launch(_mark, (tiles,), x, bitmap, counts, x.numel(), float(factor), *words, WORDS=TILE_WORDS)
-    indices, values = collect_marked(x, None, (bitmap, counts), capacity)
+    marks = torch.empty(tiles * (TILE_WORDS + 1), dtype=torch.int32, device=x.device)
+    launch(_mark, (tiles,), x, marks, x.numel(), float(factor), *words, WORDS=TILE_WORDS)
+    indices, values = collect_marked(x, None, marks, capacity)
     halves = torch.empty(len(indices), dtype=torch.int32, device=x.device)
     grid = (max(1, cdiv(len(indices), _CHUNK)),)
     launch(_halves, grid, indices, halves, len(indices), *words, CHUNK=_CHUNK)
@@ -39,7 +38,7 @@ def draw_candidates(
 
 
 @triton.jit(do_not_specialize=["n", *KEY_WORDS])
-def _mark(x, bitmap, counts, n, factor, k0, k1, s0, s1, s2, WORDS: tl.constexpr):
+def _mark(x, marks, n, factor, k0, k1, s0, s1, s2, WORDS: tl.constexpr):
     first = program_start(32 * WORDS)
     byte = tl.arange(0, 4 * WORDS)
     column = tl.arange(0, 8)[None, :]
@@ -49,7 +48,8 @@ def _mark(x, bitmap, counts, n, factor, k0, k1, s0, s1, s2, WORDS: tl.constexpr)
     hit = (magnitude * factor + 1.0 >= drawn.to(tl.float32)) & (at < n)
     bits = tl.reshape(hit.to(tl.int32) << column, (WORDS, 4, 8))
     words = tl.sum(tl.sum(bits, axis=2) << (8 * tl.arange(0, 4)[None, :]), axis=1)
-    tl.store(bitmap + first // 32 + tl.arange(0, WORDS), words)
+    tl.store(marks + first // 32 + tl.arange(0, WORDS), words)
+    counts = marks + tl.num_programs(0).to(tl.int64) * WORDS
     tl.store(counts + tl.program_id(0), tl.sum(tl.sum(hit.to(tl.int32), axis=1)))
 
 

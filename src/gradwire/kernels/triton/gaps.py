@@ -31,7 +31,7 @@ LAST, NEGATIVE, SUMS, LENGTHS = 2, 3, 4, 8
 
 
 class Measurement(NamedTuple):
-    """What `measure_gaps` returns, and sums of the quotients of each chunk: int64 [3, chunks]."""
+    """What `measure_gaps` returns, and the quotients' sums of each chunk: int64, [3, chunks]."""
 
     middle: int
     sums: list[int]
@@ -52,21 +52,24 @@ def measure_gaps(indices: Tensor, universe: int) -> tuple[int, list[int], list[i
 
 def _measure(indices: Tensor, universe: int) -> Measurement:
     stats = torch.zeros(STATS, dtype=torch.int64, device=indices.device)
-    chunks = launch_measure(indices[None], stats)
+    chunks = launch_measure(indices, stats)
     numbers = stats.tolist()
     if numbers[NEGATIVE] or numbers[LAST] >= universe:
         raise reference.not_increasing_error(indices, universe)
     return measurement(numbers, len(indices), chunks)
 
 
-def launch_measure(indices: Tensor, stats: Tensor, is_counted: bool = False) -> Tensor:
-    """Adds to the statistics of every row; returns the chunks' sums, [rows, 3, chunks].
+def launch_measure(
+    indices: Tensor, stats: Tensor, rows: int = 1, is_counted: bool = False
+) -> Tensor:
+    """Adds to the statistics of every row, all of them flat; returns the chunks' sums, rows of
+    [3, chunks].
 
     If `is_counted`, only as many indices of a row count as its statistics begin with.
     """
-    rows, count = indices.shape
+    count = len(indices) // rows
     chunks = cdiv(count, _CHUNK)
-    sums = torch.empty(rows, 3, chunks, dtype=torch.int64, device=indices.device)
+    sums = torch.empty(rows * 3 * chunks, dtype=torch.int64, device=indices.device)
     launch(
         _measure_chunk,
         (chunks, rows),
@@ -106,7 +109,7 @@ def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
     size = 1 + low_bytes + cdiv(count + quotients, 8)
     words = torch.zeros(cdiv(size, 4), dtype=torch.int32, device=indices.device)
     low_words = cdiv(8 + count * parameter, 32)
-    chunks = measured.chunks.shape[-1]
+    chunks = len(measured.chunks) // 3
     launch(
         _encode,
         (chunks + cdiv(low_words, _CHUNK),),

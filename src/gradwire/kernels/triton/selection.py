@@ -7,6 +7,7 @@ what the code of the positions needs to know; that is noted on the positions (`_
 
 import math
 import struct
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,22 +22,15 @@ from gradwire.kernels.triton.gaps import launch_measure, measurement
 
 
 def select_largest(x: Tensor, residual: Residual | None, count: int, out: Tensor | None) -> Chosen:
-    return select_largest_rows(*stages.as_row(x, residual), count, stages.one_row(out))[0]
+    (chosen,) = _select_largest(stages.vectors_of(x, residual, out), count)
+    return chosen
 
 
 def select_largest_rows(
     x: Tensor, residual: Residual | None, count: int, out: Tensor | None
 ) -> list[Chosen]:
     """`select_largest` of every row, in the time of one."""
-    vectors, (rows, n) = stages.vectors_of(x, residual, out), x.shape
-    if not count:
-        stages.mark(vectors, None, stages.NOTHING)
-        return [(x.new_empty(0, dtype=torch.int64), x.new_empty(0)) for _ in range(rows)]
-    chosen = _select(vectors, count, *_guess(n, count))
-    if chosen is None:  # the sample misled: all elements are candidates
-        chosen = _select(vectors, count, 0, n)
-    assert chosen is not None
-    return chosen
+    return _select_largest(stages.vectors_of(x, residual, out, len(x)), count)
 
 
 def select_sampled(
@@ -50,75 +44,80 @@ def select_sampled(
     out: Tensor | None,
 ) -> Chosen:
     n = x.numel()
-    vectors = stages.vectors_of(*stages.as_row(x, residual), stages.one_row(out))
+    vectors = stages.vectors_of(x, residual, out)
     head = stages.sample_strata(vectors, size, rank, key_words(seed, stream))
     marks = stages.mark(vectors, head, 0)
     room = math.ceil((rank + 6 * math.sqrt(rank) + 8) / size * n) + 4096
     while True:
         room = min(n, room)
-        indices = torch.empty(1, min(most, room), dtype=torch.int64, device=x.device)
-        kept = indices, torch.empty(indices.shape, dtype=torch.float32, device=x.device)
-        stats = torch.zeros(1, STATS, dtype=torch.int64, device=x.device)
+        count = min(most, room)
+        kept = stages.make_chosen(vectors, count)
+        stats = stages.make_stats(vectors, is_clear=True)
         found = stages.collect(vectors, head, stats, marks, room)
-        stages.keep(vectors, head, stats, found, kept, is_capped=True)
-        chunks = launch_measure(indices, stats, is_counted=True)
-        numbers = stats[0].tolist()
+        stages.keep(vectors, head, stats, found, room, kept, count, is_capped=True)
+        chunks = launch_measure(kept[0], stats, is_counted=True)
+        numbers = stats.tolist()
         if numbers[0] <= room:
-            return _noted(kept, min(numbers[0], most), n, numbers, chunks[0])
+            return _noted(kept, min(numbers[0], most), n, numbers, chunks)
         room = numbers[0]
-        head[:, 2:] = 0  # what was counted
+        head[2:] = 0  # what was counted
 
 
 def select_above(
     x: Tensor, residual: Residual | None, threshold: float, capacity: int, out: Tensor | None
 ) -> Chosen:
-    x, residual = stages.as_row(x, residual)
-    vectors = stages.vectors_of(x, residual, stages.one_row(out))
+    vectors = stages.vectors_of(x, residual, out)
     (bits,) = struct.unpack("<i", struct.pack("<f", threshold))
     return _collect_all(vectors, stages.mark(vectors, None, min(bits, 0x7F800000)), capacity)
 
 
-def collect_marked(
-    x: Tensor, residual: Residual | None, marks: tuple[Tensor, Tensor], capacity: int
-) -> Chosen:
+def collect_marked(x: Tensor, residual: Residual | None, marks: Tensor, capacity: int) -> Chosen:
     """Positions and values of the elements with a one in a bitmap, given with the counts of each
     tile: a second time if they are more than `capacity`."""
-    return _collect_all(stages.vectors_of(*stages.as_row(x, residual), None), marks, capacity)
+    return _collect_all(stages.vectors_of(x, residual, None), marks, capacity)
+
+
+def _select_largest(vectors: Vectors, count: int) -> list[Chosen]:
+    if not count:
+        stages.mark(vectors, None, stages.NOTHING)
+        return [stages.make_chosen(vectors, 0) for _ in range(vectors.rows)]
+    n = vectors.n
+    chosen = _select(vectors, count, *_guess(n, count, stages.FEW))
+    if chosen is None:  # the sample misled: all elements are candidates
+        chosen = _select(vectors, count, 0, n)
+    assert chosen is not None
+    return chosen
 
 
 def _select(vectors: Vectors, count: int, rank: int, room: int) -> list[Chosen] | None:
     """The `count` largest of every row, among what reaches the `rank` in its sample; None if that
     are not enough, or more than there is room for."""
-    x = vectors.x
-    rows, n = x.shape
-    indices = torch.empty(rows, count, dtype=torch.int64, device=x.device)
-    values = torch.empty(rows, count, dtype=torch.float32, device=x.device)
-    kept = indices, values
+    rows, n = vectors.rows, vectors.n
     if n <= stages.FEW:
-        stats = torch.empty(rows, STATS, dtype=torch.int64, device=x.device)
-        stages.keep_few(vectors, stats, stats, kept, kept, n, is_direct=True)
+        kept, stats = stages.make_chosen(vectors, count), stages.make_stats(vectors, is_clear=False)
+        stages.keep_few(vectors, stats, stats, kept, n, kept, count, is_direct=True)
     else:
         head, stats = stages.sample(vectors, rank)
         found = stages.collect(vectors, head, stats, stages.mark(vectors, head, 0), room)
-        stages.keep(vectors, head, stats, found, kept)
-    chunks = launch_measure(indices, stats)
+        kept = stages.make_chosen(vectors, count)
+        stages.keep(vectors, head, stats, found, room, kept, count)
+    chunks = launch_measure(kept[0], stats, rows)
     numbers = stats.tolist()
-    if not all(count <= row[0] <= room for row in numbers):
+    if rows == 1:
+        return [_noted(kept, count, n, numbers, chunks)] if count <= numbers[0] <= room else None
+    of_rows = [numbers[start : start + STATS] for start in range(0, rows * STATS, STATS)]
+    if not all(count <= row[0] <= room for row in of_rows):
         return None
-    return [
-        (
-            note(indices[r], gaps=(n, measurement(numbers[r], count, chunks[r]))),
-            note(values[r], finite=not numbers[r][1]),
-        )
-        for r in range(rows)
-    ]
+    indices, values, chunks = (part.view(rows, -1) for part in (*kept, chunks))
+    return [_noted((indices[r], values[r]), count, n, of_rows[r], chunks[r]) for r in range(rows)]
 
 
-def _guess(n: int, count: int) -> tuple[int, int]:
+@lru_cache(maxsize=1024)
+def _guess(n: int, count: int, few: int) -> tuple[int, int]:
     """A rank in a sample that is likely to be below the `count` largest, 0 if all elements are
     to be candidates, and room for the candidates."""
     samples = stages.sample_size(n)
-    if n <= stages.FEW or n < samples:
+    if n <= few or n < samples:
         return 0, n
     expected = samples * count / n
     rank = math.ceil(1.05 * expected + 5 * math.sqrt(expected) + 8)
@@ -127,22 +126,23 @@ def _guess(n: int, count: int) -> tuple[int, int]:
     return rank, min(n, math.ceil((rank + 6 * math.sqrt(rank)) / samples * n) + 4096)
 
 
-def _collect_all(vectors: Vectors, marks: tuple[Tensor, Tensor], capacity: int) -> Chosen:
-    x = vectors.x
+def _collect_all(vectors: Vectors, marks: Tensor, capacity: int) -> Chosen:
     while True:
-        head = torch.empty(1, HEAD, dtype=torch.int32, device=x.device)
-        stats = torch.zeros(1, STATS, dtype=torch.int64, device=x.device)
-        positions, values = stages.collect(vectors, head, stats, marks, capacity)
-        chunks = launch_measure(positions, stats, is_counted=True)
-        numbers = stats[0].tolist()
+        head = torch.empty(HEAD, dtype=torch.int32, device=marks.device)
+        stats = stages.make_stats(vectors, is_clear=True)
+        found = stages.collect(vectors, head, stats, marks, capacity)
+        chunks = launch_measure(found[0], stats, is_counted=True)
+        numbers = stats.tolist()
         if numbers[0] <= capacity:
-            return _noted((positions, values), numbers[0], x.numel(), numbers, chunks[0])
+            return _noted(found, numbers[0], vectors.n, numbers, chunks)
         capacity = numbers[0]
 
 
 def _noted(chosen: Chosen, count: int, n: int, numbers: list[int], chunks: Tensor) -> Chosen:
     """The first `count` of a row, with what is known of them."""
-    indices, values = chosen[0][0, :count], chosen[1][0, :count]
+    indices, values = chosen
+    if count < len(indices):
+        indices, values = indices[:count], values[:count]
     if count:
         note(indices, gaps=(n, measurement(numbers, count, chunks)))
     return indices, note(values, finite=not numbers[1])
