@@ -36,6 +36,16 @@ def index_entropy_bits(universe: int, count: int) -> float:
     return nats / math.log(2)
 
 
+def rice_code(indices: Tensor, universe: int) -> tuple[int, int] | None:
+    """Bytes that `encode_indices` returns and Rice's parameter, None if it takes another code. Of
+    some indices, but not all."""
+    gaps = kernels.measure_gaps(indices, universe)
+    size_bytes, mode = min(_sizes(gaps, universe, len(indices)))
+    if mode in _ELIAS or 1 + _ceil8(universe) <= size_bytes:
+        return None
+    return size_bytes, mode - 1
+
+
 def encode_indices(indices: Tensor, universe: int) -> Tensor:
     """Strictly increasing int64 indices in 0 .. universe - 1, as uint8 with the mode in front."""
     gaps = kernels.measure_gaps(indices, universe)
@@ -69,19 +79,41 @@ def decode_indices(packed: Tensor, universe: int, count: int) -> Tensor:
     mode, body = int(packed[0]), packed[1:]
     if mode == _BITMAP:
         return _decode_bitmap(body, universe, count)
-    # A code no shorter than the bitmap is never sent, which also bounds what is allocated.
-    longest = _ceil8(universe) - 1
     if mode in _ELIAS and universe <= _ELIAS_UNIVERSE:
+        longest = _ceil8(universe) - 1  # as of Rice's code below
         _expect(len(body) <= longest, "Elias bytes", len(body), f"at most {longest}")
         return _decode_elias(body, _ELIAS[mode], universe, count)
-    parameter, largest = mode - 1, _largest_parameter(universe, count)
-    _expect(parameter <= largest, "as index mode", mode, f"0 .. {1 + largest}")
-    shortest = _ceil8(count * parameter) + _ceil8(count)  # every quotient takes at least its one
-    _expect(shortest <= len(body) <= longest, "Rice bytes", len(body), f"{shortest} .. {longest}")
+    wrong = _wrong_rice(mode - 1, len(body), universe, count)
+    if wrong is not None:
+        _expect(False, *wrong)
     try:
-        return kernels.decode_rice(body, parameter, universe, count)
+        return kernels.decode_rice(body, mode - 1, universe, count)
     except ValueError as error:
         raise WireError(f"an index part has {error}") from None
+
+
+def scatter_indices(packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor) -> bool:
+    """Writes values to the indices that `encode_indices` coded, from byte `front` on, where
+    `kernels.scatters_entries`. False if `decode_indices` has to be asked: the code is another one,
+    or damaged. Then `out` is spoiled."""
+    parameter = kernels.scatter_rice(packed, front, values, universe, out)
+    if parameter is None:
+        return False
+    return not _wrong_rice(parameter, len(packed) - front - 1, universe, len(values))
+
+
+def _wrong_rice(
+    parameter: int, size_bytes: int, universe: int, count: int
+) -> tuple[str, int, str] | None:
+    """What, which and what else is expected, of bytes that no sender makes."""
+    # A code no shorter than the bitmap is never sent, which also bounds what is allocated.
+    longest, largest = _ceil8(universe) - 1, _largest_parameter(universe, count)
+    if parameter > largest:
+        return "as index mode", 1 + parameter, f"0 .. {1 + largest}"
+    shortest = _ceil8(count * parameter) + _ceil8(count)  # every quotient takes at least its one
+    if not shortest <= size_bytes <= longest:
+        return "Rice bytes", size_bytes, f"{shortest} .. {longest}"
+    return None
 
 
 def _decode_bitmap(body: Tensor, universe: int, count: int) -> Tensor:
@@ -125,8 +157,9 @@ def _sizes(gaps: kernels.Gaps, universe: int, count: int) -> list[tuple[int, int
         for parameter, quotients in gaps.quotients.items()
     ]
     if universe <= _ELIAS_UNIVERSE:
+        lengths = gaps.lengths[: universe.bit_length()]  # there are no others
         for mode, code in _ELIAS.items():
-            sizes.append((1 + sum(kernels.elias_sizes(gaps.lengths, code == "delta")), mode))
+            sizes.append((1 + sum(kernels.elias_sizes(lengths, code == "delta")), mode))
     return sizes
 
 

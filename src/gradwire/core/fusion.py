@@ -170,16 +170,21 @@ def encode_split_feedback(
     out: Tensor | None = None,
 ) -> tuple[Payload, Tensor, State]:
     """`encode_feedback` for fusions whose `split_feedback` does all of it."""
-    flat = x.detach().reshape(-1).contiguous()
+    flat = flat_vector(x)
     parts, lost, state = split_feedback(codec, flat, flat_residual(residual), state, key, out)
     return pack_parts(codec, parts, Spec.of(x)), lost.reshape(x.shape), state
 
 
+def flat_vector(x: Tensor) -> Tensor:
+    """As a contiguous vector, without its graph; x itself where it is one."""
+    if x.dim() == 1 and not x.requires_grad and x.is_contiguous():
+        return x
+    return x.detach().reshape(-1).contiguous()
+
+
 def flat_residual(residual: Residual) -> Residual:
     """As a contiguous vector."""
-    if isinstance(residual, kernels.Motion):
-        return residual.flat()
-    return residual.detach().reshape(-1).contiguous()
+    return residual.flat() if isinstance(residual, kernels.Motion) else flat_vector(residual)
 
 
 @reported("decode")

@@ -28,7 +28,16 @@ from gradwire.kernels._elias import (
     elias_sizes,
     elias_symbol_lengths,
 )
-from gradwire.kernels._gaps import Gaps, decode_rice, encode_rice, measure_gaps
+from gradwire.kernels._gaps import (
+    Gaps,
+    decode_rice,
+    encode_rice,
+    measure_gaps,
+    scatter_rice,
+    scatters_entries,
+    write_entries,
+    writes_entries,
+)
 from gradwire.kernels._hadamard import hadamard, rotated_signs, row_norms, unrotated_signs
 from gradwire.kernels._halves import mean_halves, narrow
 from gradwire.kernels._huffman import huffman_decode, huffman_encode, huffman_lengths
@@ -194,6 +203,8 @@ __all__ = [
     "row_norms",
     "rows_from_lanes",
     "rows_to_lanes",
+    "scatter_rice",
+    "scatters_entries",
     "select_above",
     "select_largest",
     "select_largest_rows",
@@ -221,6 +232,8 @@ __all__ = [
     "unpack_uints",
     "unrotated_signs",
     "with_residual",
+    "write_entries",
+    "writes_entries",
 ]
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count
-from gradwire.kernels._dispatch import InTriton, pick
+from gradwire.kernels._dispatch import InTriton, pick, runs_triton
+from gradwire.kernels._notes import noted
 from gradwire.kernels.native import gaps as native
 from gradwire.kernels.reference import gaps as reference
 
@@ -57,3 +58,76 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
         raise ValueError(f"{body.numel()} x {body.dtype}, expected {low_bytes} bytes of low parts")
     run = pick(body.device, native.decode_rice, reference.decode_rice, triton.decode_rice)
     return run(body, parameter, universe, count)
+
+
+def writes_entries(indices: Tensor, values: Tensor) -> bool:
+    """Whether there is a `write_entries` for these: of a selection on an accelerator."""
+    return (
+        runs_triton(indices.device)
+        and values.dtype == torch.float32
+        and indices.is_contiguous()
+        and values.is_contiguous()
+        and noted(indices, "gaps") is not None
+    )
+
+
+def write_entries(
+    words: Tensor,
+    code_at: int,
+    indices: Tensor,
+    parameter: int,
+    lead: bytes,
+    values: Tensor,
+    values_at: int,
+) -> bool:
+    """Rice's code of the indices into a payload of zeros, behind at most 8 bytes, and the values.
+
+    `words` is the payload as int32, the numbers are where bytes and values begin in it. False if
+    nothing was written, because the parameter is none of those that `measure_gaps` returns.
+    """
+    if words.dtype != torch.int32 or values.dtype != torch.float32:
+        raise ValueError(
+            f"write_entries takes float32 values for int32 words, got {values.dtype} for "
+            f"{words.dtype}"
+        )
+    if len(indices) != len(values) or not 1 <= len(lead) <= 8:
+        raise ValueError(
+            f"write_entries takes as many indices as values and 1 to 8 bytes in front, got "
+            f"{len(indices)}, {len(values)} and {len(lead)}"
+        )
+    run = pick(words.device, reference.write_entries, reference.write_entries, triton.write_entries)
+    return run(words, code_at, indices, parameter, lead, values, values_at)
+
+
+def scatters_entries(packed: Tensor, values: Tensor) -> bool:
+    """Whether there is a `scatter_rice` for these."""
+    return (
+        runs_triton(packed.device)
+        and values.dtype == torch.float32
+        and packed.is_contiguous()
+        and values.is_contiguous()
+    )
+
+
+def scatter_rice(
+    packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
+) -> int | None:
+    """Writes values to the indices in the bytes of Rice's code from `front` on, the parameter plus
+    one first, without waiting for that.
+
+    Returns the parameter; None if the code is another or invalid. Then `out` is spoiled.
+    """
+    if packed.dtype != torch.uint8 or packed.dim() != 1 or len(packed) <= front + 1:
+        raise ValueError(
+            f"scatter_rice takes more than {front + 1} bytes as uint8, got {len(packed)} x "
+            f"{packed.dtype}"
+        )
+    if out.shape != (universe,) or out.dtype != values.dtype or not out.is_contiguous():
+        raise ValueError(
+            f"scatter_rice needs a contiguous {values.dtype} [{universe}] for its result, got "
+            f"{out.dtype} {list(out.shape)}"
+        )
+    if not len(values) or universe > _LARGEST_UNIVERSE:
+        raise ValueError(f"scatter_rice cannot put {len(values)} values into {universe} elements")
+    run = pick(packed.device, reference.scatter_rice, reference.scatter_rice, triton.scatter_rice)
+    return run(packed, front, values, universe, out)

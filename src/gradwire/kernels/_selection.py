@@ -26,10 +26,10 @@ def select_largest(
     if not 0 <= count <= x.numel():
         raise ValueError(f"select_largest: {count} of {x.numel()} elements")
     if not fuses(x, residual, out):
-        return reference.select_largest(x.reshape(-1), _flat(residual), count, out)
+        return reference.select_largest(_vector(x), _flat(residual), count, out)
     _check("select_largest", x, residual, out)
     run = pick(x.device, native.select_largest, reference.select_largest, triton.select_largest)
-    return run(x.reshape(-1), _flat(residual), count, out)
+    return run(_vector(x), _flat(residual), count, out)
 
 
 def select_largest_rows(
@@ -69,7 +69,7 @@ def select_sampled(
     if fuses(x, residual, out):
         _check("select_sampled", x, residual, out)
         run = pick(x.device, _composed, run, triton.select_sampled)
-    return run(x.reshape(-1), _flat(residual), sample, rank, seed, stream, most, out)
+    return run(_vector(x), _flat(residual), sample, rank, seed, stream, most, out)
 
 
 def select_above(
@@ -86,10 +86,10 @@ def select_above(
     if not threshold >= 0:
         raise ValueError(f"select_above takes a threshold of at least 0, got {threshold}")
     if not fuses(x, residual, out):
-        return reference.select_above(x.reshape(-1), _flat(residual), threshold, capacity, out)
+        return reference.select_above(_vector(x), _flat(residual), threshold, capacity, out)
     _check("select_above", x, residual, out)
     run = pick(x.device, native.select_above, reference.select_above, triton.select_above)
-    return run(x.reshape(-1), _flat(residual), threshold, max(0, capacity), out)
+    return run(_vector(x), _flat(residual), threshold, max(0, capacity), out)
 
 
 def _composed(*arguments: Any) -> Any:
@@ -116,7 +116,11 @@ def _rows(
 def _flat(residual: Residual | None) -> Residual | None:
     if residual is None or isinstance(residual, Motion):
         return None if residual is None else residual.flat()
-    return residual.reshape(-1)
+    return _vector(residual)
+
+
+def _vector(x: Tensor) -> Tensor:
+    return x if x.dim() == 1 else x.reshape(-1)
 
 
 def _check(operation: str, x: Tensor, residual: Residual | None, out: Tensor | None) -> None:

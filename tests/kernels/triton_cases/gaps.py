@@ -2,7 +2,7 @@ import torch
 
 from gradwire.kernels._notes import note
 from gradwire.kernels.reference import gaps as reference
-from kernels.triton_cases import Case
+from kernels.triton_cases import Case, vector
 
 # More than one program of indices, and of bytes of the quotients.
 SIZES = ((1, 0), (1, 1), (8, 8), (100, 1), (1000, 999), (10**6, 3000), (20_000, 9_000))
@@ -26,6 +26,7 @@ def cases():
     # Measured before, so that no result is needed to compile what encodes.
     given = indices(10**5, 3000)
     middle, sums, _ = reference.measure_gaps(given, 10**5)
+    code = reference.encode_rice(given, middle, sums[1])
     yield Case(
         "gaps",
         "encode_rice",
@@ -33,6 +34,34 @@ def cases():
         lambda: (measured(given.clone(), 10**5), middle, sums[1]),
         compiled=True,
     )
+
+    for lead in (b"\x05", b"\x00\xff\xc8\x05", b"\x80\x01\x00\xff\x00\x00\xfe\x05"):
+        yield Case(
+            "gaps",
+            "write_entries",
+            f"{len(lead)} bytes in front",
+            lambda lead=lead: (*_payload(given), 4, lead, vector(3000), 3),
+            compiled=len(lead) == 1,
+        )
+    for front in (0, 3):
+        yield Case(
+            "gaps",
+            "scatter_rice",
+            f"behind {front} bytes",
+            lambda front=front: (
+                torch.cat([torch.full((front,), 7, dtype=torch.uint8), code]),
+                front,
+                vector(3000),
+                10**5,
+                torch.zeros(10**5),
+            ),
+            compiled=front == 0,
+        )
+
+
+def _payload(given):
+    """Words for a payload, where the code begins, and the indices."""
+    return torch.zeros(6000, dtype=torch.int32), 3005, measured(given.clone(), 10**5)
 
 
 def measured(given, universe):

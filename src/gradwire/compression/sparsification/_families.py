@@ -8,12 +8,13 @@ these alone.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compression.sparsification._entries import entries_payload, scattered_entries
 from gradwire.compression.sparsification._selection import (
     decode_positions,
     encode_positions,
@@ -39,6 +40,8 @@ from gradwire.core.fusion import (
     Residual,
     encode_feedback,
     encode_split_feedback,
+    flat_residual,
+    flat_vector,
 )
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
@@ -107,6 +110,9 @@ class Entries(Codec):
 
     parts = ("indices", "values")
     traits = Traits(selects=True, biased=True)
+    # Whether the parts are values and `encode_positions` (True) or `encode_indices` (False) of
+    # their positions; None for others, such as several codes.
+    counts_entries: ClassVar[bool | None] = None
 
     @abstractmethod
     def positions(self, parts: Parts, spec: Spec) -> Tensor:
@@ -117,11 +123,17 @@ class Entries(Codec):
         return EntrySelectorFusion(self) if isinstance(self, Selector) else EntriesFusion(self)
 
     def join(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
+        counted = self.counts_entries
+        joined = None if counted is None else scattered_entries(parts, spec, counted)
+        if joined is not None:
+            return joined
         return scatter(parts["values"], self.positions(parts, spec), spec)
 
 
 class Selection(Entries):
     """Sends some of the input's entries as they are; the data decide how many."""
+
+    counts_entries = True
 
     def values_spec(self, spec: Spec, parts: Parts) -> Spec:
         return Spec((num_positions(parts["indices"], "indices", spec.numel),), spec.dtype)
@@ -183,12 +195,15 @@ class SelectorFusion(Fusion[Any]):
         codec: Selector = self.codec
         if codec.traits.coder is not None or not kernels.fuses(x):
             return None
-        flat = x.detach().reshape(-1).contiguous()
-        indices, values = codec.choose(flat, key)
+        indices, values = codec.choose(flat_vector(x), key)
         if not _all_finite(values):
             check_input(codec, x)
-        parts = codec.make_parts(indices, values, x.numel())
-        return pack_parts(codec, parts, Spec.of(x)), state
+        return self.pack(indices, values, Spec.of(x)), state
+
+    def pack(self, indices: Tensor, values: Tensor, spec: Spec) -> Payload:
+        """The payload of a selection from a tensor of `spec`."""
+        codec: Selector = self.codec
+        return pack_parts(codec, codec.make_parts(indices, values, spec.numel), spec)
 
     def split_feedback(
         self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
@@ -198,6 +213,21 @@ class SelectorFusion(Fusion[Any]):
             if isinstance(residual, kernels.Motion):
                 return (*self._split_motion(x, residual, key), state)
             return None
+        indices, values, lost = self._choose(x, residual, key, out)
+        parts = codec.make_parts(indices, values, x.numel())
+        decoded = codec.decode_values(parts, values)
+        if decoded is not None:
+            lost.scatter_(0, indices, values - decoded)
+        elif not codec.adds_residual:
+            lost.index_fill_(0, indices, 0)
+        return parts, lost, state
+
+    def _choose(
+        self, x: Tensor, residual: Residual, key: Key, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions and values of what is selected of x + residual, and what is left, in `out` if
+        there is one. If the codec does not add the residual itself, that is all."""
+        codec: Selector = self.codec
         lost = kernels.empty(x.numel(), device=x.device) if out is None else out
         if codec.adds_residual:
             indices, values = codec.choose(x, key, residual, lost)
@@ -206,13 +236,7 @@ class SelectorFusion(Fusion[Any]):
             indices, values = codec.choose(torch.add(x, residual, out=lost), key)
         if not _all_finite(values):
             check_input(codec, kernels.with_residual(x, residual))
-        parts = codec.make_parts(indices, values, x.numel())
-        decoded = codec.decode_values(parts, values)
-        if decoded is not None:
-            lost.scatter_(0, indices, values - decoded)
-        elif not codec.adds_residual:
-            lost.index_fill_(0, indices, 0)
-        return parts, lost, state
+        return indices, values, lost
 
     def encode_rows(
         self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
@@ -281,6 +305,33 @@ class EntriesFusion(Fusion[Any]):
 
 class EntrySelectorFusion(EntriesFusion, SelectorFusion):
     """Fusion of selectors that send entries."""
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
+    ) -> tuple[Payload, Tensor, State] | None:
+        codec: Any = self.codec
+        is_plain = codec.counts_entries is not None and codec.traits.coder is None
+        if not is_plain or not kernels.fuses(x, residual):
+            return super().encode_feedback(x, residual, state, key, out)
+        try:
+            flat = flat_vector(x)
+            indices, values, lost = self._choose(flat, flat_residual(residual), key, out)
+        except NonFiniteError:
+            # This one names the shape of the tensor.
+            check_input(codec, kernels.with_residual(x, residual))
+            raise
+        if not codec.adds_residual:
+            lost.index_fill_(0, indices, 0)
+        lost = lost if x.dim() == 1 else lost.reshape(x.shape)
+        return self.pack(indices, values, Spec.of(x)), lost, state
+
+    def pack(self, indices: Tensor, values: Tensor, spec: Spec) -> Payload:
+        counted = self.codec.counts_entries
+        if counted is not None:
+            payload = entries_payload(self.codec, indices, values, spec, counted)
+            if payload is not None:
+                return payload
+        return super().pack(indices, values, spec)
 
 
 def _all_finite(chosen: Tensor) -> bool:

@@ -222,7 +222,7 @@ def top_at_least_one(spec: Spec) -> Guarantee:
 
 def encode_positions(indices: Tensor, universe: int) -> Tensor:
     """Ascending positions whose number the receiver does not know: count and code, as uint8."""
-    count = bytearray(len(indices).to_bytes(_count_bytes(universe), "little"))
+    count = bytearray(len(indices).to_bytes(count_bytes(universe), "little"))
     packed = encode_indices(indices, universe)
     if not count:
         return packed
@@ -234,7 +234,7 @@ def num_positions(packed: Tensor, name: str, universe: int) -> int:
     known = kernels.noted(packed, "positions")
     if known is not None and known[0] == universe:
         return int(known[1])
-    width = _count_bytes(universe)
+    width = count_bytes(universe)
     expect(packed, name, packed.numel(), torch.uint8)
     if packed.numel() < width:
         raise WireError(f"{name}: {packed.numel()} bytes, expected {width} of count and a code")
@@ -249,10 +249,11 @@ def num_positions(packed: Tensor, name: str, universe: int) -> int:
 def decode_positions(packed: Tensor, name: str, universe: int) -> Tensor:
     """The inverse of `encode_positions`, as int64; other bytes are a WireError."""
     count = num_positions(packed, name, universe)
-    return decode_indices(packed[_count_bytes(universe) :], universe, count)
+    return decode_indices(packed[count_bytes(universe) :], universe, count)
 
 
-def _count_bytes(universe: int) -> int:
+def count_bytes(universe: int) -> int:
+    """Of the number in front of `encode_positions`."""
     return -(-universe.bit_length() // 8)
 
 

@@ -37,6 +37,7 @@ class TopK(Entries, Selector):
     adds_residual = True
     takes_motion = True
     chooses_rows = True
+    counts_entries = False
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)

@@ -81,6 +81,38 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
     return indices
 
 
+def write_entries(
+    words: Tensor,
+    code_at: int,
+    indices: Tensor,
+    parameter: int,
+    lead: bytes,
+    values: Tensor,
+    values_at: int,
+) -> bool:
+    quotients = int((_gaps(indices) >> parameter).sum())
+    code = encode_rice(indices, parameter, quotients)[1:]
+    front = torch.tensor(list(lead), dtype=torch.uint8, device=code.device)
+    code = torch.cat([front, code])
+    words.view(torch.uint8)[4 * code_at :][: len(code)] = code
+    words[values_at : values_at + len(values)] = values.view(torch.int32)
+    return True
+
+
+def scatter_rice(
+    packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
+) -> int | None:
+    parameter, body = int(packed[front]) - 1, packed[front + 1 :]
+    if not 0 <= parameter <= LARGEST_PARAMETER or len(body) * 8 <= len(values) * parameter:
+        return None
+    try:
+        indices = decode_rice(body, parameter, universe, len(values))
+    except ValueError:
+        return None
+    out.scatter_(0, indices, values)
+    return parameter
+
+
 def expect_zero_padding(packed: Tensor, num_bits: int) -> None:
     """Refuses bytes with ones behind the last of `num_bits` bits: no sender makes them."""
     if num_bits % 8 and int(packed[-1]) >> num_bits % 8:

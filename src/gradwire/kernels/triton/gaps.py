@@ -21,10 +21,12 @@ from torch import Tensor
 from gradwire.kernels._notes import note, noted
 from gradwire.kernels.reference import gaps as reference
 from gradwire.kernels.triton._candidates import STATS, ones_in, sum_before
-from gradwire.kernels.triton._common import cdiv, launch
+from gradwire.kernels.triton._common import cdiv, launch, signed
 
 _CHUNK = 2048  # indices of a program
-_BYTES = 4096  # of the stream of quotients, of a program
+# Bytes of the stream of quotients, of a program: few where that gives the device enough programs.
+_FEW_BYTES, _MANY_BYTES = 1 << 10, 1 << 12
+_LONG = 1 << 20  # bytes
 # In the statistics of a row, int64: the number of candidates and how many of them are not finite
 # (of a selection), the last index, gaps below zero, the sums of quotients, the lengths.
 LAST, NEGATIVE, SUMS, LENGTHS = 2, 3, 4, 8
@@ -105,52 +107,124 @@ def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
         return reference.encode_rice(indices, parameter, quotients)
     if quotients != measured.sums[which]:
         raise reference.quotients_error(quotients)
-    low_bytes = cdiv(count * parameter, 8)
-    size = 1 + low_bytes + cdiv(count + quotients, 8)
+    size = 1 + cdiv(count * parameter, 8) + cdiv(count + quotients, 8)
     words = torch.zeros(cdiv(size, 4), dtype=torch.int32, device=indices.device)
-    low_words = cdiv(8 + count * parameter, 32)
-    chunks = len(measured.chunks) // 3
+    _launch_encode(words, 0, indices, measured, parameter, bytes([parameter + 1]), None, 0)
+    return words.view(torch.uint8)[:size]
+
+
+def write_entries(
+    words: Tensor,
+    code_at: int,
+    indices: Tensor,
+    parameter: int,
+    lead: bytes,
+    values: Tensor,
+    values_at: int,
+) -> bool:
+    measured = noted(indices, "gaps")[1]
+    if not 0 <= parameter - max(measured.middle - 1, 0) < 3:
+        return False
+    _launch_encode(words, code_at, indices, measured, parameter, lead, values, values_at)
+    return True
+
+
+def _launch_encode(
+    words: Tensor,
+    code_at: int,
+    indices: Tensor,
+    measured: Measurement,
+    parameter: int,
+    lead: bytes,
+    values: Tensor | None,
+    values_at: int,
+) -> None:
+    """Writes into zeros: the code behind the bytes of `lead`, at most 8, and the values."""
+    front, chunks = int.from_bytes(lead, "little"), len(measured.chunks) // 3
     launch(
         _encode,
-        (chunks + cdiv(low_words, _CHUNK),),
+        (chunks,),
         indices,
-        measured.chunks.view(3, chunks)[which],
+        words if values is None else values,
+        measured.chunks,
         words,
-        count,
+        len(indices),
         parameter,
-        8 + 8 * low_bytes,
-        chunks,
-        low_words,
+        (parameter - max(measured.middle - 1, 0)) * chunks,
+        code_at,
+        values_at,
+        signed(front),
+        signed(front >> 32),
+        8 * len(lead),
+        HAS_VALUES=values is not None,
         CHUNK=_CHUNK,
         num_warps=8,
     )
-    return words.view(torch.uint8)[:size]
 
 
 def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tensor:
     low_bytes = cdiv(count * parameter, 8)
-    stream_bytes = len(body) - low_bytes
-    if not count or not stream_bytes:
+    if not count or len(body) == low_bytes:
         return reference.decode_rice(body, parameter, universe, count)
-    body, device = body.contiguous(), body.device
-    blocks, chunks = cdiv(stream_bytes, _BYTES), cdiv(count, _CHUNK)
-    sums = torch.empty(blocks + chunks, dtype=torch.int64, device=device)
-    indices = torch.empty(count, dtype=torch.int64, device=device)
-    status = torch.empty(4, dtype=torch.int64, device=device)
-    sizes = (count, parameter, low_bytes, stream_bytes, blocks)
-    of_bytes, of_indices = {"BYTES": _BYTES, "num_warps": 8}, {"CHUNK": _CHUNK, "num_warps": 8}
-    launch(_count_ones, (blocks + chunks,), body, sums, *sizes, **of_bytes, CHUNK=_CHUNK)
-    launch(_find_ones, (blocks,), body, sums, indices, status, *sizes, **of_bytes)
-    launch(_join, (chunks,), body, sums, indices, status, *sizes, **of_indices)
-    ones, ends, last_one, last = status.tolist()
-    if (
-        ones != count
-        or ends  # a last byte without ones, or padding that is not zero
-        or last_one + 1 - count > (universe - 1) >> parameter
-        or last >= universe
-    ):
+    body = body.contiguous()
+    indices = torch.empty(count, dtype=torch.int64, device=body.device)
+    status = _launch_decode(body, 0, parameter, count, universe, indices, None)
+    if not _is_valid(status.tolist(), parameter, universe, count):
         return reference.decode_rice(body, parameter, universe, count)
     return indices
+
+
+def scatter_rice(
+    packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
+) -> int | None:
+    count = len(values)
+    places = torch.empty(count, dtype=torch.int64, device=packed.device)
+    numbers = _launch_decode(packed, front, 0, count, universe, places, (values, out)).tolist()
+    parameter: int = numbers[4]
+    if parameter < 0 or not _is_valid(numbers, parameter, universe, count):
+        return None
+    return parameter
+
+
+def _launch_decode(
+    packed: Tensor,
+    front: int,
+    parameter: int,
+    count: int,
+    universe: int,
+    places: Tensor,
+    scattered: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """The indices, in `places`; or values written to their indices in a vector, then the byte at
+    `front` has the parameter plus one. Returns what is known of the code when that has run."""
+    reads, device = scattered is not None, packed.device
+    size = len(packed) - front - reads
+    block = _FEW_BYTES if size <= _LONG else _MANY_BYTES
+    blocks, chunks = cdiv(size, block), cdiv(count, _CHUNK)
+    # Ones of each block, sums of the low parts of each chunk.
+    sums = torch.empty(blocks + chunks, dtype=torch.int64, device=device)
+    # Ones, wrong ends, the last one, the last index, the parameter: -1 if it cannot be one.
+    status = torch.empty(5, dtype=torch.int64, device=device)
+    values, out = (places, places) if scattered is None else scattered
+    sizes = (count, parameter, front, size, blocks)
+    of_bytes = {"READS": reads, "BYTES": block, "num_warps": block // 512}
+    of_indices = {"READS": reads, "CHUNK": _CHUNK, "num_warps": 8}
+    launch(_count_ones, (blocks + chunks,), packed, sums, *sizes, **of_bytes, CHUNK=_CHUNK)
+    launch(_find_ones, (blocks,), packed, sums, places, status, *sizes, **of_bytes)
+    launch(
+        _join, (chunks,), packed, sums, places, status, values, out, *sizes, universe, **of_indices
+    )
+    return status
+
+
+def _is_valid(status: list[int], parameter: int, universe: int, count: int) -> bool:
+    ones, ends, last_one, last = status[:4]
+    return (
+        ones == count
+        and not ends  # a last byte without ones, or padding that is not zero
+        and last_one + 1 - count <= (universe - 1) >> parameter
+        and last < universe
+    )
 
 
 @triton.jit
@@ -206,38 +280,74 @@ def _measure_chunk(
     tl.atomic_add(stats + 8 + length, lengths.to(tl.int64), mask=(lengths > 0) & (length < 63))
 
 
-@triton.jit(do_not_specialize=["count", "parameter", "start", "chunks", "low_words"])
-def _encode(indices, sums, words, count, parameter, start, chunks, low_words, CHUNK: tl.constexpr):
-    """The first programs write ones from bit `start` on, the others the parameter and low parts."""
+@triton.jit(
+    do_not_specialize=[
+        "count",
+        "parameter",
+        "first_sum",
+        "code_at",
+        "values_at",
+        "lead_low",
+        "lead_high",
+        "lead_bits",
+    ]
+)
+def _encode(
+    indices,
+    values,
+    sums,
+    words,
+    count,
+    parameter,
+    first_sum,
+    code_at,
+    values_at,
+    lead_low,
+    lead_high,
+    lead_bits,
+    HAS_VALUES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A program for each chunk. The words are zero before."""
     program = tl.program_id(0)
-    lane = tl.arange(0, CHUNK)
-    if program < chunks:
-        at = program.to(tl.int64) * CHUNK + lane
-        mask = at < count
-        gap = _gaps(indices, at, mask)
-        quotient = tl.where(mask, gap >> parameter, 0)
-        one = start + sum_before(sums, program) + tl.cumsum(quotient, 0) + at
-        bit = tl.full([CHUNK], 1, tl.uint32) << (one & 31).to(tl.uint32)
-        tl.atomic_or(words + (one >> 5), bit.to(tl.int32, bitcast=True), mask=mask)
-    else:
-        number = (program - chunks).to(tl.int64) * CHUNK + lane
-        in_words = number < low_words
-        # The first byte is no low part.
-        begin = 32 * number - 8
-        word = tl.where(number == 0, parameter + 1, 0).to(tl.int64)
-        if parameter > 0:
-            value = tl.maximum(begin, 0) // parameter
-            for _ in range(32 // parameter + 2):
-                shift = value * parameter - begin
-                mask = in_words & (value < count) & (shift < 32)
-                gap = _gaps(indices, value, mask)
-                low = gap & ((tl.full([CHUNK], 1, tl.int64) << parameter) - 1)
-                left = low << tl.where(mask & (shift > 0), shift, 0)
-                part = tl.where(shift < 0, low >> tl.where(shift < 0, -shift, 0), left)
-                word |= tl.where(mask, part, 0)
-                value += 1
-        word = (word & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
-        tl.atomic_or(words + number, word, mask=in_words & (word != 0))
+    at = program.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    mask = at < count
+    gap = _gaps(indices, at, mask)
+    code = words + code_at
+    if program == 0:
+        lane = tl.arange(0, 2)
+        lead = tl.where(lane == 0, lead_low, lead_high)
+        tl.atomic_or(code + lane, lead, mask=lead != 0)
+    if parameter > 0:
+        bit = at * parameter + lead_bits
+        low = (gap & ((tl.full([CHUNK], 1, tl.int64) << parameter) - 1)) << (bit & 31)
+        for half in tl.static_range(2):
+            word = ((low >> (32 * half)) & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+            tl.atomic_or(code + (bit >> 5) + half, word, mask=mask & (word != 0))
+    quotient = tl.where(mask, gap >> parameter, 0)
+    start = (count.to(tl.int64) * parameter + 7) // 8 * 8 + lead_bits
+    one = start + sum_before(sums + first_sum, program) + tl.cumsum(quotient, 0) + at
+    bit = tl.full([CHUNK], 1, tl.uint32) << (one & 31).to(tl.uint32)
+    tl.atomic_or(code + (one >> 5), bit.to(tl.int32, bitcast=True), mask=mask)
+    if HAS_VALUES:
+        value = tl.load(values + at, mask=mask, other=0)
+        tl.store(words + values_at + at, value.to(tl.int32, bitcast=True), mask=mask)
+
+
+@triton.jit
+def _sections(packed, front, size, parameter, count, READS: tl.constexpr):
+    """Where the low parts begin, the parameter, -1 if there is none, a parameter to go on with, and
+    the bytes of low parts and of the stream behind them."""
+    body = packed + front
+    found = parameter.to(tl.int64)
+    if READS:
+        found = tl.load(body).to(tl.int64) - 1
+        body += 1
+        low_bytes = (count.to(tl.int64) * found + 7) // 8
+        found = tl.where((found > 31) | (low_bytes >= size), -1, found)
+    used = tl.maximum(found, 0)
+    low_bytes = (count.to(tl.int64) * used + 7) // 8
+    return body, found, used, low_bytes, size - low_bytes
 
 
 @triton.jit
@@ -259,20 +369,24 @@ def _stream(body, block, low_bytes, stream_bytes, BYTES: tl.constexpr):
     return tl.load(body + low_bytes + at, mask=at < stream_bytes, other=0).to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["count", "parameter", "low_bytes", "stream_bytes", "blocks"])
+@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks"])
 def _count_ones(
-    body,
+    packed,
     sums,
     count,
     parameter,
-    low_bytes,
-    stream_bytes,
+    front,
+    size,
     blocks,
+    READS: tl.constexpr,
     CHUNK: tl.constexpr,
     BYTES: tl.constexpr,
 ):
     """Ones of each block of the stream, and the sum of each chunk's low parts."""
     program = tl.program_id(0)
+    body, _found, parameter, low_bytes, stream_bytes = _sections(
+        packed, front, size, parameter, count, READS
+    )
     if program < blocks:
         total = tl.sum(ones_in(_stream(body, program, low_bytes, stream_bytes, BYTES)))
         total = total.to(tl.int64)
@@ -282,21 +396,25 @@ def _count_ones(
     tl.store(sums + program, total)
 
 
-@triton.jit(do_not_specialize=["count", "parameter", "low_bytes", "stream_bytes", "blocks"])
+@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks"])
 def _find_ones(
-    body,
+    packed,
     sums,
     places,
     status,
     count,
     parameter,
-    low_bytes,
-    stream_bytes,
+    front,
+    size,
     blocks,
+    READS: tl.constexpr,
     BYTES: tl.constexpr,
 ):
     """The place of each one in the stream."""
     program = tl.program_id(0)
+    body, found, parameter, low_bytes, stream_bytes = _sections(
+        packed, front, size, parameter, count, READS
+    )
     at = program.to(tl.int64) * BYTES + tl.arange(0, BYTES)
     byte = _stream(body, program, low_bytes, stream_bytes, BYTES)
     ones = ones_in(byte)
@@ -308,34 +426,46 @@ def _find_ones(
         place += is_one.to(tl.int64)
     if program == blocks - 1:
         tl.store(status, before + tl.sum(ones))
-        ends = tl.load(body + low_bytes + stream_bytes - 1) == 0
+        ends = tl.load(body + size - 1) == 0
         used = (count.to(tl.int64) * parameter % 8).to(tl.int32)
         if used > 0:
             ends = ends | ((tl.load(body + low_bytes - 1).to(tl.int32) >> used) != 0)
         tl.store(status + 1, ends.to(tl.int64))
+        tl.store(status + 4, found)
 
 
-@triton.jit(do_not_specialize=["count", "parameter", "low_bytes", "stream_bytes", "blocks"])
+@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks", "universe"])
 def _join(
-    body,
+    packed,
     sums,
-    indices,
+    places,
     status,
+    values,
+    out,
     count,
     parameter,
-    low_bytes,
-    stream_bytes,
+    front,
+    size,
     blocks,
+    universe,
+    READS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Indices in the place of the ones."""
+    """Indices in the place of the ones; or if READS values to where they point, within `out`."""
     program = tl.program_id(0)
+    body, _found, parameter, low_bytes, _stream_bytes = _sections(
+        packed, front, size, parameter, count, READS
+    )
     at = program.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     mask = at < count
     low = _low_parts(body, at, mask, parameter, low_bytes)
-    one = tl.load(indices + at, mask=mask, other=0)
+    one = tl.load(places + at, mask=mask, other=0)
     low_before = sum_before(sums + blocks, program)
     index = ((one - at) << parameter) + low_before + tl.cumsum(low, 0) + at
-    tl.store(indices + at, index, mask=mask)
+    if READS:
+        is_inside = mask & (index >= 0) & (index < universe)
+        tl.store(out + index, tl.load(values + at, mask=mask, other=0), mask=is_inside)
+    else:
+        tl.store(places + at, index, mask=mask)
     tl.store(status + 2 + tl.zeros_like(at), one, mask=at == count - 1)
     tl.store(status + 3 + tl.zeros_like(at), index, mask=at == count - 1)

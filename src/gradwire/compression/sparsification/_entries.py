@@ -1,0 +1,66 @@
+"""Entries on an accelerator: written into the payload as they are coded, and out of it as they are
+decoded, where their positions take Rice's code. Else codecs compose other operations.
+
+Both save launches, copies and waits, which there take longer than the arithmetic.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.coding.indices import rice_code, scatter_indices
+from gradwire.compression.sparsification._selection import count_bytes
+from gradwire.core.codec import Codec, Parts, payload_context
+from gradwire.core.payload import Payload, frame
+from gradwire.core.spec import Spec
+
+_MOST_LEAD = 8  # bytes in front of Rice's code, the mode among them
+
+
+def entries_payload(
+    codec: Codec, indices: Tensor, values: Tensor, spec: Spec, counted: bool
+) -> Payload | None:
+    """The payload of entries, with their number in front of the positions if they are `counted`;
+    None where it has to be made of parts."""
+    numel, count = spec.numel, len(indices)
+    if not 0 < count < numel or not kernels.writes_entries(indices, values):
+        return None
+    code = rice_code(indices, numel)
+    front = count.to_bytes(count_bytes(numel), "little") if counted else b""
+    if code is None or len(front) >= _MOST_LEAD:
+        return None
+    size_bytes, parameter = code
+    kinds = {
+        "indices": (torch.uint8, len(front) + size_bytes),
+        "values": (torch.float32, count),
+    }
+    header, (code_at, values_at), total = frame(kinds)
+    words = torch.zeros(-(-total // 4), dtype=torch.int32, device=values.device)
+    lead = front + bytes([1 + parameter])
+    if not kernels.write_entries(
+        words, code_at // 4, indices, parameter, lead, values, values_at // 4
+    ):
+        return None
+    buffer = words.view(torch.uint8)
+    if len(buffer) != total:
+        buffer = buffer[:total]
+    parts = {
+        "indices": buffer[code_at : code_at + len(front) + size_bytes],
+        "values": buffer[values_at : values_at + 4 * count].view(torch.float32),
+    }
+    if counted and buffer.device.type != "cpu":  # which is slow to answer
+        kernels.note(parts["indices"], positions=(numel, count))
+    return Payload(buffer, parts, payload_context(codec, spec), header=header)
+
+
+def scattered_entries(parts: Parts, spec: Spec, counted: bool) -> Tensor | None:
+    """The flat vector in the parts of a payload; None where it has to be found otherwise."""
+    packed, values = parts["indices"], parts["values"]
+    numel, count = spec.numel, values.numel()
+    front = count_bytes(numel) if counted else 0
+    if not 0 < count < numel or packed.dtype != torch.uint8 or packed.numel() <= front + 1:
+        return None
+    if not kernels.scatters_entries(packed, values) or kernels.noted(packed, "host") is not None:
+        return None  # what the host has it decodes, without waiting for the device
+    out = torch.zeros(numel, dtype=values.dtype, device=values.device)
+    return out if scatter_indices(packed, front, values, numel, out) else None
