@@ -40,7 +40,7 @@ def rice_code(indices: Tensor, universe: int) -> tuple[int, int] | None:
     """Bytes that `encode_indices` returns and Rice's parameter, None if it takes another code. Of
     some indices, but not all."""
     gaps = kernels.measure_gaps(indices, universe)
-    size_bytes, mode = min(_sizes(gaps, universe, len(indices)))
+    size_bytes, mode = min(_sizes(gaps, universe, indices.numel()))
     if mode in _ELIAS or 1 + _ceil8(universe) <= size_bytes:
         return None
     return size_bytes, mode - 1
@@ -99,7 +99,7 @@ def scatter_indices(packed: Tensor, front: int, values: Tensor, universe: int, o
     parameter = kernels.scatter_rice(packed, front, values, universe, out)
     if parameter is None:
         return False
-    return not _wrong_rice(parameter, len(packed) - front - 1, universe, len(values))
+    return not _wrong_rice(parameter, packed.numel() - front - 1, universe, values.numel())
 
 
 def _wrong_rice(

@@ -90,7 +90,7 @@ def write_entries(
             f"write_entries takes float32 values for int32 words, got {values.dtype} for "
             f"{words.dtype}"
         )
-    if len(indices) != len(values) or not 1 <= len(lead) <= 8:
+    if indices.numel() != values.numel() or not 1 <= len(lead) <= 8:
         raise ValueError(
             f"write_entries takes as many indices as values and 1 to 8 bytes in front, got "
             f"{len(indices)}, {len(values)} and {len(lead)}"
@@ -117,7 +117,7 @@ def scatter_rice(
 
     Returns the parameter; None if the code is another or invalid. Then `out` is spoiled.
     """
-    if packed.dtype != torch.uint8 or packed.dim() != 1 or len(packed) <= front + 1:
+    if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() <= front + 1:
         raise ValueError(
             f"scatter_rice takes more than {front + 1} bytes as uint8, got {len(packed)} x "
             f"{packed.dtype}"
@@ -127,7 +127,7 @@ def scatter_rice(
             f"scatter_rice needs a contiguous {values.dtype} [{universe}] for its result, got "
             f"{out.dtype} {list(out.shape)}"
         )
-    if not len(values) or universe > _LARGEST_UNIVERSE:
+    if not values.numel() or universe > _LARGEST_UNIVERSE:
         raise ValueError(f"scatter_rice cannot put {len(values)} values into {universe} elements")
     run = pick(packed.device, reference.scatter_rice, reference.scatter_rice, triton.scatter_rice)
     return run(packed, front, values, universe, out)

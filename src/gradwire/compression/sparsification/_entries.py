@@ -22,7 +22,7 @@ def entries_payload(
 ) -> Payload | None:
     """The payload of entries, with their number in front of the positions if they are `counted`;
     None where it has to be made of parts."""
-    numel, count = spec.numel, len(indices)
+    numel, count = spec.numel, indices.numel()
     if not 0 < count < numel or not kernels.writes_entries(indices, values):
         return None
     code = rice_code(indices, numel)
@@ -42,7 +42,7 @@ def entries_payload(
     ):
         return None
     buffer = words.view(torch.uint8)
-    if len(buffer) != total:
+    if buffer.numel() != total:
         buffer = buffer[:total]
     parts = {
         "indices": buffer[code_at : code_at + len(front) + size_bytes],

@@ -9,6 +9,8 @@ vector operations. Each stream is padded to a byte.
     delta: the unary lengths of the lengths plus one; their low bits; the low bits of the integers
 """
 
+from operator import mul
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from gradwire.kernels.reference.bits import ones_positions, pack_ones
 from gradwire.kernels.reference.gaps import bit_lengths, expect_zero_padding
 
 _MAX_BITS = 56
+_LENGTHS_OF_LENGTHS = [(length + 1).bit_length() - 1 for length in range(64)]  # below the highest
 _BIT_COUNTS = [byte.bit_count() for byte in range(256)]
 
 
@@ -41,13 +44,9 @@ def elias_symbol_lengths(counts: Tensor, centre: int) -> list[int]:
 
 
 def elias_sizes(lengths: list[int], delta: bool) -> tuple[int, int, int]:
-    unary = middle = low = 0
-    for length, count in enumerate(lengths):
-        if count:
-            of_length = (length + 1).bit_length() - 1 if delta else length
-            unary += count * (of_length + 1)
-            middle += count * of_length if delta else 0
-            low += count * length
+    count, low = sum(lengths), sum(map(mul, lengths, range(len(lengths))))
+    middle = sum(map(mul, lengths, _LENGTHS_OF_LENGTHS)) if delta else 0
+    unary = count + (middle if delta else low)
     return -(-unary // 8), -(-middle // 8), -(-low // 8)
 
 

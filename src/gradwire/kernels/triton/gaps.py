@@ -42,7 +42,7 @@ class Measurement(NamedTuple):
 
 
 def measure_gaps(indices: Tensor, universe: int) -> tuple[int, list[int], list[int]]:
-    if not len(indices):
+    if not indices.numel():
         return reference.measure_gaps(indices, universe)
     found = noted(indices, "gaps")
     if found is None or found[0] > universe:
@@ -69,7 +69,7 @@ def launch_measure(
 
     If `is_counted`, only as many indices of a row count as its statistics begin with.
     """
-    count = len(indices) // rows
+    count = indices.numel() // rows
     chunks = cdiv(count, _CHUNK)
     sums = torch.empty(rows * 3 * chunks, dtype=torch.int64, device=indices.device)
     launch(
@@ -96,7 +96,7 @@ def measurement(numbers: list[int], count: int, chunks: Tensor) -> Measurement:
 
 
 def encode_rice(indices: Tensor, parameter: int, quotients: int) -> Tensor:
-    count = len(indices)
+    count = indices.numel()
     if not count:
         return reference.encode_rice(indices, parameter, quotients)
     indices = indices if indices.is_contiguous() else indices.contiguous()
@@ -140,7 +140,7 @@ def _launch_encode(
     values_at: int,
 ) -> None:
     """Writes into zeros: the code behind the bytes of `lead`, at most 8, and the values."""
-    front, chunks = int.from_bytes(lead, "little"), len(measured.chunks) // 3
+    front, chunks = int.from_bytes(lead, "little"), measured.chunks.numel() // 3
     launch(
         _encode,
         (chunks,),
@@ -148,7 +148,7 @@ def _launch_encode(
         words if values is None else values,
         measured.chunks,
         words,
-        len(indices),
+        indices.numel(),
         parameter,
         (parameter - max(measured.middle - 1, 0)) * chunks,
         code_at,
@@ -177,7 +177,7 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
 def scatter_rice(
     packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
 ) -> int | None:
-    count = len(values)
+    count = values.numel()
     places = torch.empty(count, dtype=torch.int64, device=packed.device)
     numbers = _launch_decode(packed, front, 0, count, universe, places, (values, out)).tolist()
     parameter: int = numbers[4]
@@ -198,7 +198,7 @@ def _launch_decode(
     """The indices, in `places`; or values written to their indices in a vector, then the byte at
     `front` has the parameter plus one. Returns what is known of the code when that has run."""
     reads, device = scattered is not None, packed.device
-    size = len(packed) - front - reads
+    size = packed.numel() - front - reads
     block = _FEW_BYTES if size <= _LONG else _MANY_BYTES
     blocks, chunks = cdiv(size, block), cdiv(count, _CHUNK)
     # Ones of each block, sums of the low parts of each chunk.
