@@ -21,6 +21,7 @@ from gradwire.kernels.triton._candidates import (
     sum_before,
 )
 from gradwire.kernels.triton._common import KEY_WORDS, store_block
+from gradwire.kernels.triton.gaps import count_lengths, first_parameter, gaps_before
 from gradwire.kernels.triton.strata import strata_block
 
 SHIFTS = (23, 15, 7, 0)
@@ -41,6 +42,7 @@ def keep_few(
     candidates,
     indices,
     values,
+    sums,
     n,
     rank,
     capacity,
@@ -56,9 +58,11 @@ def keep_few(
     DIRECT: tl.constexpr,
     CAPPED: tl.constexpr,
     TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """One program for each row, of a vector of at most TILE elements (DIRECT) or of candidates; if
-    CAPPED of all of them where they are fewer than `rank`."""
+    CAPPED of all of them where they are fewer than `rank`. Measures their gaps as well, as
+    `launch_measure` does for longer vectors: CHUNK is its own, or TILE if that is less."""
     size = rank
     x = row_of(x, n, BATCH)
     out = row_of(out, n, BATCH)
@@ -94,7 +98,8 @@ def keep_few(
     seen = tl.cumsum(above | (equal << 16), 0)
     taken = (above > 0) | ((equal > 0) & ((seen >> 16) <= ties))
     place = (seen & 0xFFFF) + tl.minimum(seen >> 16, ties) - 1
-    tl.store(row_of(indices, size, BATCH) + place, at, mask=taken)
+    indices = row_of(indices, size, BATCH)
+    tl.store(indices + place, at, mask=taken)
     tl.store(row_of(values, size, BATCH) + place, p, mask=taken)
     if DIRECT:
         if HAS_OUT:
@@ -109,6 +114,35 @@ def keep_few(
         if KIND == 2 and MASKS:
             tl.store(moved + at, tl.zeros_like(p), mask=taken)
     tl.store(stats + 1, tl.sum((taken & (bits == INFINITY)).to(tl.int64)))
+    tl.debug_barrier()  # the indices are read by other threads than have written them
+    count = tl.sum(taken.to(tl.int32))
+    _measure_kept(
+        indices,
+        row_of(sums, (size + CHUNK - 1) // CHUNK * 3, BATCH),
+        stats,
+        count,
+        size,
+        TILE,
+        CHUNK,
+    )
+
+
+@triton.jit
+def _measure_kept(indices, sums, stats, count, size, TILE: tl.constexpr, CHUNK: tl.constexpr):
+    lane = tl.arange(0, TILE)
+    mask = lane < count
+    gap = tl.where(mask, gaps_before(indices, lane, mask), 0)
+    last = tl.load(indices + count - 1, mask=count > 0, other=0)
+    first = first_parameter(last, count)
+    chunks = (size + CHUNK - 1) // CHUNK
+    chunk = tl.arange(0, TILE // CHUNK)
+    for i in tl.static_range(3):
+        of_chunks = tl.sum(tl.reshape(gap >> (first + i), (TILE // CHUNK, CHUNK)), axis=1)
+        tl.store(sums + i * chunks + chunk, of_chunks, mask=chunk < chunks)
+        tl.store(stats + 4 + i, tl.sum(of_chunks))
+    tl.store(stats + 2, last)
+    length = tl.arange(0, 64)
+    tl.store(stats + 8 + length, count_lengths(gap, mask), mask=length < 63)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from gradwire.kernels.triton import _candidates as candidates
 from gradwire.kernels.triton import _ranking as ranking
 from gradwire.kernels.triton._candidates import HEAD, STATS, TILE_WORDS
 from gradwire.kernels.triton._common import cdiv, launch, power_of_two
+from gradwire.kernels.triton.gaps import CHUNK, launch_measure, make_sums
 
 FEW = 1 << 14  # so many elements one program selects from
 SHORT_SAMPLE, LONG_SAMPLE = 1 << 12, 1 << 14
@@ -22,7 +23,7 @@ LONG = 1 << 16  # elements from which on the sample is the long one
 _FEW_SAMPLES = 1 << 15  # so many one program ranks; `bits_of_rank` counts up to 2^16 - 1
 _RUN = 8  # elements of a sample in a row: 32 bytes are read at least
 _DRAWN = 64  # blocks of four elements of a sample that a program draws
-_CHUNK = 4096  # candidates of a program
+_CHUNK = 2048  # candidates of a program
 _MOST_PROGRAMS = 1024  # each adds up the counts of those before it
 _TILES_AT_ONCE = 4
 NOTHING = 0x7FFFFFFF  # as a threshold
@@ -220,13 +221,13 @@ def keep(
     kept: Chosen,
     count: int,
     is_capped: bool = False,
-) -> None:
+) -> Tensor:
     """The `count` largest of at most `room` candidates; if `is_capped` all of them, where they are
-    fewer."""
+    fewer. Returns what `launch_measure` does of them."""
     if room <= FEW:
-        keep_few(vectors, head, stats, found, room, kept, count, False, is_capped)
-    else:
-        _keep_many(vectors, head, found, room, kept, count, is_capped)
+        return keep_few(vectors, head, stats, found, room, kept, count, False, is_capped)
+    _keep_many(vectors, head, found, room, kept, count, is_capped)
+    return launch_measure(kept[0], stats, vectors.rows, is_counted=is_capped)
 
 
 def keep_few(
@@ -239,8 +240,10 @@ def keep_few(
     count: int,
     is_direct: bool,
     is_capped: bool = False,
-) -> None:
+) -> Tensor:
+    """Of at most FEW elements, which are measured in the same launch."""
     tile = max(256, power_of_two(room))
+    sums, _ = make_sums(kept[0], count, vectors.rows)
     launch(
         ranking.keep_few,
         (1, vectors.rows),
@@ -250,6 +253,7 @@ def keep_few(
         stats,
         *found,
         *kept,
+        sums,
         vectors.n,
         count,
         room,
@@ -261,8 +265,10 @@ def keep_few(
         DIRECT=is_direct,
         CAPPED=is_capped,
         TILE=tile,
+        CHUNK=min(tile, CHUNK),
         num_warps=_warps(tile),
     )
+    return sums
 
 
 def _keep_many(

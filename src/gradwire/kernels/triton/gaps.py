@@ -8,7 +8,8 @@ its place from such sums. A decoder finds the ones of the stream in the same way
     ((its one - i) << r) + low_0 + .. + low_i + i
 
 The host reads once: from `measure_gaps` what the lengths depend on, from `decode_rice` whether the
-bytes are valid. What a selection measured already is not measured again (`_notes.py`).
+bytes are valid; `scatter_rice` leaves even the parameter to the device until then. What a selection
+measured already is not measured again (`_notes.py`).
 """
 
 from typing import NamedTuple
@@ -23,10 +24,10 @@ from gradwire.kernels.reference import gaps as reference
 from gradwire.kernels.triton._candidates import STATS, ones_in, sum_before
 from gradwire.kernels.triton._common import cdiv, launch, signed
 
-_CHUNK = 2048  # indices of a program
+CHUNK = 2048  # indices of a program, of `launch_measure` and what reads its sums
 # Bytes of the stream of quotients, of a program: few where that gives the device enough programs.
-_FEW_BYTES, _MANY_BYTES = 1 << 10, 1 << 12
-_LONG = 1 << 20  # bytes
+_FEW_BYTES, _MANY_BYTES = 1 << 9, 1 << 12
+_LONG = 1 << 19  # bytes: a program adds up as many counts as there are blocks, 1024 at a time
 # In the statistics of a row, int64: the number of candidates and how many of them are not finite
 # (of a selection), the last index, gaps below zero, the sums of quotients, the lengths.
 LAST, NEGATIVE, SUMS, LENGTHS = 2, 3, 4, 8
@@ -70,8 +71,7 @@ def launch_measure(
     If `is_counted`, only as many indices of a row count as its statistics begin with.
     """
     count = indices.numel() // rows
-    chunks = cdiv(count, _CHUNK)
-    sums = torch.empty(rows * 3 * chunks, dtype=torch.int64, device=indices.device)
+    sums, chunks = make_sums(indices, count, rows)
     launch(
         _measure_chunk,
         (chunks, rows),
@@ -81,10 +81,16 @@ def launch_measure(
         count,
         COUNTED=is_counted,
         STATS=STATS,
-        CHUNK=_CHUNK,
+        CHUNK=CHUNK,
         num_warps=8,
     )
     return sums
+
+
+def make_sums(indices: Tensor, count: int, rows: int) -> tuple[Tensor, int]:
+    """Memory for the sums of the chunks of `count` indices of each row, and how many they are."""
+    chunks = cdiv(count, CHUNK)
+    return torch.empty(rows * 3 * chunks, dtype=torch.int64, device=indices.device), chunks
 
 
 def measurement(numbers: list[int], count: int, chunks: Tensor) -> Measurement:
@@ -157,7 +163,7 @@ def _launch_encode(
         signed(front >> 32),
         8 * len(lead),
         HAS_VALUES=values is not None,
-        CHUNK=_CHUNK,
+        CHUNK=CHUNK,
         num_warps=8,
     )
 
@@ -200,16 +206,16 @@ def _launch_decode(
     reads, device = scattered is not None, packed.device
     size = packed.numel() - front - reads
     block = _FEW_BYTES if size <= _LONG else _MANY_BYTES
-    blocks, chunks = cdiv(size, block), cdiv(count, _CHUNK)
+    blocks, chunks = cdiv(size, block), cdiv(count, CHUNK)
     # Ones of each block, sums of the low parts of each chunk.
     sums = torch.empty(blocks + chunks, dtype=torch.int64, device=device)
     # Ones, wrong ends, the last one, the last index, the parameter: -1 if it cannot be one.
     status = torch.empty(5, dtype=torch.int64, device=device)
     values, out = (places, places) if scattered is None else scattered
     sizes = (count, parameter, front, size, blocks)
-    of_bytes = {"READS": reads, "BYTES": block, "num_warps": block // 512}
-    of_indices = {"READS": reads, "CHUNK": _CHUNK, "num_warps": 8}
-    launch(_count_ones, (blocks + chunks,), packed, sums, *sizes, **of_bytes, CHUNK=_CHUNK)
+    of_bytes = {"READS": reads, "BYTES": block, "num_warps": min(8, block // 128)}
+    of_indices = {"READS": reads, "CHUNK": CHUNK, "num_warps": 8}
+    launch(_count_ones, (blocks + chunks,), packed, sums, *sizes, **of_bytes, CHUNK=CHUNK)
     launch(_find_ones, (blocks,), packed, sums, places, status, *sizes, **of_bytes)
     launch(
         _join, (chunks,), packed, sums, places, status, values, out, *sizes, universe, **of_indices
@@ -228,7 +234,7 @@ def _is_valid(status: list[int], parameter: int, universe: int, count: int) -> b
 
 
 @triton.jit
-def _gaps(indices, at, mask):
+def gaps_before(indices, at, mask):
     """The gaps before indices at some places."""
     index = tl.load(indices + at, mask=mask, other=0)
     before = tl.load(indices + at - 1, mask=mask & (at > 0), other=-1)
@@ -246,6 +252,21 @@ def log2(values):
     return length
 
 
+@triton.jit
+def first_parameter(last, count):
+    """The least parameter that is measured, int64."""
+    mean = tl.maximum((tl.maximum(last, 0) + 1 - count) // tl.maximum(count, 1), 1)
+    middle = tl.minimum(log2(mean), 31)
+    return tl.maximum(middle - 1, 0).to(tl.int64)
+
+
+@triton.jit
+def count_lengths(gap, mask):
+    """How many gaps plus one have 1, 2, .. bits, and in place 63 how many there are not: no gap
+    plus one has 64 bits, so what is not an index counts there."""
+    return tl.histogram(tl.where(mask, log2(tl.maximum(gap, 0) + 1), 63), 64).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _measure_chunk(
     indices, stats, sums, count, COUNTED: tl.constexpr, STATS: tl.constexpr, CHUNK: tl.constexpr
@@ -259,11 +280,9 @@ def _measure_chunk(
         count = tl.minimum(tl.load(stats), count)
     at = program.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     mask = at < count
-    gap = _gaps(indices, at, mask)
+    gap = gaps_before(indices, at, mask)
     last = tl.load(indices + count - 1, mask=count > 0, other=0)
-    mean = tl.maximum((tl.maximum(last, 0) + 1 - count) // tl.maximum(count, 1), 1)
-    middle = tl.minimum(log2(mean), 31)
-    first = tl.maximum(middle - 1, 0).to(tl.int64)
+    first = first_parameter(last, count)
     gap = tl.where(mask, gap, 0)
     for i in tl.static_range(3):
         total = tl.sum(gap >> (first + i))
@@ -274,10 +293,9 @@ def _measure_chunk(
         tl.atomic_add(stats + 3, negative)
     if program == 0:
         tl.store(stats + 2, last)
-    # No gap plus one has 64 bits, so what is not an index counts there.
-    lengths = tl.histogram(tl.where(mask, log2(tl.maximum(gap, 0) + 1), 63), 64)
+    lengths = count_lengths(gap, mask)
     length = tl.arange(0, 64)
-    tl.atomic_add(stats + 8 + length, lengths.to(tl.int64), mask=(lengths > 0) & (length < 63))
+    tl.atomic_add(stats + 8 + length, lengths, mask=(lengths > 0) & (length < 63))
 
 
 @triton.jit(
@@ -312,7 +330,7 @@ def _encode(
     program = tl.program_id(0)
     at = program.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     mask = at < count
-    gap = _gaps(indices, at, mask)
+    gap = gaps_before(indices, at, mask)
     code = words + code_at
     if program == 0:
         lane = tl.arange(0, 2)

@@ -54,8 +54,7 @@ def select_sampled(
         kept = stages.make_chosen(vectors, count)
         stats = stages.make_stats(vectors, is_clear=True)
         found = stages.collect(vectors, head, stats, marks, room)
-        stages.keep(vectors, head, stats, found, room, kept, count, is_capped=True)
-        chunks = launch_measure(kept[0], stats, is_counted=True)
+        chunks = stages.keep(vectors, head, stats, found, room, kept, count, is_capped=True)
         numbers = stats.tolist()
         if numbers[0] <= room:
             return _noted(kept, min(numbers[0], most), n, numbers, chunks)
@@ -95,13 +94,12 @@ def _select(vectors: Vectors, count: int, rank: int, room: int) -> list[Chosen] 
     rows, n = vectors.rows, vectors.n
     if n <= stages.FEW:
         kept, stats = stages.make_chosen(vectors, count), stages.make_stats(vectors, is_clear=False)
-        stages.keep_few(vectors, stats, stats, kept, n, kept, count, is_direct=True)
+        chunks = stages.keep_few(vectors, stats, stats, kept, n, kept, count, is_direct=True)
     else:
         head, stats = stages.sample(vectors, rank)
         found = stages.collect(vectors, head, stats, stages.mark(vectors, head, 0), room)
         kept = stages.make_chosen(vectors, count)
-        stages.keep(vectors, head, stats, found, room, kept, count)
-    chunks = launch_measure(kept[0], stats, rows)
+        chunks = stages.keep(vectors, head, stats, found, room, kept, count)
     numbers = stats.tolist()
     if rows == 1:
         return [_noted(kept, count, n, numbers, chunks)] if count <= numbers[0] <= room else None
