@@ -77,24 +77,17 @@ def encode_small(
 
 
 @triton.jit
-def _part(
-    x,
-    residual,
-    bits,
-    base,
-    start,
-    end,
-    WHOLE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PACKS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Magnitudes of 32 elements of each block, whose signs are stored: a word, or four bytes."""
-    lane = tl.arange(0, 32)
-    within = start[:, None] + lane[None, :]
-    p = _load_sum(x, residual, base + within, within < end[:, None], WHOLE, HAS_RESIDUAL)
+def _part(x, residual, base, start, end, WHOLE: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
+    """32 elements of each block: [blocks, 32]."""
+    within = start[:, None] + tl.arange(0, 32)[None, :]
+    return _load_sum(x, residual, base + within, within < end[:, None], WHOLE, HAS_RESIDUAL)
+
+
+@triton.jit
+def _magnitudes(p, bits, start, end, WHOLE: tl.constexpr, PACKS: tl.constexpr, WIDE: tl.constexpr):
+    """Of a part, whose signs are stored: a word of each block, or four bytes."""
     if PACKS:
-        word = tl.sum((p < 0).to(tl.int32) << lane[None, :], axis=1)
+        word = tl.sum((p < 0).to(tl.int32) << tl.arange(0, 32)[None, :], axis=1)
         if WIDE and WHOLE:
             tl.store(bits.to(tl.pointer_type(tl.int32)) + start // 32, word)
         else:
@@ -105,35 +98,121 @@ def _part(
 
 
 @triton.jit
-def _sum_of_parts(
+def _store_lost(p, out, s, base, start, end, WHOLE: tl.constexpr):
+    within = start[:, None] + tl.arange(0, 32)[None, :]
+    lost = p - tl.where(p < 0, -s[:, None], s[:, None])
+    if WHOLE:
+        tl.store(out + base + within, lost)
+    else:
+        tl.store(out + base + within, lost, mask=within < end[:, None])
+
+
+@triton.jit
+def _blocks(
     x,
     residual,
+    out,
     bits,
+    scale,
     base,
     first,
     end,
+    b,
+    count,
+    num_buckets,
+    BLOCKS: tl.constexpr,
+    PER_BUCKET: tl.constexpr,
+    LEVELS: tl.constexpr,
     WHOLE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PACKS: tl.constexpr,
     WIDE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    PACKS: tl.constexpr,
 ):
-    """The first three levels of the tree: [blocks, 32]."""
-    p0 = _part(x, residual, bits, base, first, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p1 = _part(x, residual, bits, base, first + 32, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p2 = _part(x, residual, bits, base, first + 64, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p3 = _part(x, residual, bits, base, first + 96, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p0 += _part(x, residual, bits, base, first + 128, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p1 += _part(x, residual, bits, base, first + 160, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p2 += _part(x, residual, bits, base, first + 192, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p3 += _part(x, residual, bits, base, first + 224, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    return (p0 + p2) + (p1 + p3)
+    """Sums of blocks of 256; with PER_BUCKET > 0 means of buckets of so many blocks, stored, too.
+
+    A block is loaded in eight parts of 32 lanes. The first three levels of its tree add parts, so
+    they stay inside of a thread, and the signs of a part are one word.
+    """
+    p0 = _part(x, residual, base, first, end, WHOLE, HAS_RESIDUAL)
+    p1 = _part(x, residual, base, first + 32, end, WHOLE, HAS_RESIDUAL)
+    p2 = _part(x, residual, base, first + 64, end, WHOLE, HAS_RESIDUAL)
+    p3 = _part(x, residual, base, first + 96, end, WHOLE, HAS_RESIDUAL)
+    p4 = _part(x, residual, base, first + 128, end, WHOLE, HAS_RESIDUAL)
+    p5 = _part(x, residual, base, first + 160, end, WHOLE, HAS_RESIDUAL)
+    p6 = _part(x, residual, base, first + 192, end, WHOLE, HAS_RESIDUAL)
+    p7 = _part(x, residual, base, first + 224, end, WHOLE, HAS_RESIDUAL)
+    m0 = _magnitudes(p0, bits, first, end, WHOLE, PACKS, WIDE)
+    m1 = _magnitudes(p1, bits, first + 32, end, WHOLE, PACKS, WIDE)
+    m2 = _magnitudes(p2, bits, first + 64, end, WHOLE, PACKS, WIDE)
+    m3 = _magnitudes(p3, bits, first + 96, end, WHOLE, PACKS, WIDE)
+    m0 += _magnitudes(p4, bits, first + 128, end, WHOLE, PACKS, WIDE)
+    m1 += _magnitudes(p5, bits, first + 160, end, WHOLE, PACKS, WIDE)
+    m2 += _magnitudes(p6, bits, first + 192, end, WHOLE, PACKS, WIDE)
+    m3 += _magnitudes(p7, bits, first + 224, end, WHOLE, PACKS, WIDE)
+    sums = fold((m0 + m2) + (m1 + m3), BLOCKS, 32, 5)
+    if PER_BUCKET > 0:
+        BUCKETS: tl.constexpr = BLOCKS // PER_BUCKET
+        totals = fold(sums, BUCKETS, PER_BUCKET, LEVELS)
+        sizes = tl.maximum(tl.minimum(count - b * (PER_BUCKET * 256), PER_BUCKET * 256), 1)
+        mean = (totals / sizes.to(tl.float64)).to(scale.dtype.element_ty)
+        tl.store(scale + b, mean, mask=b < num_buckets)
+        if HAS_OUT:
+            s = tl.reshape(tl.broadcast_to(mean[:, None], (BUCKETS, PER_BUCKET)), (BLOCKS,))
+            _store_lost(p0, out, s, base, first, end, WHOLE)
+            _store_lost(p1, out, s, base, first + 32, end, WHOLE)
+            _store_lost(p2, out, s, base, first + 64, end, WHOLE)
+            _store_lost(p3, out, s, base, first + 96, end, WHOLE)
+            _store_lost(p4, out, s, base, first + 128, end, WHOLE)
+            _store_lost(p5, out, s, base, first + 160, end, WHOLE)
+            _store_lost(p6, out, s, base, first + 192, end, WHOLE)
+            _store_lost(p7, out, s, base, first + 224, end, WHOLE)
+    return sums
+
+
+@triton.jit
+def encode_buckets(
+    x,
+    residual,
+    out,
+    packed,
+    scale,
+    count,
+    num_buckets,
+    BLOCKS: tl.constexpr,
+    PER_BUCKET: tl.constexpr,
+    LEVELS: tl.constexpr,
+    ONE_ROW: tl.constexpr,
+    WIDE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    PACKS: tl.constexpr,
+):
+    """Of buckets of PER_BUCKET = 2^LEVELS blocks of 256 all at once."""
+    row = tl.program_id(1).to(tl.int64)
+    first = (program_start(BLOCKS) + tl.arange(0, BLOCKS)) * 256
+    end = tl.minimum(first + 256, count)
+    b = program_start(BLOCKS // PER_BUCKET) + tl.arange(0, BLOCKS // PER_BUCKET)
+    base = 0 if ONE_ROW else row * count
+    bits = packed if ONE_ROW else packed + row * ((count + 7) // 8)
+    scales = scale + row * num_buckets
+    # Without masks the loads of all parts are under way at once.
+    if (program_start(BLOCKS) + BLOCKS) * 256 <= count:
+        _blocks(
+            x, residual, out, bits, scales, base, first, end, b, count, num_buckets,
+            BLOCKS, PER_BUCKET, LEVELS, True, WIDE, HAS_RESIDUAL, HAS_OUT, PACKS,
+        )  # fmt: skip
+    else:
+        _blocks(
+            x, residual, out, bits, scales, base, first, end, b, count, num_buckets,
+            BLOCKS, PER_BUCKET, LEVELS, False, WIDE, HAS_RESIDUAL, HAS_OUT, PACKS,
+        )  # fmt: skip
 
 
 @triton.jit
 def encode_blocks(
     x,
     residual,
-    out,
     packed,
     sums,
     count,
@@ -145,14 +224,9 @@ def encode_blocks(
     ONE_ROW: tl.constexpr,
     WIDE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    HAS_OUT: tl.constexpr,
     PACKS: tl.constexpr,
 ):
-    """Sums of blocks of 256, and signs; FILLS if no block but the last ends before its lanes do.
-
-    A block is loaded in eight parts of 32 lanes. The first three levels of its tree add parts, so
-    they stay inside of a thread, and the signs of a part are one word.
-    """
+    """Sums of blocks of 256, and signs; FILLS if no block but the last ends before its lanes do."""
     row = tl.program_id(1).to(tl.int64)
     j = program_start(BLOCKS) + tl.arange(0, BLOCKS)
     base = 0 if ONE_ROW else row * count
@@ -164,13 +238,17 @@ def encode_blocks(
         first = (j // width) * bucket + (j % width) * 256
         end = tl.minimum(tl.minimum(first + 256, (j // width + 1) * bucket), count)
         end = tl.where(j < num_blocks, end, 0)
-    whole = FILLS & ((program_start(BLOCKS) + BLOCKS) * 256 <= count)
     # Without masks the loads of all parts are under way at once.
-    if whole:
-        parts = _sum_of_parts(x, residual, bits, base, first, end, True, HAS_RESIDUAL, PACKS, WIDE)
+    if FILLS & ((program_start(BLOCKS) + BLOCKS) * 256 <= count):
+        total = _blocks(
+            x, residual, x, bits, x, base, first, end, j, count, 0,
+            BLOCKS, 0, 0, True, WIDE, HAS_RESIDUAL, False, PACKS,
+        )  # fmt: skip
     else:
-        parts = _sum_of_parts(x, residual, bits, base, first, end, False, HAS_RESIDUAL, PACKS, WIDE)
-    total = fold(parts, BLOCKS, 32, 5)
+        total = _blocks(
+            x, residual, x, bits, x, base, first, end, j, count, 0,
+            BLOCKS, 0, 0, False, WIDE, HAS_RESIDUAL, False, PACKS,
+        )  # fmt: skip
     tl.store(sums + row * num_blocks + j, total, mask=j < num_blocks)
 
 
@@ -195,15 +273,19 @@ def fold_columns(
 
 
 @triton.jit
+def _mean_of(sums, at, size, width, scale, SIZE: tl.constexpr, LEVELS: tl.constexpr):
+    """The mean of bucket `at`, of `size` elements, of its last `width` sums: [1]."""
+    lane = tl.arange(0, SIZE)
+    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
+    return (fold(x, 1, SIZE, LEVELS) / size.to(tl.float64)).to(scale.dtype.element_ty)
+
+
+@triton.jit
 def scales(sums, scale, count, bucket, width, SIZE: tl.constexpr, LEVELS: tl.constexpr):
     """The mean of each bucket, of its last sums."""
     b = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + b
-    lane = tl.arange(0, SIZE)
-    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
-    total = fold(x, 1, SIZE, LEVELS)
-    size = tl.minimum(count - b * bucket, bucket).to(tl.float64)
-    mean = (total / size).to(scale.dtype.element_ty)
+    mean = _mean_of(sums, at, tl.minimum(count - b * bucket, bucket), width, scale, SIZE, LEVELS)
     tl.store(scale + at + tl.arange(0, 1), mean)
 
 
@@ -213,15 +295,23 @@ def lost(
     residual,
     out,
     scale,
+    sums,
     count,
     bucket,
     num_buckets,
+    width,
     SINGLE: tl.constexpr,
+    SIZE: tl.constexpr,
+    LEVELS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ONE_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What decodes to less or more than there was."""
+    """What decodes to less or more than there was.
+
+    SIZE > 0: the scale of a row is not known yet, so each program adds its few sums again, which
+    takes less time than to start another kernel.
+    """
     row = tl.program_id(1).to(tl.int64)
     # From the end on: the kernel before has left that in the cache.
     start = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK
@@ -230,7 +320,10 @@ def lost(
     whole = start + BLOCK <= count
     at = within if ONE_ROW else row * count + within
     p = _load_sum(x, residual, at, mask, whole, HAS_RESIDUAL)
-    if SINGLE:
+    if SIZE > 0:
+        s = _mean_of(sums, row, tl.full((), count, tl.int64), width, scale, SIZE, LEVELS)
+        tl.store(scale + row + tl.arange(0, 1), s, mask=start + tl.arange(0, 1) == 0)
+    elif SINGLE:
         s = tl.load(scale + row)
     else:
         s = tl.load(scale + row * num_buckets + within // bucket, mask=mask, other=0)

@@ -6,17 +6,20 @@ lost: x and the residual are read twice. Rows of a matrix are vectors of their o
 was encoded are in _sign_means.py.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels.triton._common import cdiv, launch, power_of_two
 from gradwire.kernels.triton._sign_kernels import (
     encode_blocks,
+    encode_buckets,
     encode_small,
     fold_columns,
-    lost,
     scales,
 )
+from gradwire.kernels.triton._sign_kernels import lost as lost_of_signs
 from gradwire.kernels.triton._sign_means import mean_signs as mean_signs
 
 _BLOCK = 256  # elements that are added first
@@ -74,82 +77,117 @@ def _encode(
     if not rows or not count:
         return
     x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
-    given = x, x if residual is None else residual, x if out is None else out
-    how = {
-        "HAS_RESIDUAL": residual is not None,
-        "HAS_OUT": out is not None,
-        "PACKS": packed is not None,
-        "ONE_ROW": rows == 1,  # its offset of zero is known to be aligned
-    }
-    num_buckets, bits = cdiv(count, bucket), x if packed is None else packed
+    fed = x if residual is None else residual.contiguous()
+    lost = x if out is None else out
+    bits = x if packed is None else packed
+    has = residual is not None, out is not None, packed is not None
+    num_buckets = cdiv(count, bucket)
     if bucket <= _SMALL:
-        lanes = power_of_two(max(8, bucket))
-        block = min(lanes, _BLOCK)
-        buckets = max(1, _TILE // lanes)
-        launch(
-            encode_small,
-            (cdiv(num_buckets, buckets), rows),
-            *given,
-            bits,
-            scale,
-            count,
-            bucket,
-            num_buckets,
-            BUCKETS=buckets,
-            BLOCKS=lanes // block,
-            BLOCK=block,
-            BUCKET_LEVELS=(lanes // block).bit_length() - 1,
-            BLOCK_LEVELS=block.bit_length() - 1,
-            FILLS=lanes == bucket,
-            **how,
-        )
+        wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
+        if _in_blocks(bucket):
+            grid, how = _bucket_options(rows, count, bucket, wide, *has)
+            launch(encode_buckets, grid, x, fed, lost, bits, scale, count, num_buckets, **how)
+        else:
+            grid, how = _small_options(rows, count, bucket, *has)
+            given = x, fed, lost, bits, scale, count, bucket, num_buckets
+            launch(encode_small, grid, *given, **how)
         return
     width = cdiv(bucket, _BLOCK)  # blocks of one bucket
     num_blocks = width * num_buckets
     sums = torch.empty(rows, num_blocks, dtype=torch.float64, device=x.device)
-    launch(
-        encode_blocks,
-        (cdiv(num_blocks, _TILE // _BLOCK), rows),
-        *given,
-        bits,
-        sums,
-        count,
-        bucket,
-        width,
-        num_blocks,
-        FILLS=num_buckets == 1 or bucket % _BLOCK == 0,
-        BLOCKS=_TILE // _BLOCK,
-        WIDE=rows == 1 and bits.data_ptr() % 4 == 0,
-        **how,
-    )
-    sums, width = _fold_buckets(sums, rows * num_buckets, width)
-    size = power_of_two(width)
-    launch(
-        scales,
-        (num_buckets, rows),
-        sums,
-        scale,
-        count,
-        bucket,
-        width,
-        SIZE=size,
-        LEVELS=size.bit_length() - 1,
-    )
+    wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
+    grid, how = _block_options(rows, count, bucket, wide, *has)
+    launch(encode_blocks, grid, x, fed, bits, sums, count, bucket, width, num_blocks, **how)
+    adds = out is not None and num_buckets == 1 and width <= _FOLDED
+    if not adds:
+        sums, width = _fold_buckets(sums, rows * num_buckets, width)
+        grid, how = _scale_options(rows, num_buckets, width)
+        launch(scales, grid, sums, scale, count, bucket, width, **how)
     if out is not None:
-        launch(
-            lost,
-            (cdiv(count, _TILE), rows),
-            *given,
-            scale,
-            count,
-            bucket,
-            num_buckets,
-            SINGLE=num_buckets == 1,
-            HAS_RESIDUAL=residual is not None,
-            ONE_ROW=rows == 1,
-            BLOCK=_TILE,
-        )
+        grid, how = _lost_options(rows, count, num_buckets == 1, width if adds else 0, has[0])
+        given = x, fed, lost, scale, sums, count, bucket, num_buckets, width
+        launch(lost_of_signs, grid, *given, **how)
+
+
+# Options depend on shapes alone, and are put together once for each.
+Options = tuple[tuple[int, ...], dict[str, int | bool]]
+
+
+def _in_blocks(bucket: int) -> bool:
+    """Whether buckets are a power of two of blocks."""
+    return bucket % _BLOCK == 0 and power_of_two(bucket) == bucket
+
+
+@lru_cache(maxsize=256)
+def _small_options(
+    rows: int, count: int, bucket: int, fed: bool, has_out: bool, packs: bool
+) -> Options:
+    lanes = power_of_two(max(8, bucket))
+    block = min(lanes, _BLOCK)
+    buckets = max(1, _TILE // lanes)
+    return (cdiv(cdiv(count, bucket), buckets), rows), {
+        "BUCKETS": buckets,
+        "BLOCKS": lanes // block,
+        "BLOCK": block,
+        "BUCKET_LEVELS": (lanes // block).bit_length() - 1,
+        "BLOCK_LEVELS": block.bit_length() - 1,
+        "FILLS": lanes == bucket,
+        "HAS_RESIDUAL": fed,
+        "HAS_OUT": has_out,
+        "PACKS": packs,
+        "ONE_ROW": rows == 1,  # its offset of zero is known to be aligned
+    }
+
+
+@lru_cache(maxsize=256)
+def _bucket_options(
+    rows: int, count: int, bucket: int, wide: bool, fed: bool, has_out: bool, packs: bool
+) -> Options:
+    blocks = bucket // _BLOCK
+    return (cdiv(count, _TILE), rows), {
+        "BLOCKS": _TILE // _BLOCK,
+        "PER_BUCKET": blocks,
+        "LEVELS": blocks.bit_length() - 1,
+        "ONE_ROW": rows == 1,
+        "WIDE": wide,
+        "HAS_RESIDUAL": fed,
+        "HAS_OUT": has_out,
+        "PACKS": packs,
+    }
+
+
+@lru_cache(maxsize=256)
+def _block_options(
+    rows: int, count: int, bucket: int, wide: bool, fed: bool, has_out: bool, packs: bool
+) -> Options:
+    num_buckets, width = cdiv(count, bucket), cdiv(bucket, _BLOCK)
+    return (cdiv(width * num_buckets, _TILE // _BLOCK), rows), {
+        "FILLS": num_buckets == 1 or bucket % _BLOCK == 0,
+        "BLOCKS": _TILE // _BLOCK,
+        "ONE_ROW": rows == 1,
+        "WIDE": wide,
+        "HAS_RESIDUAL": fed,
+        "PACKS": packs,
+    }
+
+
+@lru_cache(maxsize=256)
+def _scale_options(rows: int, num_buckets: int, width: int) -> Options:
+    size = power_of_two(width)
+    return (num_buckets, rows), {"SIZE": size, "LEVELS": size.bit_length() - 1}
+
+
+@lru_cache(maxsize=256)
+def _lost_options(rows: int, count: int, single: bool, width: int, fed: bool) -> Options:
+    size = power_of_two(width) if width else 0
+    return (cdiv(count, _TILE), rows), {
+        "SINGLE": single,
+        "SIZE": size,
+        "LEVELS": max(0, size.bit_length() - 1),
+        "HAS_RESIDUAL": fed,
+        "ONE_ROW": rows == 1,
+        "BLOCK": _TILE,
+    }
 
 
 def _fold_buckets(sums: Tensor, num_buckets: int, width: int) -> tuple[Tensor, int]:
