@@ -40,6 +40,16 @@ def check_tensor(compression: object, x: object) -> None:
         )
 
 
+def without_graph(x: Tensor) -> Tensor:
+    """x without its graph; most have none."""
+    return x.detach() if x.requires_grad else x
+
+
+def in_shape(flat: Tensor, x: Tensor) -> Tensor:
+    """A vector in the shape of x, which is mostly one already."""
+    return flat if x.dim() == 1 else flat.reshape(x.shape)
+
+
 def corrected(x: Tensor, residual: Tensor | None) -> Tensor:
     """x + residual, without its graph; 16-bit sums saturate, for infinity would stay for good."""
     x = x.detach()

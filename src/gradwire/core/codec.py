@@ -26,9 +26,11 @@ from gradwire.core.checks import clamp_to as clamp_to
 from gradwire.core.checks import corrected as corrected
 from gradwire.core.checks import expect as expect
 from gradwire.core.checks import expect_scale as expect_scale
+from gradwire.core.checks import in_shape as in_shape
 from gradwire.core.checks import is_finite as is_finite
 from gradwire.core.checks import non_finite
 from gradwire.core.checks import scale_dtype as scale_dtype
+from gradwire.core.checks import without_graph as without_graph
 from gradwire.core.guarantee import LOSSLESS as LOSSLESS
 from gradwire.core.guarantee import Guarantee as Guarantee
 from gradwire.core.guarantee import overlap as overlap

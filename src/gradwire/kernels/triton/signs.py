@@ -89,8 +89,8 @@ def _encode(
             launch(encode_buckets, grid, x, fed, lost, bits, scale, count, num_buckets, **how)
         else:
             grid, how = _small_options(rows, count, bucket, *has)
-            given = x, fed, lost, bits, scale, count, bucket, num_buckets
-            launch(encode_small, grid, *given, **how)
+            given = x, fed, lost, bits, scale
+            launch(encode_small, grid, *given, count, bucket, num_buckets, **how)
         return
     width = cdiv(bucket, _BLOCK)  # blocks of one bucket
     num_blocks = width * num_buckets
@@ -105,8 +105,8 @@ def _encode(
         launch(scales, grid, sums, scale, count, bucket, width, **how)
     if out is not None:
         grid, how = _lost_options(rows, count, num_buckets == 1, width if adds else 0, has[0])
-        given = x, fed, lost, scale, sums, count, bucket, num_buckets, width
-        launch(lost_of_signs, grid, *given, **how)
+        given = x, fed, lost, scale, sums
+        launch(lost_of_signs, grid, *given, count, bucket, num_buckets, width, **how)
 
 
 # Options depend on shapes alone, and are put together once for each.
