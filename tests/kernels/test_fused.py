@@ -267,6 +267,20 @@ def test_native_halves_equal_reference(numel, dtype):
     assert torch.isfinite(a).all()
 
 
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("numel", NUMELS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves_of_a_sum_leave_what_is_lost(numel, dtype):
+    x, residual = vector(numel) * 3e4, vector(numel, 1) * 3e4
+    total, expected = x + residual, torch.empty(numel, dtype=dtype)
+    reference_halves.narrow(total, expected)
+    for halves in (native_halves, reference_halves):
+        out, lost = torch.empty(numel, dtype=dtype), torch.empty(numel)
+        assert halves.narrow_sum(x, residual, out, lost)
+        assert same_bits(out, expected)
+        assert same_bits(lost, total - expected.float())
+
+
 @NON_FINITE
 @pytest.mark.parametrize("numel", [1, 100, 5000])
 def test_what_is_not_finite_shows(numel, bad):
@@ -278,6 +292,7 @@ def test_what_is_not_finite_shows(numel, bad):
     assert not kernels.select_largest(x, None, 1)[1].isfinite().all()
     assert not kernels.select_above(x, None, 1.0)[1].isfinite().all()
     assert not kernels.narrow(x, half)
+    assert not kernels.narrow_sum(x, torch.zeros(numel), half, torch.empty(numel))
 
 
 def test_a_result_over_an_input_is_refused():

@@ -14,15 +14,23 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire import kernels
-from gradwire.core.errors import NonFiniteError, WireError
-from gradwire.core.group import is_half
+from gradwire.core.checks import check_encoded as check_encoded
+from gradwire.core.checks import check_tensor as check_tensor
+from gradwire.core.checks import clamp_to as clamp_to
+from gradwire.core.checks import corrected as corrected
+from gradwire.core.checks import expect as expect
+from gradwire.core.checks import expect_scale as expect_scale
+from gradwire.core.checks import in_shape as in_shape
+from gradwire.core.checks import is_finite as is_finite
+from gradwire.core.checks import non_finite
+from gradwire.core.checks import scale_dtype as scale_dtype
+from gradwire.core.checks import without_graph as without_graph
 from gradwire.core.guarantee import LOSSLESS as LOSSLESS
 from gradwire.core.guarantee import Guarantee as Guarantee
 from gradwire.core.guarantee import overlap as overlap
@@ -30,7 +38,6 @@ from gradwire.core.key import Key
 from gradwire.core.metering import report_methods, reported
 from gradwire.core.notation import Expression
 from gradwire.core.payload import Payload
-from gradwire.core.rows import row_of
 from gradwire.core.spec import Placed, Spec
 from gradwire.core.symbols import pack_symbols, packed_bytes, unpack_symbols
 
@@ -119,6 +126,11 @@ class Codec(Compression):
     """Turns a tensor into a payload and back. Authors write `split` and `join`."""
 
     _reports: ClassVar[bool] = True  # what it does, see core/metering.py
+
+    @cached_property
+    def _notation(self) -> str:
+        """As it is written: of each object, since a codec with a `ramp` equals one without."""
+        return repr(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -254,7 +266,7 @@ def drops_for_good(codec: Codec, spec: Spec) -> bool:
 def payload_context(codec: Codec, spec: Spec) -> int:
     """What the checksum of every payload of this codec and tensor starts from."""
     fingerprint = codec.traits.fingerprint
-    start = _context(repr(codec), spec)
+    start = _context(codec._notation, spec.shape, spec.dtype)
     return start if fingerprint is None else start ^ fingerprint()
 
 
@@ -316,89 +328,9 @@ def check_input(compression: Compression, x: Tensor) -> None:
             names = ", ".join(str(dtype) for dtype in _FLOATS)
             raise ValueError(f"{compression!r} encodes {names}; got a tensor of {x.dtype}")
         if not is_finite(x):
-            raise _non_finite(compression, list(x.shape))
-
-
-def check_encoded(compression: Compression, x: Tensor, payload: Payload, shows: Tensor) -> None:
-    """Refuses x, with its residual, if `shows` is not finite, which it is if and only if they are.
-
-    On an accelerator when parts or bytes of the payload are asked for: before, nobody waits.
-    """
-    shape = list(x.shape)
-
-    def check() -> None:
-        if not is_finite(shows):
-            raise _non_finite(compression, shape)
-
-    payload.check_later(check)
-
-
-def _non_finite(compression: Compression, shape: list[int]) -> NonFiniteError:
-    return NonFiniteError(f"NaN or infinity in a tensor of shape {shape} given to {compression!r}")
-
-
-def check_tensor(compression: Compression, x: object) -> None:
-    """Refuses what is no tensor, such as an array of numpy."""
-    if not isinstance(x, Tensor):
-        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        convert = "from_numpy" if kind.startswith("numpy.") else "tensor"
-        raise ValueError(
-            f"{compression!r} encodes torch tensors, got {kind}. Convert it: torch.{convert}(x)."
-        )
-
-
-def corrected(x: Tensor, residual: Tensor | None) -> Tensor:
-    """x + residual, without its graph; 16-bit sums saturate, for infinity would stay for good."""
-    x = x.detach()
-    if residual is None:
-        return x
-    residual = residual.to(x.device)
-    if not is_half(x):
-        return x + residual
-    largest = torch.finfo(x.dtype).max
-    return (x.float() + residual.float()).clamp(-largest, largest).to(x.dtype)
-
-
-def is_finite(x: Tensor) -> bool:
-    """Whether every element is finite."""
-    found = row_of(x)
-    if found is not None:  # the workers' other rows will be asked about, too: one read for all
-        return found[0].is_finite(found[1])
-    # One cheap pass: a sum is finite if all terms are, unless it overflows; then look closely.
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
-
-
-def expect(part: Tensor, name: str, numel: int, dtype: torch.dtype) -> Tensor:
-    """The part, if it has the length and dtype it must have."""
-    if part.numel() != numel or part.dtype != dtype:
-        raise WireError(
-            f"{name}: {part.numel()} x {part.dtype}, expected {numel} x {dtype}: "
-            "the payload belongs to another tensor or codec"
-        )
-    return part
-
-
-def expect_scale(part: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-    """A vector of scales: the right length, finite and not negative."""
-    expect(part, "scale", numel, dtype)
-    known = kernels.noted(part, "host")  # on an accelerator, if its bytes are known here
-    shown = part if known is None else known
-    if not bool(((shown >= 0) & torch.isfinite(shown)).all()):
-        raise WireError("scale: negative or not finite")
-    return part
-
-
-def scale_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Scales and norms travel as float32, as float64 where the tensor is float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def clamp_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as `dtype`; what lies beyond its range becomes its largest value, not infinity."""
-    largest = torch.finfo(dtype).max
-    return x.clamp(-largest, largest).to(dtype)
+            raise non_finite(compression, x.shape)
 
 
 @lru_cache(maxsize=4096)
-def _context(codec: str, spec: Spec) -> int:
-    return zlib.crc32(f"{codec}|{spec.shape}|{spec.dtype}".encode())
+def _context(notation: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return zlib.crc32(f"{notation}|{shape}|{dtype}".encode())

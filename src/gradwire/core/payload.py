@@ -21,26 +21,19 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.binary import ByteReader, write_varint
 from gradwire.core.errors import WireError
 from gradwire.core.metering import PACK, UNPACK, report
-
-_MAGIC = 0x57
-_VERSION = 1
-_FIXED = 8  # bytes before the table of parts
-# The index of a dtype is its code on the wire.
-DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
+from gradwire.core.payload_header import DTYPES as DTYPES
+from gradwire.core.payload_header import (
+    FIXED,
+    PartKind,
+    crc_of_header,
+    longest_header,
+    packed_nbytes,
+    read_header,
 )
-_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+from gradwire.core.payload_header import frame as frame
+from gradwire.core.payload_header import seal as seal
 
 
 class Payload:
@@ -59,7 +52,7 @@ class Payload:
         parts: Mapping[str, Tensor],
         context: int,
         *,
-        header: bytearray | None = None,
+        header: bytes | bytearray | None = None,
         is_own: bool = False,
     ) -> None:
         self._buffer = buffer
@@ -102,7 +95,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         if self._buffer is None:
-            return _packed_nbytes(list(self._parts.values()))
+            return packed_nbytes(list(self._parts.values()))
         return self._buffer.numel()
 
     def __repr__(self) -> str:
@@ -136,7 +129,7 @@ class Payload:
         """With parts of dtypes and lengths that the caller writes before anybody else sees it."""
         header, offsets, total = frame(kinds)
         buffer = kernels.empty(total, torch.uint8, device)
-        views = _views(buffer, offsets, list(kinds.values()))
+        views = _views(buffer, offsets, kinds.values())
         is_own = device.type != "cpu"
         return Payload(buffer, dict(zip(kinds, views)), context, header=header, is_own=is_own)
 
@@ -162,30 +155,19 @@ class Payload:
             )
         if buffer.dtype != torch.uint8 or buffer.dim() != 1:
             raise WireError(f"expected a vector of uint8, got {buffer.dtype} {list(buffer.shape)}")
-        if buffer.numel() < _FIXED:
-            raise WireError(f"{buffer.numel()} bytes are too short: a header has {_FIXED}")
+        if buffer.numel() < FIXED:
+            raise WireError(f"{buffer.numel()} bytes are too short: a header has {FIXED}")
         if not buffer.is_contiguous() or buffer.data_ptr() % 8:
             # A slice of a larger buffer, or foreign memory: the views need alignment.
             buffer = buffer.clone(memory_format=torch.contiguous_format)
         host = kernels.noted(buffer, "host")
         if host is None:
             host = buffer.cpu()  # of an accelerator one copy, for header and checksum
-        data: Any = host.numpy()
-        magic, version, num_parts, reserved = data[:4].tolist()
-        if magic != _MAGIC or reserved != 0:
-            raise WireError(f"not a gradwire payload: it starts with {magic:#04x}")
-        if version != _VERSION:
-            raise WireError(f"payload version {version}; this gradwire reads version {_VERSION}")
-        if num_parts != len(names):
-            raise WireError(f"{num_parts} parts, expected {len(names)}: {', '.join(names)}")
-        # An entry has ten bytes at most: one of dtype, nine of a length below 2^63.
-        kinds, used = _read_table(data[_FIXED : _FIXED + 10 * num_parts].tobytes(), num_parts)
-        offsets, total = _layout([(dtype.itemsize, count) for dtype, count in kinds], used)
-        if total != buffer.numel():
-            raise WireError(f"{buffer.numel()} bytes, but the header describes {total}")
-        declared = int.from_bytes(data[4:8].tobytes(), "little")
+        start = host[: longest_header(len(names))].numpy().tobytes()
+        kinds, offsets, declared = read_header(start, buffer.numel(), names)
         report(UNPACK, buffer.numel())
-        crc = _crc(data[:_FIXED].tobytes(), data[_FIXED:], context)
+        data: Any = host[FIXED:].numpy()
+        crc = zlib.crc32(data, crc_of_header(start[:FIXED], context))
         if crc != declared:
             raise WireError(
                 f"checksum {declared:#010x}, expected {crc:#010x}: the bytes are damaged or "
@@ -204,75 +186,10 @@ class Payload:
         return Payload.pack({**self.parts, **parts}, self.context)
 
 
-def frame(
-    kinds: Mapping[str, tuple[torch.dtype, int]],
-) -> tuple[bytearray, list[int], int]:
-    """The header, up to the first part, the offsets of parts in this order, and the length."""
-    assert len(kinds) < 256, "a payload holds at most 255 parts"
-    table = _table(kinds.values())
-    sizes = [(dtype.itemsize, count) for dtype, count in kinds.values()]
-    offsets, total = _layout(sizes, len(table))
-    header = bytearray([_MAGIC, _VERSION, len(kinds), 0, 0, 0, 0, 0]) + table
-    return header + bytes(min(offsets, default=total) - len(header)), offsets, total
+def _views(buffer: Tensor, offsets: Sequence[int], kinds: Iterable[PartKind]) -> list[Tensor]:
+    return [_view(buffer, offset, dtype, count) for offset, (dtype, count) in zip(offsets, kinds)]
 
 
-def seal(buffer: Tensor, header: bytearray, context: int) -> None:
-    """Writes the header, with the checksum, into a buffer on the CPU that has the parts."""
-    data: Any = buffer[len(header) :].numpy()
-    header[4:8] = _crc(header, data, context).to_bytes(4, "little")
-    buffer[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
-
-
-def _table(kinds: Iterable[tuple[torch.dtype, int]]) -> bytearray:
-    """Dtype and length of each part."""
-    table = bytearray()
-    for dtype, count in kinds:
-        table.append(_CODES[dtype])
-        write_varint(table, count)
-    return table
-
-
-def _packed_nbytes(tensors: Sequence[Tensor]) -> int:
-    sizes = [(tensor.element_size(), tensor.numel()) for tensor in tensors]
-    return _layout(sizes, len(_table((t.dtype, t.numel()) for t in tensors)))[1]
-
-
-def _read_table(raw: bytes, num_parts: int) -> tuple[list[tuple[torch.dtype, int]], int]:
-    """Dtype and length of each part, and how many bytes the table takes."""
-    reader = ByteReader(raw, "the table of parts")
-    kinds: list[tuple[torch.dtype, int]] = []
-    for _ in range(num_parts):
-        code = reader.byte()
-        if code >= len(DTYPES):
-            raise WireError(f"dtype code {code}, expected 0 .. {len(DTYPES) - 1}")
-        kinds.append((DTYPES[code], reader.varint()))
-    return kinds, reader.position
-
-
-def _layout(sizes: Iterable[tuple[int, int]], table_bytes: int) -> tuple[list[int], int]:
-    """Offset of each part (itemsize, count), and the length of the whole."""
-    sizes = list(sizes)
-    widest = max((itemsize for itemsize, _ in sizes), default=1)
-    position = _FIXED + table_bytes
-    position += -position % widest
-    offsets = [0] * len(sizes)
-    # Widest first: sizes are powers of two, so every part is aligned without a gap.
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i][0]):
-        offsets[index] = position
-        position += sizes[index][0] * sizes[index][1]
-    return offsets, position
-
-
-def _views(
-    buffer: Tensor, offsets: Sequence[int], kinds: Sequence[tuple[torch.dtype, int]]
-) -> list[Tensor]:
-    return [
-        buffer[offset : offset + dtype.itemsize * count].view(dtype)
-        for offset, (dtype, count) in zip(offsets, kinds)
-    ]
-
-
-def _crc(header: bytes | bytearray, rest: Any, context: int) -> int:
-    """CRC-32 of all bytes but the checksum, continued from `context`."""
-    crc = zlib.crc32(header[8:], zlib.crc32(header[:4], context))
-    return zlib.crc32(rest, crc)
+def _view(buffer: Tensor, offset: int, dtype: torch.dtype, count: int) -> Tensor:
+    part = buffer[offset : offset + dtype.itemsize * count]
+    return part if dtype == torch.uint8 else part.view(dtype)

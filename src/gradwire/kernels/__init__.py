@@ -39,7 +39,7 @@ from gradwire.kernels._gaps import (
     writes_entries,
 )
 from gradwire.kernels._hadamard import hadamard, rotated_signs, row_norms, unrotated_signs
-from gradwire.kernels._halves import mean_halves, narrow
+from gradwire.kernels._halves import mean_halves, narrow, narrow_sum
 from gradwire.kernels._huffman import huffman_decode, huffman_encode, huffman_lengths
 from gradwire.kernels._lanes import (
     bits_from_lanes,
@@ -173,6 +173,7 @@ __all__ = [
     "measure_gaps",
     "moments",
     "narrow",
+    "narrow_sum",
     "note",
     "noted",
     "ones_positions",

@@ -14,33 +14,38 @@ def fuses(*tensors: Residual | None) -> bool:
 
     They are there for speed alone; for everything else codecs compose torch operations.
     """
-    device = None
-    for x in _vectors(*tensors):
+    known: torch.device | None = None
+    for x in tensors:
         if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            if not fuses(*_vectors(x)):
+                return False
             continue
         if x.dtype != torch.float32:
             return False
-        if device != x.device:
-            device = x.device
-            if not _has_kernels(device):
-                return False
-    return device is not None or _has_kernels(torch.device("cpu"))
+        device = x.device
+        if device != known and not _serves(device):
+            return False
+        known = device
+    return known is not None or _serves(torch.device("cpu"))
 
 
-def _has_kernels(device: torch.device) -> bool:
+def _serves(device: torch.device) -> bool:
     return runs_triton(device) or (device.type == "cpu" and cpu_backend() == "native")
 
 
-def flat(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.reshape(-1)
+def flat(x: Tensor) -> Tensor:
+    """As a vector: most are, and even a view of all takes time."""
+    return x if x.dim() == 1 else x.reshape(-1)
 
 
-def _vectors(*tensors: Residual | None) -> Iterator[Tensor | None]:
-    for tensor in tensors:
-        if isinstance(tensor, Motion):
-            yield from (tensor.residual, tensor.velocity, tensor.moved)
-        else:
-            yield tensor
+def flat_or_none(x: Tensor | None) -> Tensor | None:
+    return None if x is None else flat(x)
+
+
+def _vectors(motion: Motion) -> Iterator[Tensor | None]:
+    yield from (motion.residual, motion.velocity, motion.moved)
 
 
 def check_motion(operation: str, x: Tensor, motion: Motion, out: Tensor | None) -> None:
@@ -52,28 +57,20 @@ def check_motion(operation: str, x: Tensor, motion: Motion, out: Tensor | None) 
 
 
 def check_fused(operation: str, x: Tensor, residual: Tensor | None, out: Tensor | None) -> None:
-    for tensor in (x, residual):
-        if tensor is not None and (
-            tensor.dtype != torch.float32
-            or tensor.numel() != x.numel()
-            or tensor.device != x.device
-        ):
+    count, device = x.numel(), x.device
+    for tensor in (x,) if residual is None else (x, residual):
+        if tensor.dtype != torch.float32 or tensor.numel() != count or tensor.device != device:
             raise ValueError(
-                f"{operation} takes float32 of equal length on one device, got {x.numel()} x "
+                f"{operation} takes float32 of equal length on one device, got {count} x "
                 f"{x.dtype} and {tensor.numel()} x {tensor.dtype}"
             )
-    check_out(operation, out, x.numel())
-    if out is not None and out.device != x.device:
-        raise ValueError(f"{operation} cannot write what is on {x.device} to {out.device}")
-    if (
-        out is not None
-        and out.numel()
-        and out.data_ptr()
-        in (
-            x.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-        )
-    ):
+    if out is None:
+        return
+    check_out(operation, out, count)
+    if out.device != device:
+        raise ValueError(f"{operation} cannot write what is on {device} to {out.device}")
+    place = out.data_ptr()
+    if count and (place == x.data_ptr() or (residual is not None and place == residual.data_ptr())):
         raise ValueError(f"{operation} cannot write its result over an input")
 
 

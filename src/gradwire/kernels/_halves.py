@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradwire.kernels._checks import check_fused, flat
 from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels.native import halves as native
 from gradwire.kernels.reference import halves as reference
@@ -17,12 +18,29 @@ def narrow(x: Tensor, out: Tensor) -> bool | None:
 
     None on a device that has not finished: there `out` is NaN where x is not finite.
     """
-    if x.dtype != torch.float32 or out.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"narrow takes float32 to a 16-bit float, got {x.dtype} to {out.dtype}")
-    if out.numel() != x.numel() or not out.is_contiguous() or out.device != x.device:
-        raise ValueError(f"narrow needs {x.numel()} contiguous elements for its result")
+    _check_narrow("narrow", x, out)
     run = pick(x.device, native.narrow, reference.narrow, _triton.narrow)
-    return run(x.reshape(-1), out.view(-1))
+    return run(flat(x), flat(out))
+
+
+def narrow_sum(x: Tensor, residual: Tensor, out: Tensor, lost: Tensor) -> bool | None:
+    """`narrow` of x + residual, whose answer it gives; `lost` gets what is lost, float32 [d].
+
+    `lost` must not be one of the inputs.
+    """
+    check_fused("narrow_sum", x, residual, lost)
+    _check_narrow("narrow_sum", x, out)
+    run = pick(x.device, native.narrow_sum, reference.narrow_sum, _triton.narrow_sum)
+    return run(flat(x), flat(residual), flat(out), lost)
+
+
+def _check_narrow(operation: str, x: Tensor, out: Tensor) -> None:
+    if x.dtype != torch.float32 or out.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"{operation} takes float32 to a 16-bit float, got {x.dtype} to {out.dtype}"
+        )
+    if out.numel() != x.numel() or not out.is_contiguous() or out.device != x.device:
+        raise ValueError(f"{operation} needs {x.numel()} contiguous elements for its result")
 
 
 def mean_halves(pieces: Sequence[Tensor], count: int, out: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from gradwire.kernels._checks import (
     check_rows,
     check_scale,
     flat,
+    flat_or_none,
 )
 from gradwire.kernels._dispatch import InTriton, Pair, pick, pick_into
 from gradwire.kernels.native import levels as native
@@ -41,7 +42,7 @@ def encode_levels(
         check_scale("encode_levels", into[0], x.numel(), bucket)
     run = pick_into(x.device, native.encode_levels, reference.encode_levels, _triton.encode_levels)
     how = num_levels, bucket, width, seed, stream
-    return run(x.reshape(-1), flat(residual), *how, out, into=into)
+    return run(flat(x), flat_or_none(residual), *how, out, into=into)
 
 
 def encode_levels_rows(

@@ -11,6 +11,7 @@ from gradwire.kernels._checks import (
     check_rows,
     check_scale,
     flat,
+    flat_or_none,
 )
 from gradwire.kernels._dispatch import InTriton, Pair, pick, pick_into
 from gradwire.kernels.native import signs as native
@@ -44,7 +45,7 @@ def encode_signs(
         check_packed("encode_signs", into[1], x.numel())
         check_scale("encode_signs", into[0], x.numel(), max(1, bucket))
     run = pick_into(x.device, native.encode_signs, reference.encode_signs, _triton.encode_signs)
-    return run(x.reshape(-1), flat(residual), bucket, out, into=into)
+    return run(flat(x), flat_or_none(residual), bucket, out, into=into)
 
 
 def encode_signs_rows(

@@ -20,6 +20,19 @@ def cases():
             numel == 1000,
             returns=False,
         )
+        yield Case(
+            "halves",
+            "narrow_sum",
+            f"{numel} x {dtype}",
+            lambda n=numel, d=dtype: (
+                vector(n),
+                vector(n, 1),
+                torch.empty(n, dtype=d),
+                torch.full((n,), torch.nan),
+            ),
+            numel == 1000,
+            returns=False,
+        )
     for numel, number, dtype in product(
         (*NUMELS, 5000), (1, 2, 3, 4, 5, 9), (torch.float16, torch.bfloat16)
     ):

@@ -4,7 +4,7 @@ import torch
 
 from kernels.triton_cases import NUMELS, Case, spoiled, vector
 
-BUCKETS = (8, 64, 264, 1000, 2**40)
+BUCKETS = (8, 64, 256, 264, 512, 1000, 4096, 2**40)
 
 
 def _encode(numel, bucket, fed, rows=0):
@@ -19,7 +19,7 @@ def cases():
     yield Case("signs", "encode_signs", "16384", lambda: _encode(16384, 16384, True), True)
     for numel, bucket, fed in product((*NUMELS, 20_011), BUCKETS, (False, True)):
         if fed or bucket == 2**40:
-            compiled = numel in (1000, 20_011) and bucket in (64, 2**40)
+            compiled = numel in (1000, 20_011) and bucket in (64, 512, 2**40)
             yield Case(
                 "signs",
                 "encode_signs",
@@ -30,14 +30,14 @@ def cases():
     yield Case("signs", "encode_signs", "of 4200", lambda: _encode(9000, 4200, True), True)
     for numel in (525_313,):  # more sums than one program adds
         yield Case("signs", "encode_signs", str(numel), lambda n=numel: _encode(n, n, False), True)
-    for numel, bucket in product((0, 1, 257, 5000), (64, 5000)):
+    for numel, bucket in product((0, 1, 257, 5000), (64, 512, 5000)):
         yield Case(
             "signs",
             "encode_signs_rows",
             f"3 x {numel} by {bucket}",
             lambda a=(numel, bucket, True, 3): _encode(*a),
         )
-    for numel, bucket in product(NUMELS, (5, 64, 300, 5000)):
+    for numel, bucket in product(NUMELS, (5, 64, 256, 300, 5000)):
         for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             yield Case(
                 "signs",

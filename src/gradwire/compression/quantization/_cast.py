@@ -1,6 +1,7 @@
 """Codecs that round every element to a narrower float."""
 
 from abc import abstractmethod
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,9 +15,12 @@ from gradwire.core.codec import (
     State,
     check_encoded,
     check_input,
+    corrected,
+    in_shape,
     payload_context,
+    without_graph,
 )
-from gradwire.core.fusion import Fusion
+from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
@@ -45,7 +49,7 @@ class Cast(Codec):
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         return {"values": _saturated(x, self.target)}, state
 
-    @property
+    @cached_property
     def fusion(self) -> "_CastFusion":
         return _CastFusion(self)
 
@@ -57,17 +61,36 @@ class _CastFusion(Fusion[Cast]):
     """Rounds and looks for what is not finite in one pass."""
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
-        codec = self.codec
-        if codec.target.itemsize != 2 or not kernels.fuses(x):
+        if self.codec.target.itemsize != 2 or not kernels.fuses(x):
             return None
-        values = kernels.empty(x.numel(), codec.target, x.device)
-        is_good = kernels.narrow(x.detach(), values)
+        values = kernels.empty(x.numel(), self.codec.target, x.device)
+        is_good = kernels.narrow(without_graph(x), values)
+        return self._payload(x, None, values, is_good), state
+
+    def encode_feedback(
+        self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
+    ) -> tuple[Payload, Tensor, State] | None:
+        if self.codec.target.itemsize != 2 or not isinstance(residual, Tensor):
+            return None
+        if residual.shape != x.shape or residual.device != x.device:
+            return None
+        if not kernels.fuses(x, residual):
+            return None
+        lost = kernels.empty(x.numel(), device=x.device) if out is None else out
+        values = kernels.empty(x.numel(), self.codec.target, x.device)
+        is_good = kernels.narrow_sum(without_graph(x), without_graph(residual), values, lost)
+        return self._payload(x, residual, values, is_good), in_shape(lost, x), state
+
+    def _payload(
+        self, x: Tensor, residual: Tensor | None, values: Tensor, is_good: bool | None
+    ) -> Payload:
+        codec = self.codec
         if is_good is False:
-            check_input(codec, x)
+            check_input(codec, corrected(x, residual))
         payload = Payload.deferred({"values": values}, payload_context(codec, Spec.of(x)))
         if is_good is None:
             check_encoded(codec, x, payload, values)
-        return payload, state
+        return payload
 
 
 def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:

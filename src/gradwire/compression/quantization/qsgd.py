@@ -15,6 +15,7 @@ at equal bits, above all at 3 and below.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -39,8 +40,10 @@ from gradwire.core.codec import (
     clamp_to,
     expect,
     expect_scale,
+    in_shape,
     payload_context,
     scale_dtype,
+    without_graph,
 )
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import Fusion, Residual
@@ -48,7 +51,7 @@ from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.payload_rows import PayloadRows
 from gradwire.core.spec import Spec
-from gradwire.core.symbols import digits_per_byte, packed_bytes, symbol_bits
+from gradwire.core.symbols import digits_per_byte, symbol_bits
 from gradwire.kernels.reference.levels import headroom
 
 
@@ -87,7 +90,7 @@ class QSGD(Codec):
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.num_levels + 1)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        fused = _QSGDFusion(self)
+        fused = self.fusion
         if fused.serves(x):
             return fused.split(x, key), state
         s = self.num_levels
@@ -113,7 +116,7 @@ class QSGD(Codec):
         decoded = levels * step[:, None] * (1 / raised)[:, None]
         return clamp_to(from_buckets(decoded, spec.numel), spec.dtype)
 
-    @property
+    @cached_property
     def fusion(self) -> "_QSGDFusion":
         return _QSGDFusion(self)
 
@@ -123,16 +126,22 @@ class _QSGDFusion(Fusion[QSGD]):
 
     takes_rows = True
 
-    def serves(self, *tensors: Tensor) -> bool:
-        """Whether the fused kernels do: fixed width of at most a byte, maxima of whole bytes."""
-        codec, alphabet = self.codec, self._alphabet
-        return (
+    def __init__(self, codec: QSGD) -> None:
+        super().__init__(codec)
+        self._num_levels = codec.num_levels
+        self._alphabet = 2 * codec.num_levels + 1
+        self._width = symbol_bits(self._alphabet)
+        # Fixed width of at most a byte, maxima of whole bytes.
+        self._fits = (
             codec.norm == "max"
             and codec.bucket % 8 == 0
-            and symbol_bits(alphabet) <= 8
-            and not digits_per_byte(alphabet)
-            and kernels.fuses(*tensors)
+            and self._width <= 8
+            and not digits_per_byte(self._alphabet)
         )
+
+    def serves(self, *tensors: Tensor) -> bool:
+        """Whether the fused kernels do."""
+        return self._fits and kernels.fuses(*tensors)
 
     def split(self, x: Tensor, key: Key) -> Parts:
         """The parts of a vector that it serves."""
@@ -149,7 +158,7 @@ class _QSGDFusion(Fusion[QSGD]):
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
         if not self.serves(x):
             return None
-        return self._payload(x.detach(), None, None, key), state
+        return self._payload(x, None, None, key), state
 
     def encode_feedback(
         self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
@@ -157,8 +166,7 @@ class _QSGDFusion(Fusion[QSGD]):
         if not isinstance(residual, Tensor) or not self.serves(x, residual):
             return None
         lost = kernels.empty(x.numel(), device=x.device) if out is None else out
-        payload = self._payload(x.detach(), residual.detach(), lost, key)
-        return payload, lost.reshape(x.shape), state
+        return self._payload(x, residual, lost, key), in_shape(lost, x), state
 
     def decode(
         self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None
@@ -166,7 +174,7 @@ class _QSGDFusion(Fusion[QSGD]):
         codec, scale, packed = self.codec, payload.parts["scale"], payload.parts["values"]
         if spec.dtype != torch.float32 or not self.serves(scale):
             return None
-        expect(packed, "values", packed_bytes(spec.numel, self._alphabet), torch.uint8)
+        expect(packed, "values", -(-spec.numel * self._width // 8), torch.uint8)
         count = num_buckets(spec.numel, codec.bucket)
         if payload.is_own:
             expect(scale, "scale", count, torch.float32)
@@ -175,16 +183,16 @@ class _QSGDFusion(Fusion[QSGD]):
         decoded, highest = kernels.decode_levels(
             packed,
             scale,
-            codec.num_levels,
+            self._num_levels,
             codec.bucket,
-            symbol_bits(self._alphabet),
+            self._width,
             spec.numel,
             kernels.empty(spec.numel, device=packed.device) if out is None else out,
             checked=not payload.is_own,
         )
         if highest >= self._alphabet:
             raise WireError(f"symbol {highest}, expected 0 .. {self._alphabet - 1}")
-        return decoded.reshape(spec.shape)
+        return decoded if len(spec.shape) == 1 else decoded.reshape(spec.shape)
 
     def encode_rows(
         self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
@@ -197,34 +205,30 @@ class _QSGDFusion(Fusion[QSGD]):
         *stream, first = keys[0].stream
         if any(key.stream != (*stream, first + row) for row, key in enumerate(keys)):
             return None  # the kernel draws for ranks in a row
-        kinds = {
-            "scale": (torch.float32, num_buckets(numel, codec.bucket)),
-            "values": (torch.uint8, packed_bytes(numel, self._alphabet)),
-        }
-        rows = PayloadRows(kinds, payload_context(codec, Spec((numel,), x.dtype)), x.device, count)
-        width = symbol_bits(self._alphabet)
-        how = codec.num_levels, codec.bucket, width, keys[0].seed, keys[0].stream
+        context = payload_context(codec, Spec((numel,), x.dtype))
+        rows = PayloadRows(self._kinds(numel), context, x.device, count)
+        how = self._num_levels, codec.bucket, self._width, keys[0].seed, keys[0].stream
         scale, packed = kernels.encode_levels_rows(x, residual, *how, out)
         rows.write(scale=scale, values=packed)
         return rows.checked(codec, x, scale)
 
-    @property
-    def _alphabet(self) -> int:
-        return 2 * self.codec.num_levels + 1
-
     def _payload(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key
     ) -> Payload:
-        codec, numel = self.codec, x.numel()
-        kinds = {
-            "scale": (torch.float32, num_buckets(numel, codec.bucket)),
-            "values": (torch.uint8, packed_bytes(numel, self._alphabet)),
-        }
-        payload = Payload.blank(kinds, payload_context(codec, Spec.of(x)), x.device)
-        scale, packed = payload.parts["scale"], payload.parts["values"]
-        self._encode(x, residual, lost, key, (scale, packed))
+        codec = self.codec
+        context = payload_context(codec, Spec.of(x))
+        payload = Payload.blank(self._kinds(x.numel()), context, x.device)
+        scale, packed = payload.parts.values()
+        given = without_graph(x), None if residual is None else without_graph(residual)
+        self._encode(*given, lost, key, (scale, packed))
         check_encoded(codec, x, payload, scale)
         return payload
+
+    def _kinds(self, numel: int) -> dict[str, tuple[torch.dtype, int]]:
+        return {
+            "scale": (torch.float32, num_buckets(numel, self.codec.bucket)),
+            "values": (torch.uint8, -(-numel * self._width // 8)),
+        }
 
     def _encode(
         self,
@@ -235,8 +239,7 @@ class _QSGDFusion(Fusion[QSGD]):
         into: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """Scales, and symbols at fixed width."""
-        codec, width = self.codec, symbol_bits(self._alphabet)
-        how = codec.num_levels, codec.bucket, width, key.seed, key.stream
+        how = self._num_levels, self.codec.bucket, self._width, key.seed, key.stream
         return kernels.encode_levels(x, residual, *how, lost, into)
 
     def _encoded(
@@ -249,5 +252,4 @@ class _QSGDFusion(Fusion[QSGD]):
         return scale, packed
 
     def _unpacked(self, scale: Tensor, packed: Tensor, count: int) -> Parts:
-        width = symbol_bits(self._alphabet)
-        return {"scale": scale, "values": kernels.unpack_uints(packed, width, count)}
+        return {"scale": scale, "values": kernels.unpack_uints(packed, self._width, count)}

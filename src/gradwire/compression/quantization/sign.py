@@ -11,6 +11,7 @@ less.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ from gradwire.core.codec import (
     check_input,
     expect,
     expect_scale,
+    in_shape,
     payload_context,
     scale_dtype,
+    without_graph,
 )
 from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
@@ -77,7 +80,7 @@ class Sign(Codec):
         signs = to_buckets(1 - 2 * parts["values"], bucket)
         return from_buckets(scale[: len(signs), None] * signs, spec.numel).to(spec.dtype)
 
-    @property
+    @cached_property
     def fusion(self) -> "_SignFusion":
         return _SignFusion(self)
 
@@ -111,7 +114,7 @@ class _SignFusion(Fusion[Sign]):
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
         if not kernels.fuses(x):
             return None
-        return self._payload(x.detach(), None, None), state
+        return self._payload(x, None, None), state
 
     def split_feedback(
         self, x: Tensor, residual: Residual, state: State, key: Key, out: Tensor | None = None
@@ -128,8 +131,7 @@ class _SignFusion(Fusion[Sign]):
         if not isinstance(residual, Tensor) or not kernels.fuses(x, residual):
             return None
         lost = kernels.empty(x.numel(), device=x.device) if out is None else out
-        payload = self._payload(x.detach(), residual.detach(), lost)
-        return payload, lost.reshape(x.shape), state
+        return self._payload(x, residual, lost), in_shape(lost, x), state
 
     def decode(
         self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None
@@ -153,22 +155,26 @@ class _SignFusion(Fusion[Sign]):
             codec.bucket_length(spec.numel),
             kernels.empty(spec.numel, device=device) if out is None else out,
         )
-        return mean.reshape(spec.shape)
+        return mean if len(spec.shape) == 1 else mean.reshape(spec.shape)
 
     def _payload(self, x: Tensor, residual: Tensor | None, lost: Tensor | None) -> Payload:
-        codec, numel, bucket = self.codec, x.numel(), self.codec.bucket_length(x.numel())
-        kinds = {
-            "scale": (torch.float32, codec.num_scales(numel)),
-            "values": (torch.uint8, -(-numel // 8)),
-        }
-        payload = Payload.blank(kinds, payload_context(codec, Spec.of(x)), x.device)
-        scale, packed = payload.parts["scale"], payload.parts["values"]
+        codec, numel = self.codec, x.numel()
+        context = payload_context(codec, Spec.of(x))
+        payload = Payload.blank(self._kinds(numel), context, x.device)
+        scale, packed = payload.parts.values()
         if numel:
-            kernels.encode_signs(x, residual, bucket, lost, into=(scale, packed))
+            given = without_graph(x), None if residual is None else without_graph(residual)
+            kernels.encode_signs(*given, codec.bucket_length(numel), lost, (scale, packed))
             check_encoded(codec, x, payload, scale)
         else:
             scale.zero_()
         return payload
+
+    def _kinds(self, numel: int) -> dict[str, tuple[torch.dtype, int]]:
+        return {
+            "scale": (torch.float32, self.codec.num_scales(numel)),
+            "values": (torch.uint8, -(-numel // 8)),
+        }
 
     def encode_rows(
         self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
@@ -176,11 +182,8 @@ class _SignFusion(Fusion[Sign]):
         codec, (count, numel) = self.codec, x.shape
         if isinstance(residual, kernels.Motion) or not numel or not kernels.fuses(x, residual):
             return None
-        kinds = {
-            "scale": (torch.float32, codec.num_scales(numel)),
-            "values": (torch.uint8, -(-numel // 8)),
-        }
-        rows = PayloadRows(kinds, payload_context(codec, Spec((numel,), x.dtype)), x.device, count)
+        context = payload_context(codec, Spec((numel,), x.dtype))
+        rows = PayloadRows(self._kinds(numel), context, x.device, count)
         scale, packed = kernels.encode_signs_rows(x, residual, codec.bucket_length(numel), out)
         rows.write(scale=scale, values=packed)
         return rows.checked(codec, x, scale)

@@ -19,6 +19,12 @@ def narrow(x: Tensor, out: Tensor) -> bool:
     return reference.narrow(x, out) if status < 0 else status == 0
 
 
+def narrow_sum(x: Tensor, residual: Tensor, out: Tensor, lost: Tensor) -> bool:
+    is_finite = narrow(torch.add(x, residual, out=lost), out)
+    lost.sub_(out)
+    return is_finite
+
+
 def mean_halves(pieces: Sequence[Tensor], count: int, out: Tensor) -> Tensor:
     pieces = [dense(piece) for piece in pieces]
     addresses = array("Q", (piece.data_ptr() for piece in pieces))

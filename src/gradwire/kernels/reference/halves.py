@@ -13,6 +13,13 @@ def narrow(x: Tensor, out: Tensor) -> bool:
     return bool(torch.isfinite(x).all())
 
 
+def narrow_sum(x: Tensor, residual: Tensor, out: Tensor, lost: Tensor) -> bool:
+    """`narrow` of x + residual; what is lost of it into `lost`."""
+    is_finite = narrow(torch.add(x, residual, out=lost), out)
+    lost.sub_(out)
+    return is_finite
+
+
 def mean_halves(pieces: Sequence[Tensor], count: int, out: Tensor) -> Tensor:
     """Added in order in float32, and rounded once."""
     total = pieces[0].to(torch.float32)

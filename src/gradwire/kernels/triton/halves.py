@@ -20,17 +20,32 @@ from gradwire.kernels.triton._common import (
 
 _TILE = 4096  # elements of a program
 _ADDED = 4  # vectors that one launch adds up
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16)}
 
 
 def narrow(x: Tensor, out: Tensor) -> None:
     """Saturating; NaN where x is not finite. Nobody waits to see whether it was."""
+    x = x.contiguous()
+    _launch_narrow(x, x, out, x, False)
+
+
+def narrow_sum(x: Tensor, residual: Tensor, out: Tensor, lost: Tensor) -> None:
+    """`narrow` of x + residual; what is lost of it into `lost`."""
+    _launch_narrow(x.contiguous(), residual.contiguous(), out, lost, True)
+
+
+def _launch_narrow(x: Tensor, residual: Tensor, out: Tensor, lost: Tensor, fed: bool) -> None:
+    count = x.numel()
     launch(
         _narrow,
-        (cdiv(x.numel(), _TILE),),
-        x.contiguous(),
+        (cdiv(count, _TILE),),
+        x,
+        residual,
         halves_as_bits(out),
-        x.numel(),
-        LARGEST=torch.finfo(out.dtype).max,
+        lost,
+        count,
+        LARGEST=_LARGEST[out.dtype],
+        FED=fed,
         BLOCK=_TILE,
     )
 
@@ -62,15 +77,28 @@ def mean_halves(pieces: Sequence[Tensor], count: int, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def _narrow(x, out, count, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def _narrow(
+    x,
+    residual,
+    out,
+    lost,
+    count,
+    LARGEST: tl.constexpr,
+    FED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     start = program_start(BLOCK)
     at = start + tl.arange(0, BLOCK)
     whole = start + BLOCK <= count
-    value = load_block(x, at, count, whole)
-    finite = (value.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
-    value = tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
-    value = tl.where(finite, value, float("nan"))
-    store_block(out, at, narrowed(value, out.dtype.element_ty), count, whole)
+    total = load_block(x, at, count, whole)
+    if FED:
+        total = total + load_block(residual, at, count, whole)
+    finite = (total.to(tl.int32, bitcast=True) & 0x7FFFFFFF) < 0x7F800000
+    value = tl.where(total > LARGEST, LARGEST, tl.where(total < -LARGEST, -LARGEST, total))
+    half = narrowed(tl.where(finite, value, float("nan")), out.dtype.element_ty)
+    store_block(out, at, half, count, whole)
+    if FED:
+        store_block(lost, at, total - widened(half), count, whole)
 
 
 @triton.jit

@@ -5,6 +5,8 @@ of two of at most _SMALL. Other buckets get their maxima from a kernel of their 
 matrix are vectors of their own; row r draws from the stream whose last word is r more.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -48,7 +50,7 @@ def encode_levels(
     if into is None:
         into = _results(1, count, bucket, width, x.device)
     _encode(x, residual, num_levels, bucket, width, seed, stream, out, *into, (1, count))
-    return into[0].reshape(-1), into[1].reshape(-1)
+    return into if into[0].dim() == 1 else (into[0].reshape(-1), into[1].reshape(-1))
 
 
 def encode_levels_rows(
@@ -93,8 +95,7 @@ def _encode(
     x = x.contiguous()
     residual = None if residual is None else residual.contiguous()
     given = x, x if residual is None else residual, x if out is None else out
-    fused = bucket <= _SMALL and power_of_two(bucket) == bucket
-    num_buckets = cdiv(count, bucket)
+    fused, num_buckets = _fuses(bucket), cdiv(count, bucket)
     if not fused:
         scale.zero_()  # the least magnitude, for atomic maxima
         block = min(_TILE, power_of_two(bucket))
@@ -114,8 +115,9 @@ def _encode(
         )
     num_bytes = cdiv(count * width, 8)
     # Eight symbols are one number of 16 or 32 bits, stored at once if memory is aligned.
-    aligned = not packed.data_ptr() % width and (rows == 1 or not num_bytes % width)
-    wide = width in (2, 4) and aligned
+    wide = (
+        width in (2, 4) and not packed.data_ptr() % width and (rows == 1 or not num_bytes % width)
+    )
     launch(
         _levels,
         (cdiv(count, _TILE), rows),
@@ -128,16 +130,30 @@ def _encode(
         bucket,
         num_levels,
         *key_words(seed, stream),
-        WIDTH=width,
-        BUCKET=bucket if fused else 8,
-        BUCKETS=_TILE // (bucket if fused else 8),
-        FUSED=fused,
-        WIDE=wide,
-        BYTES=power_of_two(width),
-        ONE_ROW=rows == 1,
-        HAS_RESIDUAL=residual is not None,
-        HAS_OUT=out is not None,
+        **_options(bucket, width, rows == 1, wide, residual is not None, out is not None),
     )
+
+
+def _fuses(bucket: int) -> bool:
+    return bucket <= _SMALL and power_of_two(bucket) == bucket
+
+
+@lru_cache(maxsize=256)
+def _options(
+    bucket: int, width: int, one_row: bool, wide: bool, fed: bool, has_out: bool
+) -> dict[str, int | bool]:
+    fused = _fuses(bucket)
+    return {
+        "WIDTH": width,
+        "BUCKET": bucket if fused else 8,
+        "BUCKETS": _TILE // (bucket if fused else 8),
+        "FUSED": fused,
+        "WIDE": wide,
+        "BYTES": power_of_two(width),
+        "ONE_ROW": one_row,
+        "HAS_RESIDUAL": fed,
+        "HAS_OUT": has_out,
+    }
 
 
 def decode_levels(
@@ -156,7 +172,7 @@ def decode_levels(
     if not count:
         return out, 0
     highest = torch.zeros(1, dtype=torch.int32, device=device) if checked else packed
-    fused = bucket <= _SMALL and power_of_two(bucket) == bucket
+    fused = _fuses(bucket)
     launch(
         _decode,
         (cdiv(count, _TILE),),

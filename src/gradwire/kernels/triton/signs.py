@@ -1,4 +1,4 @@
-"""Signs scaled by mean magnitudes, along the tree of reference/signs.py.
+"""Signs scaled by mean magnitudes, along the tree of reference/signs.py: what is started when.
 
 A bucket of up to _SMALL elements is done by one program, in one pass. Of longer buckets a first
 kernel packs the signs and adds up blocks of 256, others add those, and the last one writes what is
@@ -6,12 +6,20 @@ lost: x and the residual are read twice. Rows of a matrix are vectors of their o
 was encoded are in _sign_means.py.
 """
 
+from functools import lru_cache
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.triton._common import cdiv, fold, launch, power_of_two, program_start
+from gradwire.kernels.triton._common import cdiv, launch, power_of_two
+from gradwire.kernels.triton._sign_kernels import (
+    encode_blocks,
+    encode_buckets,
+    encode_small,
+    fold_columns,
+    scales,
+)
+from gradwire.kernels.triton._sign_kernels import lost as lost_of_signs
 from gradwire.kernels.triton._sign_means import mean_signs as mean_signs
 
 _BLOCK = 256  # elements that are added first
@@ -69,82 +77,117 @@ def _encode(
     if not rows or not count:
         return
     x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
-    given = x, x if residual is None else residual, x if out is None else out
-    how = {
-        "HAS_RESIDUAL": residual is not None,
-        "HAS_OUT": out is not None,
-        "PACKS": packed is not None,
-        "ONE_ROW": rows == 1,  # its offset of zero is known to be aligned
-    }
-    num_buckets, bits = cdiv(count, bucket), x if packed is None else packed
+    fed = x if residual is None else residual.contiguous()
+    lost = x if out is None else out
+    bits = x if packed is None else packed
+    has = residual is not None, out is not None, packed is not None
+    num_buckets = cdiv(count, bucket)
     if bucket <= _SMALL:
-        lanes = power_of_two(max(8, bucket))
-        block = min(lanes, _BLOCK)
-        buckets = max(1, _TILE // lanes)
-        launch(
-            _encode_small,
-            (cdiv(num_buckets, buckets), rows),
-            *given,
-            bits,
-            scale,
-            count,
-            bucket,
-            num_buckets,
-            BUCKETS=buckets,
-            BLOCKS=lanes // block,
-            BLOCK=block,
-            BUCKET_LEVELS=(lanes // block).bit_length() - 1,
-            BLOCK_LEVELS=block.bit_length() - 1,
-            FILLS=lanes == bucket,
-            **how,
-        )
+        wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
+        if _in_blocks(bucket):
+            grid, how = _bucket_options(rows, count, bucket, wide, *has)
+            launch(encode_buckets, grid, x, fed, lost, bits, scale, count, num_buckets, **how)
+        else:
+            grid, how = _small_options(rows, count, bucket, *has)
+            given = x, fed, lost, bits, scale
+            launch(encode_small, grid, *given, count, bucket, num_buckets, **how)
         return
     width = cdiv(bucket, _BLOCK)  # blocks of one bucket
     num_blocks = width * num_buckets
     sums = torch.empty(rows, num_blocks, dtype=torch.float64, device=x.device)
-    launch(
-        _encode_blocks,
-        (cdiv(num_blocks, _TILE // _BLOCK), rows),
-        *given,
-        bits,
-        sums,
-        count,
-        bucket,
-        width,
-        num_blocks,
-        FILLS=num_buckets == 1 or bucket % _BLOCK == 0,
-        BLOCKS=_TILE // _BLOCK,
-        WIDE=rows == 1 and bits.data_ptr() % 4 == 0,
-        **how,
-    )
-    sums, width = _fold_buckets(sums, rows * num_buckets, width)
-    size = power_of_two(width)
-    launch(
-        _scales,
-        (num_buckets, rows),
-        sums,
-        scale,
-        count,
-        bucket,
-        width,
-        SIZE=size,
-        LEVELS=size.bit_length() - 1,
-    )
+    wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
+    grid, how = _block_options(rows, count, bucket, wide, *has)
+    launch(encode_blocks, grid, x, fed, bits, sums, count, bucket, width, num_blocks, **how)
+    adds = out is not None and num_buckets == 1 and width <= _FOLDED
+    if not adds:
+        sums, width = _fold_buckets(sums, rows * num_buckets, width)
+        grid, how = _scale_options(rows, num_buckets, width)
+        launch(scales, grid, sums, scale, count, bucket, width, **how)
     if out is not None:
-        launch(
-            _lost,
-            (cdiv(count, _TILE), rows),
-            *given,
-            scale,
-            count,
-            bucket,
-            num_buckets,
-            SINGLE=num_buckets == 1,
-            HAS_RESIDUAL=residual is not None,
-            ONE_ROW=rows == 1,
-            BLOCK=_TILE,
-        )
+        grid, how = _lost_options(rows, count, num_buckets == 1, width if adds else 0, has[0])
+        given = x, fed, lost, scale, sums
+        launch(lost_of_signs, grid, *given, count, bucket, num_buckets, width, **how)
+
+
+# Options depend on shapes alone, and are put together once for each.
+Options = tuple[tuple[int, ...], dict[str, int | bool]]
+
+
+def _in_blocks(bucket: int) -> bool:
+    """Whether buckets are a power of two of blocks."""
+    return bucket % _BLOCK == 0 and power_of_two(bucket) == bucket
+
+
+@lru_cache(maxsize=256)
+def _small_options(
+    rows: int, count: int, bucket: int, fed: bool, has_out: bool, packs: bool
+) -> Options:
+    lanes = power_of_two(max(8, bucket))
+    block = min(lanes, _BLOCK)
+    buckets = max(1, _TILE // lanes)
+    return (cdiv(cdiv(count, bucket), buckets), rows), {
+        "BUCKETS": buckets,
+        "BLOCKS": lanes // block,
+        "BLOCK": block,
+        "BUCKET_LEVELS": (lanes // block).bit_length() - 1,
+        "BLOCK_LEVELS": block.bit_length() - 1,
+        "FILLS": lanes == bucket,
+        "HAS_RESIDUAL": fed,
+        "HAS_OUT": has_out,
+        "PACKS": packs,
+        "ONE_ROW": rows == 1,  # its offset of zero is known to be aligned
+    }
+
+
+@lru_cache(maxsize=256)
+def _bucket_options(
+    rows: int, count: int, bucket: int, wide: bool, fed: bool, has_out: bool, packs: bool
+) -> Options:
+    blocks = bucket // _BLOCK
+    return (cdiv(count, _TILE), rows), {
+        "BLOCKS": _TILE // _BLOCK,
+        "PER_BUCKET": blocks,
+        "LEVELS": blocks.bit_length() - 1,
+        "ONE_ROW": rows == 1,
+        "WIDE": wide,
+        "HAS_RESIDUAL": fed,
+        "HAS_OUT": has_out,
+        "PACKS": packs,
+    }
+
+
+@lru_cache(maxsize=256)
+def _block_options(
+    rows: int, count: int, bucket: int, wide: bool, fed: bool, has_out: bool, packs: bool
+) -> Options:
+    num_buckets, width = cdiv(count, bucket), cdiv(bucket, _BLOCK)
+    return (cdiv(width * num_buckets, _TILE // _BLOCK), rows), {
+        "FILLS": num_buckets == 1 or bucket % _BLOCK == 0,
+        "BLOCKS": _TILE // _BLOCK,
+        "ONE_ROW": rows == 1,
+        "WIDE": wide,
+        "HAS_RESIDUAL": fed,
+        "PACKS": packs,
+    }
+
+
+@lru_cache(maxsize=256)
+def _scale_options(rows: int, num_buckets: int, width: int) -> Options:
+    size = power_of_two(width)
+    return (num_buckets, rows), {"SIZE": size, "LEVELS": size.bit_length() - 1}
+
+
+@lru_cache(maxsize=256)
+def _lost_options(rows: int, count: int, single: bool, width: int, fed: bool) -> Options:
+    size = power_of_two(width) if width else 0
+    return (cdiv(count, _TILE), rows), {
+        "SINGLE": single,
+        "SIZE": size,
+        "LEVELS": max(0, size.bit_length() - 1),
+        "HAS_RESIDUAL": fed,
+        "ONE_ROW": rows == 1,
+        "BLOCK": _TILE,
+    }
 
 
 def _fold_buckets(sums: Tensor, num_buckets: int, width: int) -> tuple[Tensor, int]:
@@ -156,7 +199,7 @@ def _fold_buckets(sums: Tensor, num_buckets: int, width: int) -> tuple[Tensor, i
         columns = max(1, min(left, 4096 // folded // 2))
         out = torch.empty(num_buckets, left, dtype=torch.float64, device=sums.device)
         launch(
-            _fold_columns,
+            fold_columns,
             (left // columns, num_buckets),
             sums,
             out,
@@ -168,238 +211,3 @@ def _fold_buckets(sums: Tensor, num_buckets: int, width: int) -> tuple[Tensor, i
         )
         sums, width = out, left
     return sums, width
-
-
-@triton.jit
-def _load_sum(x, residual, at, mask, is_whole, HAS_RESIDUAL: tl.constexpr):
-    if is_whole:
-        p = tl.load(x + at)
-        if HAS_RESIDUAL:
-            p = p + tl.load(residual + at)
-    else:
-        p = tl.load(x + at, mask=mask, other=0)
-        if HAS_RESIDUAL:
-            p = p + tl.load(residual + at, mask=mask, other=0)
-    return p
-
-
-@triton.jit
-def _bytes_of(p, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """Sign bits of [ROWS, LANES] elements: [ROWS, LANES / 8]."""
-    bits = tl.reshape((p < 0).to(tl.int32), (ROWS, LANES // 8, 8))
-    return tl.sum(bits << tl.arange(0, 8)[None, None, :], axis=2).to(tl.uint8)
-
-
-@triton.jit
-def _encode_small(
-    x,
-    residual,
-    out,
-    packed,
-    scale,
-    count,
-    bucket,
-    num_buckets,
-    BUCKETS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BUCKET_LEVELS: tl.constexpr,
-    BLOCK_LEVELS: tl.constexpr,
-    FILLS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    PACKS: tl.constexpr,
-    ONE_ROW: tl.constexpr,
-):
-    """Of several buckets all at once; FILLS if a bucket has as many elements as lanes."""
-    LANES: tl.constexpr = BLOCKS * BLOCK
-    row = tl.program_id(1).to(tl.int64)
-    b = program_start(BUCKETS) + tl.arange(0, BUCKETS)
-    lane = tl.arange(0, LANES)
-    within = b[:, None] * bucket + lane[None, :]
-    mask = (lane < bucket)[None, :] & (within < count)
-    whole = FILLS & ((program_start(BUCKETS) + BUCKETS) * bucket <= count)
-    at = within if ONE_ROW else row * count + within
-    p = _load_sum(x, residual, at, mask, whole, HAS_RESIDUAL)
-    sums = fold(tl.abs(p).to(tl.float64), BUCKETS * BLOCKS, BLOCK, BLOCK_LEVELS)
-    sums = fold(sums, BUCKETS, BLOCKS, BUCKET_LEVELS)
-    sizes = tl.maximum(tl.minimum(count - b * bucket, bucket), 1)
-    mean = (sums / sizes.to(tl.float64)).to(scale.dtype.element_ty)
-    tl.store(scale + row * num_buckets + b, mean, mask=b < num_buckets)
-    if PACKS:
-        byte = 8 * tl.arange(0, LANES // 8)
-        first = b[:, None] * bucket + byte[None, :]
-        has_byte = (byte < bucket)[None, :] & (first < count)
-        to = packed + row * ((count + 7) // 8) + first // 8
-        tl.store(to, _bytes_of(p, BUCKETS, LANES), mask=has_byte)
-    if HAS_OUT:
-        lost = p - tl.where(p < 0, -mean[:, None], mean[:, None])
-        if whole:
-            tl.store(out + at, lost)
-        else:
-            tl.store(out + at, lost, mask=mask)
-
-
-@triton.jit
-def _part(
-    x,
-    residual,
-    bits,
-    base,
-    start,
-    end,
-    WHOLE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PACKS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Magnitudes of 32 elements of each block, whose signs are stored: a word, or four bytes."""
-    lane = tl.arange(0, 32)
-    within = start[:, None] + lane[None, :]
-    p = _load_sum(x, residual, base + within, within < end[:, None], WHOLE, HAS_RESIDUAL)
-    if PACKS:
-        word = tl.sum((p < 0).to(tl.int32) << lane[None, :], axis=1)
-        if WIDE and WHOLE:
-            tl.store(bits.to(tl.pointer_type(tl.int32)) + start // 32, word)
-        else:
-            byte = 8 * tl.arange(0, 4)[None, :]
-            at = start[:, None] + byte
-            tl.store(bits + at // 8, (word[:, None] >> byte).to(tl.uint8), mask=at < end[:, None])
-    return tl.abs(p).to(tl.float64)
-
-
-@triton.jit
-def _sum_of_parts(
-    x,
-    residual,
-    bits,
-    base,
-    first,
-    end,
-    WHOLE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PACKS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """The first three levels of the tree: [blocks, 32]."""
-    p0 = _part(x, residual, bits, base, first, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p1 = _part(x, residual, bits, base, first + 32, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p2 = _part(x, residual, bits, base, first + 64, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p3 = _part(x, residual, bits, base, first + 96, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p0 += _part(x, residual, bits, base, first + 128, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p1 += _part(x, residual, bits, base, first + 160, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p2 += _part(x, residual, bits, base, first + 192, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    p3 += _part(x, residual, bits, base, first + 224, end, WHOLE, HAS_RESIDUAL, PACKS, WIDE)
-    return (p0 + p2) + (p1 + p3)
-
-
-@triton.jit
-def _encode_blocks(
-    x,
-    residual,
-    out,
-    packed,
-    sums,
-    count,
-    bucket,
-    width,
-    num_blocks,
-    FILLS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ONE_ROW: tl.constexpr,
-    WIDE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    PACKS: tl.constexpr,
-):
-    """Sums of blocks of 256, and signs; FILLS if no block but the last ends before its lanes do.
-
-    A block is loaded in eight parts of 32 lanes. The first three levels of its tree add parts, so
-    they stay inside of a thread, and the signs of a part are one word.
-    """
-    row = tl.program_id(1).to(tl.int64)
-    j = program_start(BLOCKS) + tl.arange(0, BLOCKS)
-    base = 0 if ONE_ROW else row * count
-    bits = packed if ONE_ROW else packed + row * ((count + 7) // 8)
-    if FILLS:
-        first = j * 256
-        end = tl.minimum(first + 256, count)
-    else:
-        first = (j // width) * bucket + (j % width) * 256
-        end = tl.minimum(tl.minimum(first + 256, (j // width + 1) * bucket), count)
-        end = tl.where(j < num_blocks, end, 0)
-    whole = FILLS & ((program_start(BLOCKS) + BLOCKS) * 256 <= count)
-    # Without masks the loads of all parts are under way at once.
-    if whole:
-        parts = _sum_of_parts(x, residual, bits, base, first, end, True, HAS_RESIDUAL, PACKS, WIDE)
-    else:
-        parts = _sum_of_parts(x, residual, bits, base, first, end, False, HAS_RESIDUAL, PACKS, WIDE)
-    total = fold(parts, BLOCKS, 32, 5)
-    tl.store(sums + row * num_blocks + j, total, mask=j < num_blocks)
-
-
-@triton.jit
-def _fold_columns(
-    sums,
-    out,
-    width,
-    left,
-    FOLDED: tl.constexpr,
-    LEVELS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """The first levels of the tree of a bucket's sums: [FOLDED, left] to [left]."""
-    bucket = tl.program_id(1).to(tl.int64)
-    column = program_start(COLUMNS) + tl.arange(0, COLUMNS)
-    at = tl.arange(0, FOLDED)[:, None] * left + column[None, :]
-    x = tl.load(sums + bucket * width + at, mask=at < width, other=0)
-    for level in tl.static_range(LEVELS):
-        x = tl.sum(tl.reshape(x, (2, FOLDED >> (level + 1), COLUMNS)), axis=0)
-    tl.store(out + bucket * left + column, tl.reshape(x, (COLUMNS,)))
-
-
-@triton.jit
-def _scales(sums, scale, count, bucket, width, SIZE: tl.constexpr, LEVELS: tl.constexpr):
-    """The mean of each bucket, of its last sums."""
-    b = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + b
-    lane = tl.arange(0, SIZE)
-    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
-    total = fold(x, 1, SIZE, LEVELS)
-    size = tl.minimum(count - b * bucket, bucket).to(tl.float64)
-    mean = (total / size).to(scale.dtype.element_ty)
-    tl.store(scale + at + tl.arange(0, 1), mean)
-
-
-@triton.jit
-def _lost(
-    x,
-    residual,
-    out,
-    scale,
-    count,
-    bucket,
-    num_buckets,
-    SINGLE: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    ONE_ROW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """What decodes to less or more than there was."""
-    row = tl.program_id(1).to(tl.int64)
-    # From the end on: the kernel before has left that in the cache.
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK
-    within = start + tl.arange(0, BLOCK)
-    mask = within < count
-    whole = start + BLOCK <= count
-    at = within if ONE_ROW else row * count + within
-    p = _load_sum(x, residual, at, mask, whole, HAS_RESIDUAL)
-    if SINGLE:
-        s = tl.load(scale + row)
-    else:
-        s = tl.load(scale + row * num_buckets + within // bucket, mask=mask, other=0)
-    lost = p - tl.where(p < 0, -s, s)
-    if whole:
-        tl.store(out + at, lost)
-    else:
-        tl.store(out + at, lost, mask=mask)
