@@ -29,7 +29,14 @@ from gradwire.kernels._elias import (
     elias_symbol_lengths,
 )
 from gradwire.kernels._gaps import Gaps, decode_rice, encode_rice, measure_gaps
-from gradwire.kernels._hadamard import hadamard, rotated_signs, row_norms, unrotated_signs
+from gradwire.kernels._hadamard import (
+    encode_rotated_signs,
+    encodes_rotated_signs,
+    hadamard,
+    rotated_signs,
+    row_norms,
+    unrotated_signs,
+)
 from gradwire.kernels._halves import mean_halves, narrow
 from gradwire.kernels._huffman import huffman_decode, huffman_encode, huffman_lengths
 from gradwire.kernels._lanes import (
@@ -146,8 +153,10 @@ __all__ = [
     "encode_levels",
     "encode_levels_rows",
     "encode_rice",
+    "encode_rotated_signs",
     "encode_signs",
     "encode_signs_rows",
+    "encodes_rotated_signs",
     "find_others",
     "from_pairs",
     "from_table",

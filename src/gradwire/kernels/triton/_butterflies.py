@@ -9,6 +9,8 @@ once for five stages, and not at all within them. Sums are along the tree of `fo
 import triton
 import triton.language as tl
 
+from gradwire.kernels.triton._common import fold
+
 
 @triton.jit
 def transformed(y, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr):
@@ -46,6 +48,19 @@ def fold_halves(x, ROWS: tl.constexpr, SIZE: tl.constexpr, LEVELS: tl.constexpr)
         a, b = tl.split(tl.permute(pairs, (0, 2, 1)))
         x = a + b
     return tl.reshape(x, (ROWS * SIZE // N,))
+
+
+@triton.jit
+def norms(y, ROWS: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr):
+    """Sums of |y| and of y^2 over rows of SIZE = 2^STAGES, float64 [ROWS] each."""
+    FIRST: tl.constexpr = 7 if STAGES > 7 else STAGES  # of each alone, then of both together
+    LEFT: tl.constexpr = SIZE >> FIRST
+    size = tl.abs(y).to(tl.float64)
+    sums = fold_halves(size, ROWS, SIZE, FIRST)
+    squares = fold_halves(size * size, ROWS, SIZE, FIRST)
+    both = tl.reshape(tl.permute(tl.join(sums, squares), (1, 0)), (2 * ROWS * LEFT,))
+    both = fold(both, 2 * ROWS, LEFT, STAGES - FIRST)
+    return tl.split(tl.permute(tl.reshape(both, (2, ROWS)), (1, 0)))
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 Pieces of up to 4096 neighbours lie in the registers of one program. Longer rows take more passes,
 in each of which a program combines up to 16 elements that lie 4096, 65536, ... apart. Butterflies
-come in the reference's order, and so do the sums of norms, so the bits are the same.
+come in the reference's order, and so do the sums of norms, so the bits are the same. Random signs,
+bits and scales in one pass are in rotated_signs.py.
 """
 
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from gradwire.kernels.reference import hadamard as reference
 from gradwire.kernels.reference.bits import pack_uints, unpack_uints
-from gradwire.kernels.triton._butterflies import fold_halves, merged_bits, transformed
+from gradwire.kernels.triton._butterflies import merged_bits, norms, transformed
 from gradwire.kernels.triton._common import cdiv, fold, launch, power_of_two, program_start
+from gradwire.kernels.triton.rotated_signs import encode_rotated_signs as encode_rotated_signs
 
 _PIECE = 4096  # neighbours in one program
-_LEAST = 1024  # elements of a program: several short rows
+_LEAST = reference.LEAST_TILE  # elements of a program: several short rows
 _RADIX, _COLUMNS = 16, 128  # of a pass over a long row
 _LONGEST_NORM = _RADIX * _PIECE
 _WARPS = 4
@@ -151,19 +153,6 @@ def row_norms(y: Tensor) -> tuple[Tensor, Tensor]:
         )
         return total[0], total[1]
     return sums[0, :, 0], sums[1, :, 0]
-
-
-@triton.jit
-def norms(y, ROWS: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr):
-    """Sums of |y| and of y^2 over rows of SIZE = 2^STAGES, float64 [ROWS] each."""
-    FIRST: tl.constexpr = 7 if STAGES > 7 else STAGES  # of each alone, then of both together
-    LEFT: tl.constexpr = SIZE >> FIRST
-    size = tl.abs(y).to(tl.float64)
-    sums = fold_halves(size, ROWS, SIZE, FIRST)
-    squares = fold_halves(size * size, ROWS, SIZE, FIRST)
-    both = tl.reshape(tl.permute(tl.join(sums, squares), (1, 0)), (2 * ROWS * LEFT,))
-    both = fold(both, 2 * ROWS, LEFT, STAGES - FIRST)
-    return tl.split(tl.permute(tl.reshape(both, (2, ROWS)), (1, 0)))
 
 
 @triton.jit
