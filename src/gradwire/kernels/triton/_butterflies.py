@@ -13,27 +13,36 @@ from gradwire.kernels.triton._common import fold
 
 
 @triton.jit
-def transformed(y, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr):
-    """Butterflies (a, b) -> (a + b, a - b) between elements H, 2 H, 4 H ... apart."""
+def transformed(
+    y, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr, BITS: tl.constexpr = False
+):
+    """Butterflies (a, b) -> (a + b, a - b) between elements H, 2 H, 4 H ... apart.
+
+    BITS: (a, b) -> (a xor b, b), of whole numbers.
+    """
     if STAGES > 10:
-        y = _stages(y, TILE, 5, H)
-        y = _stages(y, TILE, 5, H << 5)
-        y = _stages(y, TILE, STAGES - 10, H << 10)
+        y = _stages(y, TILE, 5, H, BITS)
+        y = _stages(y, TILE, 5, H << 5, BITS)
+        y = _stages(y, TILE, STAGES - 10, H << 10, BITS)
     elif STAGES > 5:
-        y = _stages(y, TILE, 5, H)
-        y = _stages(y, TILE, STAGES - 5, H << 5)
+        y = _stages(y, TILE, 5, H, BITS)
+        y = _stages(y, TILE, STAGES - 5, H << 5, BITS)
     elif STAGES > 0:
-        y = _stages(y, TILE, STAGES, H)
+        y = _stages(y, TILE, STAGES, H, BITS)
     return y
 
 
 @triton.jit
-def _stages(y, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr):
+def _stages(y, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr, BITS: tl.constexpr):
     N: tl.constexpr = 1 << STAGES
     y = tl.permute(tl.reshape(y, (TILE // (N * H), N, H)), (0, 2, 1))
     for _ in tl.static_range(STAGES):
         a, b = tl.split(tl.reshape(y, (TILE // N, N // 2, 2)))
-        y = tl.permute(tl.join(a + b, a - b), (0, 2, 1))
+        if BITS:
+            y = tl.join(a ^ b, b)
+        else:
+            y = tl.join(a + b, a - b)
+        y = tl.permute(y, (0, 2, 1))
     y = tl.permute(tl.reshape(y, (TILE // (N * H), H, N)), (0, 2, 1))
     return tl.reshape(y, (TILE,))
 
@@ -48,6 +57,14 @@ def fold_halves(x, ROWS: tl.constexpr, SIZE: tl.constexpr, LEVELS: tl.constexpr)
         a, b = tl.split(tl.permute(pairs, (0, 2, 1)))
         x = a + b
     return tl.reshape(x, (ROWS * SIZE // N,))
+
+
+@triton.jit
+def fold_rows(x, ROWS: tl.constexpr, SIZE: tl.constexpr, LEVELS: tl.constexpr):
+    """`fold`, the first levels of which are within a thread."""
+    FIRST: tl.constexpr = 5 if LEVELS > 5 else LEVELS
+    x = fold_halves(x, ROWS, SIZE, FIRST)
+    return fold(x, ROWS, SIZE >> FIRST, LEVELS - FIRST)
 
 
 @triton.jit
