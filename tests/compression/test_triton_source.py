@@ -5,6 +5,7 @@ import torch
 
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import unpack
+from gradwire.core.errors import NonFiniteError
 from gradwire.core.key import Key
 from gradwire.core.spec import Spec
 
@@ -52,3 +53,26 @@ def test_payloads_and_vectors_are_those_of_the_reference(notation, numel, dtype,
         assert torch.equal(own, expected)
     assert own_decoded.dtype == decoded.dtype
     assert torch.equal(own_decoded, decoded)
+
+
+@pytest.mark.parametrize("factor", [1e-40, 2.0**-100, 2.0**100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drive_brings_what_it_cannot_square_into_range(factor, dtype, monkeypatch):
+    x = (torch.randn(3000, generator=torch.Generator().manual_seed(2)) * factor).to(dtype)
+    codec = COMPRESSION.parse("drive(block=1024)")
+    payloads, decoded = _coded(codec, x, "reference", monkeypatch)
+    own_payloads, own_decoded = _coded(codec, x, "triton", monkeypatch)
+    assert all(map(torch.equal, own_payloads, payloads))
+    assert torch.equal(own_decoded, decoded)
+
+
+@pytest.mark.parametrize("notation", ["drive", "drive(unbiased=False)", "polar(0.5, block=64)"])
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 2999])
+def test_what_is_not_finite_is_refused(notation, bad, place, monkeypatch):
+    monkeypatch.setenv("GRADWIRE_KERNELS", "triton")
+    x = torch.ones(3000)
+    x[place] = bad
+    codec = COMPRESSION.parse(notation)
+    with pytest.raises(NonFiniteError, match="NaN or infinity"):
+        codec.encode(x, codec.init(Spec.of(x)), _KEY)

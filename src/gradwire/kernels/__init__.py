@@ -38,7 +38,14 @@ from gradwire.kernels._gaps import (
     write_entries,
     writes_entries,
 )
-from gradwire.kernels._hadamard import hadamard, rotated_signs, row_norms, unrotated_signs
+from gradwire.kernels._hadamard import (
+    encode_rotated_signs,
+    encodes_rotated_signs,
+    hadamard,
+    rotated_signs,
+    row_norms,
+    unrotated_signs,
+)
 from gradwire.kernels._halves import mean_halves, narrow, narrow_sum
 from gradwire.kernels._huffman import huffman_decode, huffman_encode, huffman_lengths
 from gradwire.kernels._lanes import (
@@ -63,6 +70,7 @@ from gradwire.kernels._polar import (
     POLAR_LANES,
     POLAR_PARITY,
     POLAR_REPETITION,
+    polar_encode_signs,
     polar_genie,
     polar_kinds,
     polar_label,
@@ -155,8 +163,10 @@ __all__ = [
     "encode_levels",
     "encode_levels_rows",
     "encode_rice",
+    "encode_rotated_signs",
     "encode_signs",
     "encode_signs_rows",
+    "encodes_rotated_signs",
     "find_others",
     "from_pairs",
     "from_table",
@@ -184,6 +194,7 @@ __all__ = [
     "philox_words",
     "plane_choose",
     "plane_ratios",
+    "polar_encode_signs",
     "polar_fill",
     "polar_genie",
     "polar_kinds",

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
-from gradwire.kernels._checks import check_packed
-from gradwire.kernels._dispatch import InTriton, pick
+from gradwire.kernels._checks import check_packed, check_scale
+from gradwire.kernels._dispatch import InTriton, Pair, pick, runs_triton
 from gradwire.kernels.native import hadamard as native
 from gradwire.kernels.reference import hadamard as reference
+from gradwire.kernels.reference.hadamard import Stream
 
 _triton = InTriton("hadamard")
+LONGEST_ENCODED = 4096  # elements of a row that a program of an accelerator transforms alone
 
 
 def hadamard(
@@ -59,6 +61,43 @@ def unrotated_signs(
         _triton.unrotated_signs,
     )
     return run(packed, scale, n, after, out)
+
+
+def encodes_rotated_signs(device: torch.device, dtype: torch.dtype, n: int) -> bool:
+    """Whether `encode_rotated_signs` serves, and is fastest: it is written for accelerators."""
+    return runs_triton(device) and dtype == torch.float32 and 8 <= n <= LONGEST_ENCODED
+
+
+def encode_rotated_signs(
+    x: Tensor,
+    n: int,
+    seed: int,
+    streams: tuple[Stream, Stream],
+    unbiased: bool,
+    exponents: tuple[int, int],
+    into: Pair,
+) -> Tensor:
+    """Scales and signs of a whole vector in rows of n, from the seed and two Philox streams.
+
+    The elements that fill no row are transformed with those before them first, n together, under
+    signs of the second stream; what then lies in whole rows is `rotated_signs` under signs of the
+    first one. `into` gets a scale for each row and for the rest, float32, and all packed signs. A
+    scale is |y|^2 / |y|_1 or, if not `unbiased`, |y|_1 / n. All is computed from x times a power
+    of two if the exponent of the largest magnitude (of `math.frexp`) is not within `exponents`.
+
+    Returns the largest magnitudes of tiles of x: finite if and only if x is.
+    """
+    count, (scale, packed) = x.numel(), into
+    if x.dtype != torch.float32 or not 8 <= n <= min(count, LONGEST_ENCODED) or n & (n - 1):
+        raise ValueError(
+            f"encode_rotated_signs takes float32 and rows of 8, 16 .. {LONGEST_ENCODED} elements, "
+            f"of which there is one at least; got {count} x {x.dtype} in rows of {n}"
+        )
+    check_packed("encode_rotated_signs", packed, count)
+    check_scale("encode_rotated_signs", scale, count, n)
+    composed = reference.encode_rotated_signs
+    run = pick(x.device, composed, composed, _triton.encode_rotated_signs)
+    return run(x.reshape(-1), n, seed, streams, unbiased, exponents, into)
 
 
 def _check_rows_out(

@@ -1,6 +1,7 @@
 """Polar codes: successive cancellation as a quantiser, its genie, and the transform."""
 
 from collections.abc import Callable
+from ctypes import c_float
 from functools import partial
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from gradwire.kernels._checks import check_packed
 from gradwire.kernels._dispatch import InTriton, pick, pick_stepwise, runs_triton
-from gradwire.kernels._lanes import check_places
+from gradwire.kernels._lanes import check_places, join_lanes
+from gradwire.kernels._notes import note, noted
 from gradwire.kernels.native import polar as native
 from gradwire.kernels.reference import polar as reference
 from gradwire.kernels.reference.lanes import LANES
@@ -147,8 +149,11 @@ def _check_kinds(operation: str, kinds: Tensor, n: int) -> None:
         raise ValueError(
             f"{operation} takes uint8 [{2 * n}] for kinds, got {kinds.dtype} {list(kinds.shape)}"
         )
+    if noted(kinds, "are_kinds"):  # to look at them takes longer than to start a kernel
+        return
     if bool((kinds > MIXED).any()) or bool((kinds[n:] > FREE).any()):
         raise ValueError(f"{operation}: kinds are those that polar_kinds makes, got others")
+    note(kinds, are_kinds=True, steps={})
 
 
 def polar_ratios(x: Tensor, factor: float) -> Tensor:
@@ -171,9 +176,47 @@ def polar_signs(
     x, n = x.reshape(-1), kinds.numel() // 2
     check_places("polar_signs", x.numel(), blocks, n, lanes)
     _check_kinds("polar_signs", kinds, n)
-    composed = partial(reference.polar_signs, quantise=_quantise(x.device))
-    run = pick(x.device, native.polar_signs, composed, _triton.polar_signs)
+    run = pick(x.device, native.polar_signs, _composed_signs(x.device), _triton.polar_signs)
     return run(x, _single(factor), _single(value), blocks, n, lanes, kinds)
+
+
+def polar_encode_signs(
+    x: Tensor,
+    factor: float,
+    value: float,
+    blocks: int,
+    lanes: int,
+    kinds: Tensor,
+    rows: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """`polar_signs`, whose second result it returns, and what of the codewords is sent.
+
+    `out`, uint8, gets the inputs `rows` (int64, ascending) of all codewords, as `join_lanes` packs
+    them.
+    """
+    _check_floats("polar_encode_signs", x)
+    x, n = x.reshape(-1), kinds.numel() // 2
+    check_places("polar_encode_signs", x.numel(), blocks, n, lanes)
+    _check_kinds("polar_encode_signs", kinds, n)
+    check_packed("polar_encode_signs", out, len(rows) * blocks)
+    if rows.dtype != torch.int64 or rows.dim() != 1:
+        raise ValueError(
+            f"polar_encode_signs takes rows as int64 [count], got {rows.dtype} {list(rows.shape)}"
+        )
+    signs = pick(x.device, native.polar_signs, _composed_signs(x.device), _triton.polar_signs)
+    transform = pick(
+        x.device, native.polar_transform, reference.polar_transform, _triton.polar_transform
+    )
+    composed = partial(
+        reference.polar_encode_signs, signs=signs, transform=transform, join=join_lanes
+    )
+    run = pick(x.device, composed, composed, _triton.polar_encode_signs)
+    return run(x, _single(factor), _single(value), blocks, n, lanes, kinds, rows, out)
+
+
+def _composed_signs(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    return partial(reference.polar_signs, quantise=_quantise(device))
 
 
 def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Tensor:
@@ -216,7 +259,7 @@ def polar_points(labels: Tensor, points: Tensor) -> Tensor:
 
 def _single(factor: float) -> float:
     """As a float32, which is what both backends multiply by."""
-    return float(torch.tensor(factor, dtype=torch.float32, device="cpu"))
+    return c_float(factor).value
 
 
 def _check_floats(operation: str, x: Tensor) -> None:

@@ -1,8 +1,10 @@
 import torch
 
-from kernels.triton_cases import Case, vector
+from kernels.triton_cases import SEED, STREAM, Case, vector
 
 _SHAPES = ((1, 1), (3, 2), (5, 4), (3, 8), (200, 8), (3, 64), (2, 1024), (2, 4096), (2, 8192))
+_ENCODED = ((8, 8), (9, 8), (1000, 8), (1500, 64), (2048, 1024), (3000, 1024), (9000, 4096))
+_FACTORS = (1.0, 0.0, 2.0**-70, 2.0**-100, 2.0**-140, 2.0**100, 2.0**117)
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -22,6 +24,19 @@ def cases():
                 lambda n=n, dtype=dtype: (_moderate(2, n, dtype),),
                 compiled=n == 30000,
             )
+    for numel, n in _ENCODED:
+        for unbiased in (True, False):
+            for factor in _FACTORS if numel in (9, 1500) else (1.0,):
+                yield Case(
+                    "hadamard",
+                    "encode_rotated_signs",
+                    f"{numel} in rows of {n}, unbiased {unbiased}, times {factor}",
+                    _encoded(numel, n, unbiased, factor),
+                    compiled=(numel, factor) == (9000, 1.0),
+                )
+    for bad in (float("nan"), float("inf")):
+        for where in (0, 2999):
+            yield Case("hadamard", "encode_rotated_signs", f"{bad} at {where}", _bad(bad, where))
     yield Case("hadamard", "hadamard", "no row", lambda: (torch.empty(0, 8), None, None))
     yield Case("hadamard", "hadamard", "in place", _in_place)
 
@@ -47,6 +62,25 @@ def _before(rows, n, dtype):
 def _signs(rows, n, dtype):
     scale = vector(rows, 3).abs().clamp(max=1e3).to(dtype)
     return lambda: (_bits(rows * n, 1), scale, n, _bits(rows * n, 2))
+
+
+def _encoded(numel, n, unbiased, factor):
+    def arguments():
+        x = vector(numel, n).clamp(-1e3, 1e3) * factor
+        into = torch.empty(-(-numel // n)), torch.empty(-(-numel // 8), dtype=torch.uint8)
+        return x, n, SEED, (STREAM, (3, 5, 4)), unbiased, (-80, 88), into
+
+    return arguments
+
+
+def _bad(value, where):
+    def arguments():
+        x, *rest = _encoded(3000, 1024, True, 1.0)()
+        x[where] = value
+        into = torch.empty(3), torch.empty(375, dtype=torch.uint8)
+        return x, *rest[:-1], into
+
+    return arguments
 
 
 def _in_place():

@@ -30,22 +30,15 @@ def cases():
     yield Case("polar", "polar_quantise", "large parity check", _large_parity_check)
     yield Case("polar", "polar_quantise", "large repetition", _large_repetition)
     yield Case("polar", "polar_quantise_bits", "[2, 32, 2]", _bits, compiled=True)
-    for numel, blocks, lanes in ((63, 1, 8), (640, 10, 16), (637, 10, 16)):
-        yield Case(
-            "polar",
-            "polar_signs",
-            f"{numel} in {blocks} blocks",
-            lambda numel=numel, blocks=blocks, lanes=lanes: (
-                vector(numel).clamp(-1e3, 1e3),
-                -13.7,
-                0.8,
-                blocks,
-                64,
-                lanes,
-                _kinds(64, _BY_WEIGHT),
-            ),
-            compiled=numel == 637,
-        )
+    for numel, blocks, lanes in ((63, 1, 8), (640, 10, 16), (637, 10, 16), (2300, 37, 16)):
+        for operation in ("polar_signs", "polar_encode_signs"):
+            yield Case(
+                "polar",
+                operation,
+                f"{numel} in {blocks} blocks",
+                _signs(operation, numel, blocks, lanes),
+                compiled=numel == 637,
+            )
 
     for groups, n, width in (
         (1, 1, 1),
@@ -53,6 +46,7 @@ def cases():
         (2, 64, 4),
         (2, 64, 8),
         (1, 8192, 8),
+        (1, 16384, 2),
     ):
         yield Case(
             "polar",
@@ -68,6 +62,18 @@ def cases():
         yield Case("polar", "polar_lookup", str(numel), _lookup(numel), numel == 1000)
         yield Case("polar", "polar_label", str(numel), _label(numel), numel == 1000)
         yield Case("polar", "polar_points", str(numel), _points(numel), numel == 1000)
+
+
+def _signs(operation, numel, blocks, lanes):
+    def arguments():
+        x, kinds = vector(numel).clamp(-1e3, 1e3), _kinds(64, _BY_WEIGHT)
+        if operation == "polar_signs":
+            return x, -13.7, 0.8, blocks, 64, lanes, kinds
+        rows = torch.arange(3, 64, 2)
+        out = torch.zeros(-(-len(rows) * blocks // 8), dtype=torch.uint8)
+        return x, -13.7, 0.8, blocks, 64, lanes, kinds, rows, out
+
+    return arguments
 
 
 def _bytes(*size):

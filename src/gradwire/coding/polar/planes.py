@@ -32,11 +32,18 @@ class Planes:
 
     def inputs(self, plane: int, word: Tensor) -> Tensor:
         """The free inputs of a codeword: uint8 [groups, rows, 8] of [groups, N, 8], or narrower."""
-        return select(kernels.polar_transform(word), self.rows[plane])
+        return select(kernels.polar_transform(word), rows_on(self, plane, word.device))
 
     def word(self, plane: int, inputs: Tensor) -> Tensor:
         """The inverse of `inputs`."""
-        return kernels.polar_transform(spread(inputs, self.rows[plane], self.free.shape[1]))
+        rows = rows_on(self, plane, inputs.device)
+        return kernels.polar_transform(spread(inputs, rows, self.free.shape[1]))
+
+
+@lru_cache(maxsize=256)
+def rows_on(planes: Planes, plane: int, device: torch.device) -> Tensor:
+    """`planes.rows[plane]` on a device, where they stay: a copy from the host waits."""
+    return planes.rows[plane].to(device)
 
 
 def gaussian_planes(rate: float, lanes: Lanes) -> Planes:

@@ -46,7 +46,12 @@ def rotatable(x: Tensor, largest: float | None = None) -> tuple[Tensor, int]:
     `largest` is the largest magnitude of x, if it is known.
     """
     x = x.to(scale_dtype(x.dtype))
-    return in_range(x, *_EXPONENTS[x.dtype], largest)
+    return in_range(x, *exponents(x.dtype), largest)
+
+
+def exponents(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest of a largest magnitude that needs no factor."""
+    return _EXPONENTS[dtype]
 
 
 def mixed_rows(x: Tensor, key: Key, block: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
@@ -105,8 +110,17 @@ def row_flips(numel: int, key: Key, block: int, device: torch.device) -> Tensor:
 
 def _flips(key: Key, name: str, count: int, device: torch.device) -> Tensor:
     """`count` packed random bits that every rank draws alike."""
-    words = key.shared().child(f"rotation of {name}").words(-(-count // 32), device)
+    words = _flip_key(key, name).words(-(-count // 32), device)
     return words.view(torch.uint8)[: -(-count // 8)]
+
+
+def flip_streams(key: Key) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The streams of signs of whole rows, and of the row that mixes what is left over."""
+    return _flip_key(key, "rows").stream, _flip_key(key, "end").stream
+
+
+def _flip_key(key: Key, name: str) -> Key:
+    return key.shared().child(f"rotation of {name}")
 
 
 def safe_divisor(divisor: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from gradwire import kernels
 from gradwire.coding.polar.channel import bsc_digest
 from gradwire.coding.polar.gaussian import BINS_PER_DEVIATION, gaussian_channel
 from gradwire.coding.polar.lanes import Lanes
-from gradwire.coding.polar.planes import gaussian_planes, sign_plane, sign_ratios
+from gradwire.coding.polar.planes import gaussian_planes, rows_on, sign_plane, sign_ratios
 from gradwire.compression.quantization._rotation import rotate, unrotate
 from gradwire.compression.quantization.sign import Sign
 from gradwire.core.codec import (
@@ -38,12 +38,16 @@ from gradwire.core.codec import (
     Parts,
     State,
     Traits,
+    check_input,
     clamp_to,
     expect,
     expect_scale,
+    payload_context,
     scale_dtype,
 )
+from gradwire.core.fusion import Fusion
 from gradwire.core.key import Key
+from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 _MAX_RATE_BITS = 4.0
@@ -152,7 +156,8 @@ class Polar(Codec):
         lanes, channel = self._lanes(x.numel()), gaussian_channel(self.rate)
         planes, order = gaussian_planes(self.rate, lanes), self._permutation(lanes, key, x.device)
         if channel.num_bits == 1 and order is None:
-            return self._encode_signs(x, unit, lanes)
+            code = kernels.empty(lanes.num_bytes(planes.num_rows), torch.uint8, x.device)
+            return self._encode_signs(x, unit, lanes, code), code
         labels = x.new_zeros(x.numel(), dtype=torch.uint8)
         inputs = []
         for j, kinds in enumerate(planes.kinds):
@@ -169,19 +174,46 @@ class Polar(Codec):
         along, squares = kernels.cell_products(x, labels, x.numel(), values, (256, 8, 0))
         return along / squares, lanes.join(torch.cat(inputs, dim=1))
 
-    def _encode_signs(self, x: Tensor, unit: float, lanes: Lanes) -> tuple[Tensor, Tensor]:
-        """The same for two points in their order."""
+    def _encode_signs(self, x: Tensor, unit: float, lanes: Lanes, code: Tensor) -> Tensor:
+        """The same for two points in their order; the code goes into the memory given."""
         planes, channel = gaussian_planes(self.rate, lanes), gaussian_channel(self.rate)
-        word, along = kernels.polar_signs(
+        point = float(channel.points[1])
+        along = kernels.polar_encode_signs(
             x,
             -channel.slope / unit,
-            float(channel.points[1]),
+            point,
             lanes.num_blocks,
             lanes.width,
             planes.kinds[0],
+            rows_on(planes, 0, x.device),
+            code,
         )
-        squares = x.numel() * float(channel.points[1]) ** 2
-        return along / squares, lanes.join(planes.inputs(0, word))
+        return along / (x.numel() * point**2)
+
+    @property
+    def fusion(self) -> "_PolarFusion":
+        return _PolarFusion(self)
+
+    def encode_in_place(self, x: Tensor) -> Payload | None:
+        """The payload of a float32 tensor of two points, written where it is sent from.
+
+        None if squares of x leave the range. The one number that the host reads of x is their sum:
+        it is finite if and only if x is, since float64 holds it.
+        """
+        lanes, numel = self._lanes(x.numel()), x.numel()
+        flat = x.detach().reshape(-1).contiguous()
+        squares = float(kernels.bucket_squares(flat, numel))
+        if not math.isfinite(squares):
+            check_input(self, x)
+        unit = math.sqrt(squares / numel)
+        if squares and not _MIN_DEVIATION < unit < _MAX_DEVIATION:
+            return None
+        num_bytes = lanes.num_bytes(gaussian_planes(self.rate, lanes).num_rows)
+        kinds = {"scale": (torch.float32, 1), "code": (torch.uint8, num_bytes)}
+        payload = Payload.blank(kinds, payload_context(self, Spec.of(x)), x.device)
+        gain = self._encode_signs(flat, unit or 1.0, lanes, payload.parts["code"])
+        payload.parts["scale"].copy_(clamp_to(gain.clamp(min=0), torch.float32))
+        return payload
 
     def _lanes(self, numel: int) -> Lanes:
         return Lanes(numel, self.block)
@@ -192,6 +224,19 @@ class Polar(Codec):
             return None
         words = key.shared().child("polar positions").words(lanes.used, device)
         return torch.argsort(words, stable=True)
+
+
+class _PolarFusion(Fusion[Polar]):
+    """Codes of two points, which are the fast ones, and one look at x."""
+
+    def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State] | None:
+        codec = self.codec
+        if not isinstance(x, Tensor) or not x.numel() or codec.rotate or not kernels.fuses(x):
+            return None
+        if gaussian_channel(codec.rate).num_bits > 1:
+            return None
+        payload = codec.encode_in_place(x)
+        return None if payload is None else (payload, state)
 
 
 def _look_up_points(words: list[Tensor], points: Tensor, numel: int) -> Tensor:

@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.reference.bits import pack_uints, unpack_signs, unpack_uints
+from gradwire.kernels.reference.philox import philox_words
+
+LEAST_TILE = 1024  # elements that a program of an accelerator transforms, or one longer row
+Stream = tuple[int, int, int]
 
 
 def factor(n: int) -> float:
@@ -61,6 +65,58 @@ def unrotated_signs(
 ) -> Tensor:
     signs = 2 * unpack_uints(packed, 1, len(scale) * n).reshape(-1, n) - 1
     return hadamard(signs * scale[:, None], None, after, out)
+
+
+def encode_rotated_signs(
+    x: Tensor,
+    n: int,
+    seed: int,
+    streams: tuple[Stream, Stream],
+    unbiased: bool,
+    exponents: tuple[int, int],
+    into: tuple[Tensor, Tensor],
+) -> Tensor:
+    rows, rest = divmod(x.numel(), n)
+    largest = _tile_maxima(x.abs(), (rows * n - 1) // tile_length(n), tile_length(n))
+    exponent = math.frexp(float(largest.amax()) or 2.0 ** exponents[0])[1]
+    shift = exponent - min(max(exponent, exponents[0]), exponents[1])
+    x = _times_power(x, -shift)
+    flips, end = (
+        philox_words(seed, stream, -(-count // 32), x.device).view(torch.uint8)[: count // 8]
+        for stream, count in zip(streams, (rows * n, n))
+    )
+    if rest:
+        across = hadamard(x[-n:].reshape(1, n), end, None).reshape(-1)
+        x = torch.cat([x[: (rows - 1) * n + rest], across])
+    bits, *both = rotated_signs(x[: rows * n].reshape(rows, n), flips)
+    sums, squares = both
+    sizes = torch.full((rows,), n, device=x.device)
+    if rest:
+        more = row_norms(x[rows * n :].reshape(1, rest))
+        bits = torch.cat([bits, pack_uints(x[rows * n :] >= 0, 1)])
+        sums, squares = torch.cat([sums, more[0]]), torch.cat([squares, more[1]])
+        sizes = torch.cat([sizes, sizes.new_full((1,), rest)])
+    found = squares / torch.where(sums > 0, sums, 1.0) if unbiased else sums / sizes
+    most = torch.finfo(torch.float32).max
+    into[0].copy_(_times_power(found, shift).clamp(max=most).to(torch.float32))
+    into[1].copy_(bits)
+    return largest
+
+
+def tile_length(n: int) -> int:
+    return max(n, LEAST_TILE)
+
+
+def _tile_maxima(x: Tensor, whole: int, tile: int) -> Tensor:
+    """Of `whole` tiles and of all that is left."""
+    return torch.cat(
+        [x[: whole * tile].reshape(whole, tile).amax(1), x[whole * tile :].amax(0, True)]
+    )
+
+
+def _times_power(x: Tensor, exponent: int) -> Tensor:
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 def _fold(rows: Tensor) -> Tensor:

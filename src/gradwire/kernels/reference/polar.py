@@ -113,6 +113,25 @@ def polar_signs(
     return word, sum_rows(along.view(1, -1))[0]
 
 
+def polar_encode_signs(
+    x: Tensor,
+    factor: float,
+    value: float,
+    blocks: int,
+    n: int,
+    lanes: int,
+    kinds: Tensor,
+    rows: Tensor,
+    out: Tensor,
+    signs: Callable[..., tuple[Tensor, Tensor]] = polar_signs,
+    transform: Callable[[Tensor], Tensor] = polar_transform,
+    join: Callable[[Tensor, int], Tensor] = join_lanes,
+) -> Tensor:
+    word, along = signs(x, factor, value, blocks, n, lanes, kinds)
+    out.copy_(join(transform(word).index_select(1, rows.to(word.device)), blocks))
+    return along
+
+
 def polar_lookup(x: Tensor, factor: float, table: Tensor, labels: Tensor) -> Tensor:
     bins = table.shape[1]
     place = (x * factor + bins / 2).clamp(0, bins - 1).to(torch.int64)

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.reference.tables import SUMMED, Packing
+from gradwire.kernels.triton._butterflies import fold_rows as fold
 from gradwire.kernels.triton._common import (
     cdiv,
-    fold,
     launch,
     power_of_two,
     program_start,
@@ -76,6 +76,11 @@ def sums_of_tails(x: Tensor, threshold: float) -> Tensor:
     kinds = (torch.float64,) * 4
     *counts, outer, inner = _reduce(x, x.numel(), _TAILS, kinds, limit)
     return torch.cat([torch.cat(counts).sum(dim=1), _until_one(torch.cat([outer, inner]), _SUM)])
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """float64 [rows, n] added up to [rows]."""
+    return _until_one(rows.contiguous(), _SUM)
 
 
 def _until_one(blocks: Tensor, kind: tl.constexpr) -> Tensor:

@@ -2,7 +2,8 @@
 
 Pieces of up to 4096 neighbours lie in the registers of one program. Longer rows take more passes,
 in each of which a program combines up to 16 elements that lie 4096, 65536, ... apart. Butterflies
-come in the reference's order, and so do the sums of norms, so the bits are the same.
+come in the reference's order, and so do the sums of norms, so the bits are the same. Random signs,
+bits and scales in one pass are in rotated_signs.py.
 """
 
 import torch
@@ -12,13 +13,15 @@ from torch import Tensor
 
 from gradwire.kernels.reference import hadamard as reference
 from gradwire.kernels.reference.bits import pack_uints, unpack_uints
+from gradwire.kernels.triton._butterflies import merged_bits, norms, transformed
 from gradwire.kernels.triton._common import cdiv, fold, launch, power_of_two, program_start
+from gradwire.kernels.triton.rotated_signs import encode_rotated_signs as encode_rotated_signs
 
 _PIECE = 4096  # neighbours in one program
-_LEAST = 1024  # elements of a program: several short rows
+_LEAST = reference.LEAST_TILE  # elements of a program: several short rows
 _RADIX, _COLUMNS = 16, 128  # of a pass over a long row
 _LONGEST_NORM = _RADIX * _PIECE
-_WARPS = 8
+_WARPS = 4
 
 
 def hadamard(
@@ -153,22 +156,6 @@ def row_norms(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _transformed(y, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr):
-    """Butterflies between elements H, 2 H, 4 H ... apart."""
-    second = tl.arange(0, 2)[None, :, None] == 1
-    for stage in tl.static_range(STAGES):
-        y = tl.reshape(y, (TILE // (2 * H << stage), 2, H << stage))
-        # The other one of a pair, as whole numbers: no sum of floats keeps the sign of a zero.
-        if y.dtype == tl.float64:
-            own = y.to(tl.int64, bitcast=True)
-        else:
-            own = y.to(tl.int32, bitcast=True)
-        other = (tl.sum(own, axis=1, keep_dims=True) - own).to(y.dtype, bitcast=True)
-        y = tl.reshape(tl.where(second, other - y, y + other), (TILE,))
-    return y
-
-
-@triton.jit
 def _signs_at(packed, at, count, dtype: tl.constexpr):
     """-1 where a bit is one, else 1."""
     byte = tl.load(packed + (at >> 3), mask=at < count, other=0)
@@ -193,7 +180,7 @@ def _pieces(
     y = y * tl.full((1,), FACTOR, y.dtype)
     if before is not None:
         y = y * _signs_at(before, at, count, y.dtype)
-    y = _transformed(y, TILE, STAGES, 1)
+    y = transformed(y, TILE, STAGES, 1)
     if after is not None:
         y = y * _signs_at(after, at, count, y.dtype)
     tl.store(out + at, y, mask=at < count)
@@ -205,7 +192,7 @@ def _columns(out, after, h, RADIX: tl.constexpr, STAGES: tl.constexpr, COLUMNS: 
     start = first // h * h * RADIX + first % h
     at = start + tl.arange(0, RADIX)[:, None].to(tl.int64) * h + tl.arange(0, COLUMNS)[None, :]
     y = tl.reshape(tl.load(out + at), (RADIX * COLUMNS,))
-    y = tl.reshape(_transformed(y, RADIX * COLUMNS, STAGES, COLUMNS), (RADIX, COLUMNS))
+    y = tl.reshape(transformed(y, RADIX * COLUMNS, STAGES, COLUMNS), (RADIX, COLUMNS))
     if after is not None:
         byte = tl.load(after + (at >> 3))
         bit = (byte.to(tl.int32) >> (at & 7).to(tl.int32)) & 1
@@ -230,14 +217,13 @@ def _signs(
     at = start + tl.arange(0, TILE)
     y = tl.load(x + at, mask=at < count, other=0)
     y = y * tl.full((1,), FACTOR, y.dtype) * _signs_at(before, at, count, y.dtype)
-    y = _transformed(y, TILE, STAGES, 1)
-    bits = tl.reshape((y >= 0).to(tl.int32), (TILE // 8, 8)) << tl.arange(0, 8)[None, :]
+    y = transformed(y, TILE, STAGES, 1)
+    bits = merged_bits((y >= 0).to(tl.int32), TILE, 1, 3)
     byte = start // 8 + tl.arange(0, TILE // 8)
-    tl.store(packed + byte, tl.sum(bits, axis=1).to(tl.uint8), mask=byte < count // 8)
-    size = tl.abs(y).to(tl.float64)
+    tl.store(packed + byte, bits.to(tl.uint8), mask=byte < count // 8)
+    total, squares = norms(y, TILE // PIECE, PIECE, STAGES)
     row = start // PIECE + tl.arange(0, TILE // PIECE)
-    tl.store(sums + row, fold(size, TILE // PIECE, PIECE, STAGES), mask=row < rows)
-    squares = fold(size * size, TILE // PIECE, PIECE, STAGES)
+    tl.store(sums + row, total, mask=row < rows)
     tl.store(sums + rows + row, squares, mask=row < rows)
 
 
@@ -256,7 +242,7 @@ def _from_signs(
     at = program_start(TILE) + tl.arange(0, TILE)
     y = tl.load(scale + at // PIECE, mask=at < count, other=0)
     y = y * _signs_at(packed, at, count, y.dtype) * tl.full((1,), -FACTOR, y.dtype)
-    y = _transformed(y, TILE, STAGES, 1) * _signs_at(after, at, count, y.dtype)
+    y = transformed(y, TILE, STAGES, 1) * _signs_at(after, at, count, y.dtype)
     tl.store(out + at, y, mask=at < count)
 
 

@@ -5,9 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels._lanes import join_lanes
-from gradwire.kernels._tables import cell_products
-from gradwire.kernels.reference.tables import sum_rows
 from gradwire.kernels.triton._common import (
     cdiv,
     launch,
@@ -21,6 +18,7 @@ from gradwire.kernels.triton.polar_cancel import (
     cancel_ratios,
     rounded_ratio,
 )
+from gradwire.kernels.triton.polar_code import join_inputs, point_products
 from gradwire.kernels.triton.polar_transform import polar_transform as polar_transform
 
 _BLOCK = 2048  # elements of a program
@@ -37,12 +35,26 @@ def polar_quantise_bits(bits: Tensor, magnitude: int, kinds: Tensor, corrected: 
 def polar_signs(
     x: Tensor, factor: float, value: float, blocks: int, n: int, lanes: int, kinds: Tensor
 ) -> tuple[Tensor, Tensor]:
-    word = cancel_numbers(x.contiguous(), factor, blocks, n, lanes, kinds)
-    used = -(-x.numel() // blocks)
-    bits = join_lanes(word[:, :used], blocks)[: -(-x.numel() // 8)]
-    values = torch.tensor([-value, value], dtype=torch.float32, device="cpu").to(x.device)
-    along, _ = cell_products(x, bits, min(used * lanes, x.numel()), values, (2, 1, 0))
-    return word, sum_rows(along.view(1, -1))[0]
+    x = x.contiguous()
+    word = cancel_numbers(x, factor, blocks, n, lanes, kinds)
+    return word, point_products(x, word, value, blocks)
+
+
+def polar_encode_signs(
+    x: Tensor,
+    factor: float,
+    value: float,
+    blocks: int,
+    n: int,
+    lanes: int,
+    kinds: Tensor,
+    rows: Tensor,
+    out: Tensor,
+) -> Tensor:
+    x = x.contiguous()
+    word = cancel_numbers(x, factor, blocks, n, lanes, kinds)
+    join_inputs(polar_transform(word), rows.to(x.device), blocks, out)
+    return point_products(x, word, value, blocks)
 
 
 def polar_ratios(x: Tensor, factor: float) -> Tensor:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels._notes import noted
 from gradwire.kernels.reference.polar import FREE, FROZEN, MIXED, PARITY, REPETITION
 from gradwire.kernels.triton._common import launch
 
@@ -67,7 +68,7 @@ def _cancelled(
     programs = min(groups * width, _MOST_PROGRAMS, max(1, _MOST_BYTES // (2 * n * _EIGHT)))
     alpha = torch.empty(programs * 2 * n * _EIGHT, dtype=torch.int8, device=device)
     beta = torch.empty(programs * n, dtype=torch.uint8, device=device)
-    steps = _steps_on(kinds.cpu().numpy().tobytes(), device)
+    steps = _steps_of(kinds, device)
     launch(
         _cancel,
         (programs,),
@@ -92,6 +93,17 @@ def _cancelled(
         num_stages=1,
     )
     return out
+
+
+def _steps_of(kinds: Tensor, device: torch.device) -> Tensor:
+    """The steps for a tree, on the device: kept with `kinds` where there is a note about them."""
+    kept: dict[torch.device, Tensor] | None = noted(kinds, "steps")
+    steps = None if kept is None else kept.get(device)
+    if steps is None:
+        steps = _steps_on(kinds.cpu().numpy().tobytes(), device)
+        if kept is not None:
+            kept[device] = steps
+    return steps
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.triton._butterflies import transformed
 from gradwire.kernels.triton._common import cdiv, launch, program_start
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -53,19 +54,8 @@ def polar_transform(bits: Tensor) -> Tensor:
 
 
 @triton.jit
-def _transformed(x, TILE: tl.constexpr, STAGES: tl.constexpr, H: tl.constexpr):
-    """Adds, modulo 2, the second word of each pair to the first: H, 2 H, 4 H ... apart."""
-    is_first = tl.arange(0, 2)[None, :, None] == 0
-    for stage in tl.static_range(STAGES):
-        pairs = tl.reshape(x, (TILE // (2 * H << stage), 2, H << stage))
-        other = tl.sum(pairs, axis=1, keep_dims=True) - pairs
-        x = tl.reshape(tl.where(is_first, pairs ^ other, pairs), (TILE,))
-    return x
-
-
-@triton.jit
 def _wide(x):
-    """In a type of which sums are of the same type."""
+    """Of 32 bits at least."""
     if x.dtype != tl.int64:
         x = x.to(tl.int32)
     return x
@@ -75,7 +65,7 @@ def _wide(x):
 def _pieces(words, out, count, TILE: tl.constexpr, STAGES: tl.constexpr):
     at = program_start(TILE) + tl.arange(0, TILE)
     x = _wide(tl.load(words + at, mask=at < count, other=0))
-    x = _transformed(x, TILE, STAGES, 1)
+    x = transformed(x, TILE, STAGES, 1, True)
     tl.store(out + at, x.to(out.dtype.element_ty), mask=at < count)
 
 
@@ -85,5 +75,5 @@ def _columns(out, h, RADIX: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.cons
     start = first // h * h * RADIX + first % h
     at = start + tl.arange(0, RADIX)[:, None].to(tl.int64) * h + tl.arange(0, COLUMNS)[None, :]
     x = tl.reshape(_wide(tl.load(out + at)), (RADIX * COLUMNS,))
-    x = tl.reshape(_transformed(x, RADIX * COLUMNS, STAGES, COLUMNS), (RADIX, COLUMNS))
+    x = tl.reshape(transformed(x, RADIX * COLUMNS, STAGES, COLUMNS, True), (RADIX, COLUMNS))
     tl.store(out + at, x.to(out.dtype.element_ty))
