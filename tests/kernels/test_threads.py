@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.coding.trellis import Tables
 from gradwire.kernels.native import _library
 from gradwire.kernels.reference import hadamard as reference_hadamard
+from gradwire.kernels.reference import trellis_fit
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -242,3 +244,29 @@ def test_a_value_out_of_range_in_any_part():
         values[at] = 16
         with pytest.raises(ValueError, match="16"):
             kernels.pack_uints(values, 4)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("segments", [1, 4, 16, 17, 37, 49])
+def test_segments_of_a_trellis(segments):
+    """Whatever the number of threads, how many go side by side in one of them depends on it."""
+    numel = 50 * 1024 + 77
+    shapes = torch.tensor([[1, 1024], [3000, 16], [1, numel - 49_024]])
+    scaled = kernels.trellis_scale(vector(numel), 100.0, 1 << 20)
+    check(lambda: kernels.trellis_scale(vector(numel), 100.0, 1 << 20))
+    check(lambda: kernels.trellis_contexts(scaled, None, shapes, segments))
+    contexts, counts, _ = kernels.trellis_contexts(scaled, None, shapes, segments)
+    rates = trellis_fit.rates(kernels.trellis_tables(counts)[0], False)
+    offsets = torch.tensor([4, 0, -4, 8, 0, 4], dtype=torch.int32)
+    check(lambda: kernels.trellis_search(scaled, contexts, rates, offsets))
+    plane = kernels.pack_signs(vector(numel, 1))
+    check(lambda: kernels.plane_ratios(scaled, contexts, rates, offsets))
+    check(lambda: kernels.plane_choose(scaled, plane, rates, offsets, shapes, segments))
+    found = kernels.plane_choose(scaled, plane, rates, offsets, shapes, segments)
+    indices, contexts, counts, _ = found
+    check(lambda: kernels.trellis_contexts(scaled, indices, shapes, segments, True))
+    tables = Tables(*kernels.trellis_tables(counts))
+    coded = tables.halves(), tables.tails()
+    check(lambda: kernels.trellis_encode(indices, contexts, *coded, segments))
+    code = kernels.trellis_encode(indices, contexts, *coded, segments)
+    check(lambda: kernels.trellis_decode(*code, *coded, offsets, shapes, numel, False, plane))

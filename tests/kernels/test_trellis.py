@@ -149,6 +149,36 @@ def test_fit_equals_the_reference(layout, segments, stride, step, signed) -> Non
 
 
 @pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_in_terms_of_a_step(dtype) -> None:
+    """Ties go to even, and what is too large is clamped, as the reference does it."""
+    ties = torch.arange(-40, 40, dtype=dtype) / 4
+    x = torch.cat([ties, KEY.child("scale").normal(300_001).to(dtype) * 1e3, -0.0 * ties])
+    for factor, most in ((2.0, 8_387_712), (1.7e-3, 100), (3e4, 8_387_712), (1e-30, 3)):
+        (scaled,) = both("trellis_scale", x, factor, most)
+        assert scaled.dtype == torch.int32
+    assert both("trellis_scale", ties[:8], 2.0, 100)[0].tolist() == [
+        -20, -20, -19, -18, -18, -18, -17, -16,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="float32 or float64"):
+        kernels.trellis_scale(x.half(), 1.0, 3)
+    with pytest.raises(ValueError, match=r"2\^24"):
+        kernels.trellis_scale(x, 1.0, 1 << 25)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("stride", [1, 3])
+def test_squares_of_some_blocks(stride) -> None:
+    shapes = torch.tensor([[3, 700], [1, 5000]])
+    scaled = numbers(7100, 0.5, f"squares {stride}")
+    fit = kernels.trellis_fit(scaled, shapes, 1, None, NO_OFFSETS, False, 1, 1, stride)
+    indices, contexts, _, offsets = fit[:4]
+    assert both("trellis_squares", scaled, indices, contexts, offsets, stride) == fit[-2:]
+    with pytest.raises(ValueError, match="every 1 or more"):
+        kernels.trellis_squares(scaled, indices, contexts, offsets, 0)
+
+
+@pytest.mark.usefixtures("native")
 def test_whatever_bytes_come_nothing_breaks() -> None:
     shapes = torch.tensor([[100, 20], [1, 120]])
     tables = Tables(*kernels.trellis_tables(torch.zeros(32, 4, dtype=torch.int64)))

@@ -123,7 +123,9 @@ from gradwire.kernels._trellis import (
     trellis_decode,
     trellis_encode,
     trellis_fit,
+    trellis_scale,
     trellis_search,
+    trellis_squares,
     trellis_tables,
 )
 from gradwire.warning import GradwireWarning
@@ -237,7 +239,9 @@ __all__ = [
     "trellis_decode",
     "trellis_encode",
     "trellis_fit",
+    "trellis_scale",
     "trellis_search",
+    "trellis_squares",
     "trellis_tables",
     "unpack_digits",
     "unpack_signs",

@@ -24,6 +24,18 @@ _CPU = torch.device("cpu")
 MOST_SCALED = UNIT * (2 * LARGEST - 3)  # so that no index the search looks at is too large
 
 
+def trellis_scale(x: Tensor, factor: float, most: int) -> Tensor:
+    """x * factor in x's dtype, rounded (ties to even), within -most .. most, as int32."""
+    if x.dtype not in (torch.float32, torch.float64) or x.dim() != 1 or x.device != _CPU:
+        raise ValueError(
+            f"trellis_scale takes a vector of float32 or float64 on the CPU, got {x.dtype} "
+            f"{list(x.shape)} on {x.device}"
+        )
+    if not 0 <= most <= 1 << 24:  # whole numbers up to there have a float32
+        raise ValueError(f"trellis_scale takes a range of 0 .. 2^24, got {most}")
+    return pick(_CPU, native.trellis_scale, reference_fit.trellis_scale)(x, factor, most)
+
+
 def trellis_search(
     scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor, signed: bool = False
 ) -> Tensor:
@@ -107,6 +119,21 @@ def trellis_fit(
         raise ValueError(f"trellis_fit: {rounds} rounds, {passes} passes, every {stride} blocks")
     run = pick(_CPU, native.trellis_fit, reference_fit.trellis_fit)
     return run(scaled, shapes, segments, levels, offsets, signed, rounds, passes, stride)
+
+
+def trellis_squares(
+    scaled: Tensor, indices: Tensor, contexts: Tensor, offsets: Tensor, stride: int
+) -> tuple[float, float]:
+    """The squared error and the energy of one block of every `stride`, as of `trellis_fit`."""
+    check_vectors("trellis_squares", scaled=(scaled, torch.int32), indices=(indices, torch.int32))
+    check_vectors("trellis_squares", contexts=(contexts, torch.uint8))
+    check_lengths("trellis_squares", scaled, indices)
+    check_lengths("trellis_squares", scaled, contexts)
+    check_table("trellis_squares", "offsets", offsets, (6,), -UNIT, UNIT)
+    if stride < 1:
+        raise ValueError(f"trellis_squares takes one block of every 1 or more, got {stride}")
+    run = pick(_CPU, native.trellis_squares, reference_fit.trellis_squares)
+    return run(scaled, indices, contexts, offsets, stride)
 
 
 def trellis_tables(counts: Tensor) -> tuple[Tensor, str, float]:

@@ -20,10 +20,8 @@ from gradwire.kernels.reference.trellis import UNIT
 from gradwire.kernels.reference.trellis_fit import (
     MOST_RATE,
     Fit,
-    blocks,
     offsets_of,
     rates,
-    squares,
 )
 
 _WEIGHT = math.log(2) / 4 * UNIT**2  # of a bit: s is 4 to a squared step
@@ -58,6 +56,5 @@ def plane_fit(
         (coded, text, size), moved = kernels.trellis_tables(counts), offsets_of(errors)
         if not is_given:
             levels, offsets = coded, moved
-    some = blocks(scaled, stride), blocks(indices, stride), blocks(contexts, stride)
-    error, energy = squares(*some, moved)
+    error, energy = kernels.trellis_squares(scaled, indices, contexts, moved, stride)
     return (indices, contexts, coded, moved, text, size, error, energy), packed

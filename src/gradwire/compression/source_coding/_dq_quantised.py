@@ -140,13 +140,17 @@ def quantise(
     rounds: int = 0,
     passes: int | None = None,
     way: Way = Way.PLAIN,
+    lowest: float | None = None,
 ) -> Quantised:
-    """Quantises with this step; the search uses a prior, or tables that converge in `rounds`."""
-    wire = torch.tensor(max(step, smallest_step(x)), dtype=x.dtype, device="cpu")
+    """Quantises with this step; the search uses a prior, or tables that converge in `rounds`.
+
+    `lowest` is the smallest step of x, if it is known: else that takes a pass over x.
+    """
+    lowest = smallest_step(x) if lowest is None else lowest
+    wire = torch.tensor(max(step, lowest), dtype=x.dtype, device="cpu")
     if step_bytes(x.numel(), x.dtype) == 2:
         wire = from_short_float(to_short_float(float(wire), x.dtype), x.dtype)
-    most = UNIT * (2 * LARGEST - 16)
-    scaled = (x * (UNIT / float(wire))).round_().clamp_(-most, most).to(torch.int32)
+    scaled = kernels.trellis_scale(x, UNIT / float(wire), UNIT * (2 * LARGEST - 16))
     segments = num_segments(x.numel())
     levels, offsets, way = prior or (None, NO_OFFSETS, way)
     start = scaled, layout_of(shapes), segments, levels, offsets
@@ -229,10 +233,12 @@ def num_passes(x: Tensor) -> int:
     return _SHORT_PASSES if x.numel() <= _SHORT_NUMEL else 1
 
 
-def smallest_step(x: Tensor) -> float:
-    """The smallest step that keeps indices in their range."""
+def smallest_step(x: Tensor, largest: float | None = None) -> float:
+    """The smallest step that keeps indices in their range; `largest` as in `in_range`."""
+    if largest is None:
+        largest = largest_magnitude(x)
     # A step of two bytes may be smaller than asked for by 1/64.
-    return 1.02 * largest_magnitude(x) / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
+    return 1.02 * largest / (2 * LARGEST - 64) or torch.finfo(x.dtype).tiny
 
 
 def take_sample(x: Tensor, shapes: Shapes, numel: int) -> tuple[Tensor, Shapes]:

@@ -56,6 +56,7 @@ def encode_at_rate(
     rms: float,
     rate: float,
     start: Start | None,
+    largest: float,
 ) -> tuple[bytearray, Start | None]:
     """The code with about the smallest step that keeps to a rate, and a start for the next call.
 
@@ -66,12 +67,15 @@ def encode_at_rate(
     error is taken. It is reused for some calls, as long as the error stays about the same.
     """
     room = _num_code_bytes(rate, x.numel())
+    range_ = smallest_step(x, largest), largest * UNIT
     hint = None if start is None else start.hint
     followed: tuple[float, bytearray, Start | None] | None = None
     if start is not None and hint is not None:
         older = hint._replace(age=hint.age + 1)
         if hint.follows:
-            followed = error, code, next_start = _follow_size(x, shapes, rms, rate, room, start)
+            followed = error, code, next_start = _follow_size(
+                x, shapes, rms, rate, room, start, range_
+            )
         else:
             code, found = _try_all_steps(x, shapes, rms, room, hint)
             error, next_start = found.error, start
@@ -81,7 +85,7 @@ def encode_at_rate(
             and older.age < _MAX_HINT_CALLS
         ):
             return code, next_start._replace(hint=older)
-    error, code, start = followed or _follow_size(x, shapes, rms, rate, room, start)
+    error, code, start = followed or _follow_size(x, shapes, rms, rate, room, start, range_)
     bound = 4.0 ** -(8 * max(room - 24, 0) / x.numel())  # of a Gaussian; all others are easier
     most = min((1.3 if rate < 4 else 1.6) * bound, 0.5 + 0.5 * bound)
     near = error <= most and len(code) >= 0.9 * room
@@ -102,8 +106,12 @@ def _follow_size(
     rate: float,
     room: int,
     start: Start | None,
+    range_: tuple[float, float],
 ) -> tuple[float, bytearray, Start | None]:
-    """The code of least error found by following the size, with that error: 1 if all is zero."""
+    """The code of least error found by following the size, with that error: 1 if all is zero.
+
+    `range_` are the smallest and the largest step.
+    """
     if room < _MIN_TRELLIS_BYTES:
         return 1.0, bytearray([NOTHING]), None
     guess = math.log2(rms)
@@ -112,12 +120,12 @@ def _follow_size(
     if start is not None and (start.choice is None or not start.choice.holds(shape)):
         start = None
     if start is not None:
-        tried = quantise(x, shapes, 2.0 ** (guess + start.step), start.prior)
+        tried = quantise(x, shapes, 2.0 ** (guess + start.step), start.prior, lowest=range_[0])
         if not 0.7 <= tried.num_bytes / max(room, 1) <= 1.4:
             start = tried = None
     is_anew = start is None
     if start is None:
-        start = _sampled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN)
+        start = _sampled_start(x, shapes, guess, rate, room, guess + 1 - rate, Way.PLAIN, range_)
         sample = take_sample(x, shapes, SAMPLE_NUMEL)
         if (
             start
@@ -125,22 +133,22 @@ def _follow_size(
             and prefers_signs(*sample, 2.0 ** (guess + start.step))
         ):
             at = guess + start.step
-            start = _sampled_start(x, shapes, guess, rate, room, at, Way.SIGNED) or start
+            start = _sampled_start(x, shapes, guess, rate, room, at, Way.SIGNED, range_) or start
         if start and rate >= MIN_PLANE_BITS and x.numel() >= MIN_PLANE_NUMEL:
             at = guess + start.step
             plane = preferred_plane(*sample, 2.0**at, start.prior.way)
             at += math.log2(PLANE_STEP_FACTOR)
             if plane is not None:
-                start = _sampled_start(x, shapes, guess, rate, room, at, plane) or start
+                start = _sampled_start(x, shapes, guess, rate, room, at, plane, range_) or start
     if start is None:
         return 1.0, bytearray([NOTHING]), None
     at, slope = guess + start.step, start.slope
-    lowest, highest = smallest_step(x), largest_magnitude(x) * UNIT
+    lowest, highest = range_
     low: _Point | None = None  # a step too small
     high: _Point | None = None
     best, code, least = start, bytearray([NOTHING]), 1.0
     for _ in range(_MAX_TRIES):
-        tried = tried or quantise(x, shapes, 2.0**at, start.prior)
+        tried = tried or quantise(x, shapes, 2.0**at, start.prior, lowest=lowest)
         size = tried.num_bytes
         if size < 1.005 * room:  # an estimate is not enough
             own = tried.code()
@@ -295,11 +303,12 @@ def _sampled_start(
     room: int,
     at: float,
     way: Way,
+    range_: tuple[float, float],
 ) -> Start | None:
     """A step for the rate and tables that go with it, from samples; None if there is no room."""
     slope = min(max(1.44 / rate, 0.4), 6.0)
     least_slope = min(1.0 / rate, 1.0)
-    lowest, highest = math.log2(smallest_step(x)), math.log2(largest_magnitude(x) * UNIT)
+    lowest, highest = (math.log2(step) for step in range_)
     prior: Prior | None = None
     found: Start | None = None
     before: _Point | None = None

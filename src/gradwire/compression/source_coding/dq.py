@@ -147,7 +147,7 @@ class DQ(Codec):
             if code[0] != NOTHING:
                 code[0] |= SMALL if largest < least else LARGE
             return code, start
-        rms = _root_mean_square(x)
+        rms = _root_mean_square(x, largest)
         if self.step is not None:
             step = self.step * rms
             if last is None or last["age"] >= _MAX_RULE_CALLS:
@@ -161,7 +161,7 @@ class DQ(Codec):
             return found.code(), {**last, "age": last["age"] + 1}
         assert self.rate is not None
         start = None if last is None else Start.of(last)
-        code, start = encode_at_rate(x, shapes, rms, self.rate, start)
+        code, start = encode_at_rate(x, shapes, rms, self.rate, start, largest)
         return code, None if start is None else start.state()
 
 
@@ -174,9 +174,13 @@ def _way_at_step(x: Tensor, shapes: Shapes, step: float) -> tuple[Way, float]:
     return quantise_plane_at_step(*sample, step, way, num_passes(x)) or (way, 1.0)
 
 
-def _root_mean_square(x: Tensor) -> float:
-    """The same whatever the number of threads: sums are of one length, or of few numbers."""
-    largest = largest_magnitude(x)
+def _root_mean_square(x: Tensor, largest: float | None = None) -> float:
+    """The same whatever the number of threads: sums are of one length, or of few numbers.
+
+    `largest` is the largest magnitude of x, if it is known.
+    """
+    if largest is None:
+        largest = largest_magnitude(x)
     if not largest:
         return 0.0
     if not 1e-12 < largest < 1e12:

@@ -121,6 +121,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_draw": (_I64, (_P, _I64, ctypes.c_float, _U64, _U32, _U32, _U32, _I64, _P, _P, _P)),
     "gw_sketch": (None, (_P, _I64, _I64, _I64, _P, _P, _P)),
     "gw_sketch_medians": (None, (_P, _I64, _I64, _I64, _P, _P, _P)),
+    "gw_trellis_scale": (None, (_P, _I64, _I32, ctypes.c_double, _I32, _P)),
+    "gw_trellis_squares": (None, (_P, _P, _P, _I64, _I64, _P, _P)),
     "gw_trellis_search": (_I32, (_P, _P, _I64, _P, _P, _I32, _P)),
     "gw_trellis_contexts": (_I32, (_P, _P, _I64, _P, _I64, _I64, _I32, _P, _P, _P)),
     "gw_trellis_counts": (None, (_P, _P, _P, _I64, _I32, _P, _P)),

@@ -1,7 +1,7 @@
 /* Quantisers that a plane of bits names, number for number as reference/plane.py, which says what
    is done. */
-#include "threads.h"
 #include "trellis_model.h"
+#include "trellis_tally.h"
 
 enum {
     STEEPEST = 16,   /* indices above have the rate of this one */
@@ -61,24 +61,20 @@ GW_WIDE GW_INLINE __m512i look_up(wide_table t, __m512i context) {
     return _mm512_permutex2var_epi32(t.low, context, t.high);
 }
 
-/* cost_of(); `moved` are the offsets at 4 q + |k|, and its |k| 3 stands for more. */
-GW_WIDE GW_INLINE __m512i wide_cost(__m512i u, __m512i k, __m512i q, __m512i one, __m512i two,
-                                    __m512i slope, __m512i moved) {
+/* The squared error of index k of quantiser q; `moved` are the offsets at 4 q + |k|, and its |k| 3
+   stands for more. */
+GW_WIDE GW_INLINE __m512i wide_square(__m512i u, __m512i k, __m512i q, __m512i moved) {
     const __m512i kind = _mm512_min_epi32(k, _mm512_set1_epi32(3));
     const __m512i offset =
         _mm512_permutexvar_epi32(_mm512_or_si512(_mm512_slli_epi32(q, 2), kind), moved);
     const __m512i value = _mm512_sub_epi32(
         _mm512_sub_epi32(_mm512_slli_epi32(k, 7), _mm512_slli_epi32(q, 6)), offset);
     const __m512i d = _mm512_sub_epi32(u, value);
-    const __m512i beyond = _mm512_sub_epi32(_mm512_min_epi32(k, _mm512_set1_epi32(STEEPEST)),
-                                            _mm512_set1_epi32(2));
-    const __m512i more = _mm512_add_epi32(two, _mm512_mullo_epi32(slope, beyond));
-    const __mmask16 is_one = _mm512_cmpeq_epi32_mask(k, _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_mullo_epi32(d, d), _mm512_mask_mov_epi32(more, is_one, one));
+    return _mm512_mullo_epi32(d, d);
 }
 
 typedef struct {
-    wide_table zero, one, two, slope;
+    wide_table zero, one, two, three, slope;
     __m512i moved;
 } wide_prices;
 
@@ -86,25 +82,51 @@ GW_WIDE GW_INLINE wide_prices load_prices(const prices *p) {
     int32_t offsets[16] = {0};
     for (int q = 0; q < 2; q++)
         for (int k = 1; k < 4; k++) offsets[4 * q + k] = p->offsets[q][k - 1];
-    const wide_prices all = {load_table(p, 0), load_table(p, 1), load_table(p, 2),
-                             load_table(p, 3), _mm512_loadu_si512(offsets)};
+    wide_prices all = {load_table(p, 0), load_table(p, 1), load_table(p, 2), load_table(p, 2),
+                       load_table(p, 3), _mm512_loadu_si512(offsets)};
+    all.three.low = _mm512_add_epi32(all.three.low, all.slope.low);
+    all.three.high = _mm512_add_epi32(all.three.high, all.slope.high);
     return all;
 }
 
-/* cheapest(); `other` is where the index is not zero. */
-GW_WIDE GW_INLINE __m512i wide_cheapest(__m512i u, __m512i context, const wide_prices *p,
-                                        __m512i *index, __mmask16 *other) {
-    const __m512i one = _mm512_set1_epi32(1), q = _mm512_and_si512(context, one);
+/* What indices k >= 2 cost beyond 3, by slope: most are 3 at most. */
+GW_WIDE GW_INLINE __m512i wide_beyond(__m512i k, __m512i slope) {
+    const __m512i three = _mm512_set1_epi32(3);
+    const __m512i more =
+        _mm512_sub_epi32(_mm512_min_epi32(k, _mm512_set1_epi32(STEEPEST)), three);
+    return _mm512_mullo_epi32(slope, _mm512_max_epi32(more, _mm512_setzero_si512()));
+}
+
+/* cheapest(); `other` is where the index is not zero. Nothing that is slow depends on the context,
+   which depends on the element before. */
+GW_WIDE GW_INLINE __m512i wide_cheapest(__m512i u, __m512i q, __m512i context,
+                                        const wide_prices *p, __m512i *index, __mmask16 *other) {
+    const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2);
     const __m512i z = _mm512_min_epi32(u, _mm512_set1_epi32(FAR));
-    const __m512i nothing = _mm512_add_epi32(_mm512_mullo_epi32(z, z), look_up(p->zero, context));
-    const __m512i first = look_up(p->one, context), rate = look_up(p->two, context);
-    const __m512i slope = look_up(p->slope, context);
+    const __m512i far = _mm512_mullo_epi32(z, z);
     const __m512i k = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_slli_epi32(q, 6)), 7);
     const __m512i next = _mm512_add_epi32(k, one);
-    const __m512i below = wide_cost(u, k, q, first, rate, slope, p->moved);
-    const __m512i above = wide_cost(u, next, q, first, rate, slope, p->moved);
-    const __mmask16 is_below = _mm512_mask_cmplt_epi32_mask(
-        _mm512_cmpgt_epi32_mask(k, _mm512_setzero_si512()), below, nothing);
+    const __m512i error_below = wide_square(u, k, q, p->moved);
+    const __m512i error_above = wide_square(u, next, q, p->moved);
+    const __mmask16 is_one = _mm512_cmpeq_epi32_mask(k, one);
+    const __mmask16 from_one = _mm512_cmpge_epi32_mask(k, one);
+    const __mmask16 from_two = _mm512_cmpge_epi32_mask(k, two);
+    const __mmask16 from_three = _mm512_cmpgt_epi32_mask(k, two);
+    const __m512i rate1 = look_up(p->one, context), rate2 = look_up(p->two, context);
+    const __m512i rate3 = look_up(p->three, context);
+    __m512i rate_below = _mm512_mask_mov_epi32(rate2, is_one, rate1);
+    __m512i rate_above = _mm512_mask_mov_epi32(rate1, from_one, rate2);
+    rate_below = _mm512_mask_mov_epi32(rate_below, from_three, rate3);
+    rate_above = _mm512_mask_mov_epi32(rate_above, from_two, rate3);
+    if (from_three) {
+        const __m512i slope = look_up(p->slope, context);
+        rate_below = _mm512_add_epi32(rate_below, wide_beyond(k, slope));
+        rate_above = _mm512_add_epi32(rate_above, wide_beyond(next, slope));
+    }
+    const __m512i nothing = _mm512_add_epi32(far, look_up(p->zero, context));
+    const __m512i below = _mm512_add_epi32(error_below, rate_below);
+    const __m512i above = _mm512_add_epi32(error_above, rate_above);
+    const __mmask16 is_below = _mm512_mask_cmplt_epi32_mask(from_one, below, nothing);
     const __m512i low = _mm512_mask_mov_epi32(nothing, is_below, below);
     const __mmask16 is_above = _mm512_cmplt_epi32_mask(above, low);
     *index = _mm512_mask_mov_epi32(_mm512_maskz_mov_epi32(is_below, k), is_above, next);
@@ -138,9 +160,9 @@ GW_WIDE static int64_t wide_ratios(const ratio_job *job, int64_t first, int64_t 
             one);
         __m512i index;
         __mmask16 other;
-        const __m512i odd = wide_cheapest(u, context, &p, &index, &other);
-        const __m512i even =
-            wide_cheapest(u, _mm512_xor_si512(context, one), &p, &index, &other);
+        const __m512i odd = wide_cheapest(u, one, context, &p, &index, &other);
+        const __m512i even = wide_cheapest(u, _mm512_setzero_si512(),
+                                           _mm512_xor_si512(context, one), &p, &index, &other);
         const __m512i half = _mm512_set1_epi32(1 << (RATIO_SHIFT - 1));
         const __m512i ratio = _mm512_srai_epi32(
             _mm512_add_epi32(_mm512_sub_epi32(odd, even), half), RATIO_SHIFT);
@@ -253,11 +275,18 @@ GW_WIDE static void choose_segments(void *given, int64_t first, int64_t last, ui
     int64_t steps = start_lanes(&all, job->of.count, job->of.segments, job->of.shapes,
                                 job->of.most_columns, first, last, columns, from, end);
     const int used = (int)(last - first);
+    const __mmask16 lanes_used = (__mmask16)((1u << used) - 1);
+    int64_t *const counts = job->counts + first * 2 * CLASSES * KINDS;
+    int64_t *const errors = job->errors + first * SUMS, tallied = 0;
+    uint64_t tallies[4][TALLIES];
+    memset(tallies, 0, sizeof tallies);
     const wide_prices p = load_prices(&job->cost);
     const __m512i zero = _mm512_setzero_si512(), one = _mm512_set1_epi32(1);
     lanes m = load_lanes(&all);
     for (steps -= steps % 16; i < steps; i += 16) {
-        __m512i scaled[16], contexts[16];
+        __m512i scaled[16], tags[16];
+        __m512i total[6] = {zero, zero, zero, zero, zero, zero};
+        __mmask16 is_beyond = 0;
         int32_t bits[LANES] = {0}; /* of the plane: segments begin with whole bytes */
         for (int l = 0; l < LANES; l++) {
             scaled[l] = _mm512_loadu_si512(job->scaled + from[l] + i);
@@ -275,24 +304,35 @@ GW_WIDE static void choose_segments(void *given, int64_t first, int64_t last, ui
             const __m512i x = scaled[j], u = _mm512_abs_epi32(x);
             __m512i index;
             __mmask16 other;
-            wide_cheapest(u, context, &p, &index, &other);
+            wide_cheapest(u, q, context, &p, &index, &other);
+            tags[j] = wide_tag(context, index);
+            is_beyond |= _mm512_cmpgt_epi32_mask(index, _mm512_set1_epi32(2));
+            wide_errors(total, u, index, q, 0);
             const __m512i size = _mm512_mask_sub_epi32(
                 wide_size(index), other, wide_size(index), _mm512_slli_epi32(q, FRACTION - 1));
             scaled[j] =
                 _mm512_mask_sub_epi32(index, _mm512_cmplt_epi32_mask(x, zero), zero, index);
-            contexts[j] = context;
             tile_learn(&own, &m, &all, c, size, from, i, j, job->of.count);
         }
         end_tile(&own, &m, &all);
         transpose(scaled);
-        transpose(contexts);
+        transpose(tags);
         for (int l = 0; l < used; l++) {
             _mm512_storeu_si512(job->indices + from[l] + i, scaled[l]);
             _mm_storeu_si128((__m128i *)(void *)(job->contexts + from[l] + i),
-                             _mm512_cvtepi32_epi8(contexts[l]));
-            tally(job, &t, from[l] + i, from[l] + i + 16);
+                             _mm512_cvtepi32_epi8(_mm512_and_si512(
+                                 _mm512_srli_epi32(tags[l], 2), _mm512_set1_epi32(31))));
+            wide_tally(tallies, tags[l], is_beyond);
+        }
+        for (int e = 0; e < 6; e++)
+            errors[2 * e + 1] += wide_sum(_mm512_maskz_mov_epi32(lanes_used, total[e]));
+        if ((tallied += 16 * LANES) >= MOST_TALLIED) {
+            add_tallies(tallies, 0, counts, errors);
+            memset(tallies, 0, sizeof tallies);
+            tallied = 0;
         }
     }
+    add_tallies(tallies, 0, counts, errors);
     store_lanes(&all, &m);
     for (int l = 0; l < used; l++) {
         from_lane(&all, l);
@@ -324,6 +364,6 @@ int32_t gw_plane_choose(const int32_t *scaled, const uint8_t *plane, int64_t cou
                       .counts = counts,
                       .errors = errors};
     fill_prices(&job.cost, rates, offsets);
-    gw_parallel(choose_task, &job, segments, LANES, 1);
+    each_group(&job, segments, choose_task);
     return job.of.failed ? -2 : 0;
 }

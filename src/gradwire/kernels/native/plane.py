@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gradwire.kernels._pool import empty
 from gradwire.kernels.native._library import dense, parallel
 from gradwire.kernels.native.trellis import most_columns
 from gradwire.kernels.reference.trellis import CLASSES
@@ -12,7 +13,7 @@ _CPU = torch.device("cpu")
 
 def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
     scaled, contexts, rates, offsets = map(dense, (scaled, contexts, rates, offsets))
-    ratios = torch.empty(scaled.numel(), dtype=torch.int8, device=_CPU)
+    ratios = empty(scaled.numel(), torch.int8)
     parallel().gw_plane_ratios(
         scaled.data_ptr(),
         contexts.data_ptr(),
@@ -29,8 +30,8 @@ def plane_choose(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scaled, plane, rates, offsets, shapes = map(dense, (scaled, plane, rates, offsets, shapes))
     count = scaled.numel()
-    indices = torch.empty(count, dtype=torch.int32, device=_CPU)
-    contexts = torch.empty(count, dtype=torch.uint8, device=_CPU)
+    indices = empty(count, torch.int32)
+    contexts = empty(count, torch.uint8)
     counts = torch.zeros(segments, 2 * CLASSES, 4, dtype=torch.int64, device=_CPU)
     errors = torch.zeros(segments, 6, 2, dtype=torch.int64, device=_CPU)
     status = parallel().gw_plane_choose(

@@ -28,6 +28,8 @@ void gw_use_threads(int32_t count) {
     allowed = count < 1 ? 1 : count > GW_MOST_THREADS ? GW_MOST_THREADS : count;
 }
 
+int32_t gw_threads(void) { return allowed; }
+
 void gw_least_items(int64_t items) { least_items = items; }
 
 int32_t gw_thread_number(void) { return number; }

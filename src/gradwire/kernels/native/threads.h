@@ -13,6 +13,9 @@ typedef void (*gw_task)(void *job, int64_t first, int64_t last);
 /* How many threads the kernels that this thread calls may run on, itself included. */
 void gw_use_threads(int32_t count);
 
+/* How many that is; one inside a task. */
+int32_t gw_threads(void);
+
 /* For tests: parts of at least this many items, whatever a kernel asks for; 0 ends it. */
 void gw_least_items(int64_t items);
 

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gradwire.kernels._pool import empty
 from gradwire.kernels.native._library import dense, load, parallel, pointer
 from gradwire.kernels.reference.trellis import CLASSES, UNIT, invalid_code_error, segment_starts
 from gradwire.kernels.reference.trellis_fit import (
@@ -20,11 +21,39 @@ _CPU = torch.device("cpu")
 _MOST_TEXT = 2 + 8 + 6 * CLASSES * 15  # digits of tables
 
 
+def trellis_scale(x: Tensor, factor: float, most: int) -> Tensor:
+    x = dense(x)
+    scaled = empty(x.numel(), torch.int32)
+    is_double = x.dtype == torch.float64
+    parallel().gw_trellis_scale(
+        x.data_ptr(), x.numel(), int(is_double), factor, most, scaled.data_ptr()
+    )
+    return scaled
+
+
+def trellis_squares(
+    scaled: Tensor, indices: Tensor, contexts: Tensor, offsets: Tensor, stride: int
+) -> tuple[float, float]:
+    scaled, indices, contexts, offsets = map(dense, (scaled, indices, contexts, offsets))
+    found = torch.empty(2, dtype=torch.float64, device=_CPU)
+    load().gw_trellis_squares(
+        scaled.data_ptr(),
+        indices.data_ptr(),
+        contexts.data_ptr(),
+        scaled.numel(),
+        stride,
+        offsets.data_ptr(),
+        found.data_ptr(),
+    )
+    error, energy = found.tolist()
+    return error, energy
+
+
 def trellis_search(
     scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor, signed: bool = False
 ) -> Tensor:
     scaled, contexts, rates, offsets = map(dense, (scaled, contexts, rates, offsets))
-    indices = torch.empty(scaled.numel(), dtype=torch.int32, device=_CPU)
+    indices = empty(scaled.numel(), torch.int32)
     status = parallel().gw_trellis_search(
         scaled.data_ptr(),
         contexts.data_ptr(),
@@ -44,7 +73,7 @@ def trellis_contexts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     scaled, shapes = dense(scaled), dense(shapes)
     indices = None if indices is None else dense(indices)
-    contexts = torch.empty(scaled.numel(), dtype=torch.uint8, device=_CPU)
+    contexts = empty(scaled.numel(), torch.uint8)
     counts = torch.zeros(segments, 2 * CLASSES, 4, dtype=torch.int64, device=_CPU)
     errors = torch.zeros(segments, 6, 2, dtype=torch.int64, device=_CPU)
     status = parallel().gw_trellis_contexts(
@@ -117,8 +146,8 @@ def trellis_fit(
         else levels.clone()
     )
     moved = offsets.clone()
-    indices = torch.empty(count, dtype=torch.int32, device=_CPU)
-    contexts = torch.empty(count, dtype=torch.uint8, device=_CPU)
+    indices = empty(count, torch.int32)
+    contexts = empty(count, torch.uint8)
     text = torch.empty(_MOST_TEXT, dtype=torch.uint8, device=_CPU)
     numbers = torch.empty(3, dtype=torch.float64, device=_CPU)
     length = parallel().gw_trellis_fit(
@@ -206,7 +235,7 @@ def trellis_decode(
     packed, halves, tails, offsets, shapes = map(dense, (packed, halves, tails, offsets, shapes))
     starts = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=_CPU)
     torch.cumsum(lengths, 0, out=starts[1:])
-    values = torch.empty(count, dtype=torch.int32, device=_CPU)
+    values = empty(count, torch.int32)
     status = parallel().gw_trellis_decode(
         packed.data_ptr(),
         starts.data_ptr(),

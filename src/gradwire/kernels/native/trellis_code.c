@@ -1,6 +1,5 @@
 /* The code of a trellis-coded quantiser, bytes as reference/trellis.py. It is sequential, since each
    index decides what the next one means; segments are independent of one another. */
-#include "threads.h"
 #include "trellis_model.h"
 
 enum {
@@ -257,7 +256,7 @@ GW_WIDE static void encode_wide(const encode_job *job, int64_t first, int64_t la
 static void encode_task(void *given, int64_t first, int64_t last) {
     const encode_job *const job = given;
 #ifdef GW_WIDE
-    for (int64_t next; is_wide() && last - first >= 2 * WAYS; first = next) {
+    for (int64_t next; is_wide() && last - first > WAYS; first = next) {
         next = last - first < LANES ? last : first + LANES;
         encode_wide(job, first, next);
     }
@@ -280,7 +279,7 @@ int32_t gw_trellis_encode(const int32_t *indices, const uint8_t *contexts, int64
     tables *const t = tabulate(halves, tails);
     if (!t) return -2;
     encode_job job = {indices, contexts, count, segments, t, words, lengths};
-    gw_parallel(encode_task, &job, segments, LANES, 1);
+    each_group(&job, segments, encode_task);
     free(t);
     return 0;
 }
@@ -548,7 +547,7 @@ int32_t gw_trellis_decode(const uint8_t *bytes, const int64_t *starts, int64_t c
     decode_job job = {{count, segments, shapes, most_columns, 0}, bytes, starts, t, {0}, values,
                       is_signed, 0, plane};
     memcpy(job.offsets, offsets, sizeof job.offsets);
-    gw_parallel(decode_task, &job, segments, LANES, 1);
+    each_group(&job, segments, decode_task);
     free(t);
     return job.of.failed ? -2 : job.wrong ? -1 : 0;
 }

@@ -70,6 +70,12 @@ GW_CLONES static void squares(const int32_t *scaled, const int32_t *indices,
     }
 }
 
+/* `found` [2]: the squared error and the energy. */
+void gw_trellis_squares(const int32_t *scaled, const int32_t *indices, const uint8_t *contexts,
+                        int64_t count, int64_t stride, const int32_t *offsets, double *found) {
+    squares(scaled, indices, contexts, count, stride < 2 ? 1 : stride, offsets, found, found + 1);
+}
+
 typedef struct {
     const int32_t *scaled;
     int64_t count;

@@ -3,6 +3,7 @@
 #ifndef GRADWIRE_TRELLIS_MODEL_H
 #define GRADWIRE_TRELLIS_MODEL_H
 
+#include "threads.h"
 #include "trellis.h"
 
 enum { FEW = 4 }; /* segments that are worth lanes */
@@ -134,23 +135,25 @@ GW_INLINE void from_lane(models *all, int l) {
     m->at = all->at[l];
 }
 
+/* logarithm() of an average, and WIDE_BIAS more: the exponent and the first six bits of a float. */
+enum { WIDE_BIAS = 127 << 6 };
+
 GW_WIDE GW_INLINE __m512i wide_logarithm(__m512i average) {
     const __m512i u = _mm512_add_epi32(average, _mm512_set1_epi32(LEAST));
-    const __m512i z = _mm512_lzcnt_epi32(u);
-    const __m512i mantissa = _mm512_and_si512(_mm512_srli_epi32(_mm512_sllv_epi32(u, z), 25),
-                                              _mm512_set1_epi32(63));
-    return _mm512_or_si512(
-        _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(31), z), 6), mantissa);
+    const __m512 number = _mm512_cvt_roundepu32_ps(u, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    return _mm512_srli_epi32(_mm512_castps_si512(number), 17);
 }
 
+/* The biases of the logarithms add up to eight. */
 GW_WIDE GW_INLINE __m512i wide_class(__m512i row, __m512i columns, __m512i column, __m512i left) {
     const __m512i level = _mm512_add_epi32(
         _mm512_sub_epi32(wide_logarithm(row), wide_logarithm(columns)), wide_logarithm(column));
     const __m512i seven = _mm512_sub_epi32(_mm512_slli_epi32(level, 3), level);
-    const __m512i mixed = _mm512_srai_epi32(_mm512_add_epi32(seven, wide_logarithm(left)), 3);
-    const __m512i class = _mm512_add_epi32(
-        _mm512_srai_epi32(_mm512_sub_epi32(mixed, _mm512_set1_epi32(64 * FRACTION - 32)), 6),
-        _mm512_set1_epi32(CLASSES / 2));
+    const __m512i sum = _mm512_add_epi32(seven, wide_logarithm(left));
+    /* An eighth, then a 64th of it, and classes are counted from the least. */
+    const int32_t middle = 64 * FRACTION - 32 + WIDE_BIAS - 64 * (CLASSES / 2);
+    const __m512i class =
+        _mm512_srai_epi32(_mm512_sub_epi32(sum, _mm512_set1_epi32(8 * middle)), 9);
     return _mm512_min_epi32(_mm512_max_epi32(class, _mm512_setzero_si512()),
                             _mm512_set1_epi32(CLASSES - 1));
 }
@@ -336,6 +339,32 @@ static void each_segment(void *job, layout *of, int64_t first, int64_t last, seg
         }
     }
     free(columns);
+}
+
+/* A task for segments `first` to `last`. */
+typedef void (*range_task)(void *job, int64_t first, int64_t last);
+
+typedef struct {
+    void *job;
+    int64_t segments, groups;
+    range_task task;
+} group_job;
+
+static void group_task(void *given, int64_t first, int64_t last) {
+    const group_job *const of = given;
+    for (int64_t g = first; g < last; g++)
+        of->task(of->job, of->segments * g / of->groups, of->segments * (g + 1) / of->groups);
+}
+
+/* Calls task() for groups of sixteen segments at most. A group takes nearly as long with few
+   segments as with sixteen, so there are as many as keep all threads busy to the end. */
+static void each_group(void *job, int64_t segments, range_task task) {
+    const int64_t threads = gw_threads(), full = (segments + LANES - 1) / LANES;
+    const int64_t rounds = (full + threads - 1) / threads, few = (segments + FEW - 1) / FEW;
+    int64_t groups = rounds * threads < few ? rounds * threads : few;
+    if (groups < full) groups = full;
+    group_job of = {job, segments, groups, task};
+    gw_parallel(group_task, &of, groups, 1, 1);
 }
 
 #endif

@@ -62,9 +62,19 @@ def trellis_fit(
         (coded, text, size), moved = trellis_tables(counts), offsets_of(errors)
         if not is_given:
             levels, offsets = coded, moved
-    own = blocks(scaled, stride), blocks(indices, stride), blocks(contexts, stride)
-    error, energy = squares(*own, moved)
+    error, energy = trellis_squares(scaled, indices, contexts, moved, stride)
     return indices, contexts, coded, moved, text, size, error, energy
+
+
+def trellis_scale(x: Tensor, factor: float, most: int) -> Tensor:
+    return (x * factor).round_().clamp_(-most, most).to(torch.int32)
+
+
+def trellis_squares(
+    scaled: Tensor, indices: Tensor, contexts: Tensor, offsets: Tensor, stride: int
+) -> tuple[float, float]:
+    own = blocks(scaled, stride), blocks(indices, stride), blocks(contexts, stride)
+    return squares(*own, offsets)
 
 
 def blocks(x: Tensor, stride: int) -> Tensor:
