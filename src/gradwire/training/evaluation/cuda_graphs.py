@@ -4,8 +4,9 @@ All graphs of a recorder share the memory in which they compute, since only one 
 """
 
 import contextlib
+import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,18 @@ def recorder_for(device: torch.device) -> Recorder | None:
     if device.type != "cuda" or os.environ.get(VARIABLE) == "0":
         return None
     return CudaRecorder(device)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector, which may come upon another graph: to free one ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CudaRecorder:
@@ -58,11 +71,12 @@ class CudaRecorder:
         # Other threads may go on: those of NCCL ask for events all the time.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            try:
+            with _no_collection():
                 results = work()
-            finally:
-                graph.capture_end()  # raises an error if something ended the capture
+            graph.capture_end()
         except BaseException:
+            with contextlib.suppress(Exception):
+                graph.capture_end()  # unless it is this that failed
             del graph
             self._clean_up()
             raise
