@@ -26,6 +26,7 @@ from gradwire.models.base import Model
 from gradwire.training.evaluation.compiling import compiled
 from gradwire.training.evaluation.graphs import OneByOne, Program, RecordedPrograms, Recorder
 from gradwire.training.evaluation.rule import has_convolutions
+from gradwire.training.evaluation.simplifying import simplify
 from gradwire.training.evaluation.stages import StagedGraph
 from gradwire.training.evaluation.statistics import StatisticsLayout
 from gradwire.training.gradient import (
@@ -239,7 +240,7 @@ class VmapEvaluator:
 
     def _trace(self, step: Program, arguments: tuple[Tensor, ...]) -> Program:
         graph = make_fx(step)(*arguments)
-        _drop_detaches(graph)
+        simplify(graph)
         return compiled(graph, self.channels_last) if self.compile else graph
 
 
@@ -270,12 +271,3 @@ def _pieces(indices: list[int], powers_of_two: bool, few: int = 1) -> Iterator[l
         size = 1 << (left.bit_length() - 1) if powers_of_two and left > few else left
         yield indices[start : start + size]
         start += size
-
-
-def _drop_detaches(graph: GraphModule) -> None:
-    """Without autograd a detach is nothing but a call; tracing leaves dozens."""
-    for node in list(graph.graph.nodes):
-        if node.op == "call_function" and node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
-    graph.recompile()
