@@ -202,8 +202,8 @@ def test_modes_that_cannot_work_are_refused() -> None:
 
 
 def test_compiled_groups_are_powers_of_two() -> None:
-    def sizes(count: int, powers_of_two: bool) -> list[int]:
-        pieces = list(_pieces(list(range(count)), powers_of_two))
+    def sizes(count: int, powers_of_two: bool, few: int = 1) -> list[int]:
+        pieces = list(_pieces(list(range(count)), powers_of_two, few))
         assert [index for piece in pieces for index in piece] == list(range(count))
         return [len(piece) for piece in pieces]
 
@@ -211,6 +211,11 @@ def test_compiled_groups_are_powers_of_two() -> None:
     assert sizes(31, True) == [16, 8, 4, 2, 1]
     assert sizes(32, True) == [32]
     assert sizes(24, False) == [24]
+    # The last ones are evaluated one by one.
+    assert sizes(31, True, few=8) == [16, 8, 7]
+    assert sizes(12, True, few=8) == [8, 4]
+    assert sizes(7, True, few=8) == [7]
+    assert sizes(12, False, few=8) == [12]
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ class StepResult(Protocol):
     def loss(self) -> Tensor: ...
 
     @property
-    def buffers(self) -> dict[str, Tensor]: ...
+    def buffers(self) -> Mapping[str, Tensor]: ...
 
     def piece(self, start: int, stop: int) -> Tensor:
         """A part of the flat gradient."""
@@ -50,7 +50,7 @@ class StepResult(Protocol):
 class GradientResult:
     loss: Tensor  # scalar, the mean over the batch
     gradient: Tensor  # [d]
-    buffers: dict[str, Tensor]  # running statistics after the step
+    buffers: Mapping[str, Tensor]  # running statistics after the step
 
     def piece(self, start: int, stop: int) -> Tensor:
         return self.gradient[start:stop]
@@ -65,7 +65,7 @@ class GradientByTensor:
 
     def __init__(self, layout: FlatLayout) -> None:
         self.loss = torch.empty(0)
-        self.buffers: dict[str, Tensor] = {}
+        self.buffers: Mapping[str, Tensor] = {}
         self._layout = layout
         self._gradients: list[Tensor | None] = [None] * len(layout.tensors)
 

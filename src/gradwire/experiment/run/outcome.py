@@ -174,4 +174,5 @@ def summary_of(
 def to_dict(replica: Replica) -> dict[str, Any]:
     """For a checkpoint; `Replica(**values)` is the replica again."""
     # Not `asdict`, which copies: replicas that share a tensor share it in the file as well.
-    return {field.name: getattr(replica, field.name) for field in fields(replica)}
+    values = {field.name: getattr(replica, field.name) for field in fields(replica)}
+    return {**values, "buffers": dict(replica.buffers)}  # only plain types can be loaded

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gradwire.training.evaluation.arithmetic import USUAL, Arithmetic
-from gradwire.training.evaluation.rule import Mode, resolve
+from gradwire.training.evaluation.cuda_graphs import recorder_for
+from gradwire.training.evaluation.rule import FEW_ON_CUDA, Mode, resolve
 from gradwire.training.evaluation.sequential import SequentialEvaluator
 from gradwire.training.evaluation.vmap import VmapEvaluator
 from gradwire.training.gradient import BeforeLayer, GradientRequest, GradientResult, OnLayer
@@ -55,4 +56,6 @@ def make_evaluator(
     assert isinstance(skeleton, Skeleton), "vmap needs pure layers"
     if compile is None:
         compile = device.type == "cuda"
-    return VmapEvaluator(model, skeleton, compile, channels_last)
+    few = FEW_ON_CUDA if device.type == "cuda" else 1
+    recorder = recorder_for(device)
+    return VmapEvaluator(model, skeleton, compile, channels_last, few, recorder)
