@@ -44,7 +44,7 @@ from gradwire.kernels._lanes import (
 )
 from gradwire.kernels._levels import decode_levels, encode_levels, encode_levels_rows
 from gradwire.kernels._moments import Tails, moments, tails
-from gradwire.kernels._motion import Motion, Residual, with_residual
+from gradwire.kernels._motion import Motion, Residual, row_of_residual, with_residual
 from gradwire.kernels._notes import note, noted
 from gradwire.kernels._philox import philox_words
 from gradwire.kernels._plane import plane_choose, plane_ratios
@@ -74,6 +74,7 @@ from gradwire.kernels._selection import (
     select_largest,
     select_largest_rows,
     select_sampled,
+    select_sampled_rows,
 )
 from gradwire.kernels._signs import (
     encode_signs,
@@ -192,12 +193,14 @@ __all__ = [
     "ratios_to_lanes",
     "rotated_signs",
     "row_norms",
+    "row_of_residual",
     "rows_from_lanes",
     "rows_to_lanes",
     "select_above",
     "select_largest",
     "select_largest_rows",
     "select_sampled",
+    "select_sampled_rows",
     "shorten_runs",
     "sketch",
     "sketch_medians",
