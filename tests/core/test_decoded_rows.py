@@ -13,7 +13,7 @@ from gradwire.core.errors import WireError
 from gradwire.core.key import Key
 from gradwire.core.metering import metered
 from gradwire.core.payload_rows import moved
-from gradwire.core.rows import rows_in_memory
+from gradwire.core.rows import row_of
 from gradwire.core.spec import Spec
 
 N, D = 5, 701
@@ -61,7 +61,7 @@ def test_vectors_are_those_of_received_bytes(text: str) -> None:
             expected = decode(codec, SPEC, KEY.private(rank), received)
         assert torch.equal(rows[-1], expected)
         assert work == expected_work
-    assert rows_in_memory(rows) is not None, "they were made at once"
+    assert all(row_of(row) for row in rows), "they were made at once"
 
 
 def test_known_bytes_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_changed_bytes_and_other_tensors_are_refused(is_moved: bool) -> None:
     ((payload, _, _), _) = EncodedRows().run([(codec, x, None, None, KEY, True)])[0]  # type: ignore[index]
     if is_moved:  # as it would be on an accelerator
         (there,) = moved([payload], torch.device("cpu"))
-        decoded_rows.note_entries([there], [codec.choose(x, KEY)], D)  # type: ignore[attr-defined]
+        decoded_rows.note_entries(codec, SPEC, [there], [codec.choose(x, KEY)])  # type: ignore[attr-defined]
         payload = there
     buffer = payload.buffer
     assert decoded_rows.entries_of(codec, SPEC, [buffer]) is not None

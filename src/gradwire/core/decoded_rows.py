@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.core.codec import Codec, payload_context, scale_dtype
+from gradwire.core.codec import Codec, scale_dtype
 from gradwire.core.metering import UNPACK, report, reported
 from gradwire.core.payload import Payload
 from gradwire.core.rows import split_rows
@@ -22,25 +22,30 @@ from gradwire.core.spec import Spec
 
 
 class EntryRows:
-    """Positions (int64, ascending) and values of what was selected of each row of [n, d]."""
+    """Positions (int64, ascending) and values of what `codec` selected of each of n vectors."""
 
-    def __init__(self, chosen: Sequence[tuple[Tensor, Tensor]], numel: int) -> None:
+    def __init__(self, codec: Codec, spec: Spec, chosen: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.codec, self.spec = codec, spec
         self.positions = [positions for positions, _ in chosen]
         self.values = [values for _, values in chosen]
-        self.numel = numel
         self._whole: tuple[Tensor, ...] | None = None
+
+    def describes(self, codec: Codec, spec: Spec) -> bool:
+        """Whether payloads of them are of this codec and such a tensor."""
+        own = self.spec
+        return own.shape == spec.shape and own.dtype == spec.dtype and self.codec == codec
 
     def decoded(self, number: int) -> Tensor:
         """A row, zero but for what was selected; all are made at the first call."""
         if self._whole is None:
             counts = [len(positions) for positions in self.positions]
             values, device = torch.cat(self.values), self.values[0].device
-            starts = torch.arange(len(counts)).mul_(self.numel)
+            starts = torch.arange(len(counts)).mul_(self.spec.numel)
             if len(set(counts)) == 1:
                 starts = starts.to(device).repeat_interleave(counts[0])
             else:
                 starts = starts.repeat_interleave(torch.tensor(counts)).to(device)
-            whole = values.new_zeros(len(counts), self.numel)
+            whole = values.new_zeros(len(counts), self.spec.numel)
             places = torch.cat(self.positions).add_(starts)
             self._whole = split_rows(whole.view(-1).scatter_(0, places, values).view_as(whole))
         return self._whole[number]
@@ -48,11 +53,10 @@ class EntryRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """What a buffer describes: one row of several."""
+    """What a buffer describes: one of the vectors."""
 
     rows: EntryRows
     number: int
-    context: int  # of codec and tensor, as the checksum has it
     nbytes: int  # of the parts
 
     @property
@@ -65,24 +69,28 @@ class Entries:
 
 
 def note_entries(
-    payloads: Sequence[Payload], chosen: Sequence[tuple[Tensor, Tensor]], numel: int
+    codec: Codec,
+    spec: Spec,
+    payloads: Sequence[Payload],
+    chosen: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
-    """Notes what was selected of n vectors of `numel` elements on the payloads of all of it."""
-    rows = EntryRows(chosen, numel)
+    """Notes what was selected of n vectors on the payloads of all of it. They lie on one device."""
+    rows = EntryRows(codec, spec, chosen)
     for number, payload in enumerate(payloads):
         nbytes = sum(part.numel() * part.element_size() for part in payload.parts.values())
-        found, buffer = Entries(rows, number, payload.context, nbytes), payload.buffer
+        found, buffer = Entries(rows, number, nbytes), payload.buffer
         kernels.note(buffer, host=kernels.noted(buffer, "host"), entries=found)
 
 
 def entries_of(codec: Codec, spec: Spec, buffers: Sequence[Tensor]) -> list[Entries] | None:
     """What is noted of all of the buffers; None if one is not known to be of this codec."""
     found: list[Entries] = []
-    context = payload_context(codec, spec)
+    rows = None
     for buffer in buffers:
-        known = kernels.noted(buffer, "entries")
-        if known is None or known.context != context or known.rows.numel != spec.numel:
+        known: Entries | None = kernels.noted(buffer, "entries")
+        if known is None or not (known.rows is rows or known.rows.describes(codec, spec)):
             return None
+        rows = known.rows
         found.append(known)
     return found
 
@@ -93,7 +101,7 @@ def decode_noted(codec: Codec, spec: Spec, buffer: Tensor) -> Tensor | None:
     if found is None:
         return None
     report(UNPACK, buffer.numel())
-    return _row(codec, buffer, found[0]).view(spec.shape)
+    return _row(codec, buffer, found[0])
 
 
 def mean_of_noted(codec: Codec, spec: Spec, buffers: Sequence[Tensor]) -> Tensor | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwire.kernels._checks import check_fused, check_motion, fuses
+from gradwire.kernels._checks import check_apart, check_fused, check_motion, check_rows, fuses
 from gradwire.kernels._dispatch import InTriton, pick
 from gradwire.kernels._motion import Motion, Residual, row_of_residual
 from gradwire.kernels.native import selection as native
@@ -45,8 +45,7 @@ def select_largest_rows(
         raise ValueError(f"select_largest_rows: {count} elements of rows of {list(x.shape)}")
     if not fuses(x, residual, out):
         return _each_row(x, residual, count, out)
-    for row, owed, left in _rows(x, residual, out):
-        _check("select_largest_rows", row, owed, left)
+    _check_rows("select_largest_rows", x, residual, out)
     return pick(x.device, _each_row, _each_row, triton.select_largest_rows)(x, residual, count, out)
 
 
@@ -95,8 +94,7 @@ def select_sampled_rows(
         )
     run: Callable[..., Any] = reference_rows.select_sampled_rows
     if fuses(x, residual, out):
-        for row, owed, left in _rows(x, residual, out):
-            _check("select_sampled_rows", row, owed, left)
+        _check_rows("select_sampled_rows", x, residual, out)
         run = pick(x.device, _composed, run, triton_rows.select_sampled_rows)
     return run(x, residual, sample, rank, keys, most, out)
 
@@ -143,6 +141,17 @@ def _flat(residual: Residual | None) -> Residual | None:
     if residual is None or isinstance(residual, Motion):
         return None if residual is None else residual.flat()
     return residual.reshape(-1)
+
+
+def _check_rows(operation: str, x: Tensor, residual: Residual | None, out: Tensor | None) -> None:
+    """Of all rows at once: they are many, and a look at each takes longer than to select."""
+    if isinstance(residual, Motion):
+        for vector in (residual.residual, residual.velocity):
+            check_rows(operation, x, vector, out)
+            check_rows(operation, x, vector, residual.moved)
+        check_apart(operation, residual, out)
+    else:
+        check_rows(operation, x, residual, out)
 
 
 def _check(operation: str, x: Tensor, residual: Residual | None, out: Tensor | None) -> None:

@@ -33,6 +33,7 @@ vectors of the gradient's size per worker. With momentum 0 it is `ef`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -127,12 +128,13 @@ class DGC(SenderFeedback):
             )
         return Ramp(_FIRST_DENSITY, self.inner, epochs=float(self.warmup), hold=1.0)
 
-    @property
+    @cached_property
     def compression(self) -> Codec | Reducer:
         """C, the compression of the accumulated velocities."""
         return SampledK(self.inner) if isinstance(self.inner, float) else self.inner
 
-    def wrapped(self) -> Reducer:
+    @cached_property
+    def _lifted(self) -> Reducer:
         return lift(self.compression)
 
     @property

@@ -31,6 +31,7 @@ from gradwire.core.codec import (
     corrected,
     is_finite,
     pack_parts,
+    payload_context,
     scale_dtype,
 )
 from gradwire.core.decoded_rows import note_entries
@@ -231,12 +232,15 @@ class SelectorFusion(Fusion[Any]):
         if max(len(indices) for indices, _ in chosen) <= _MOST_ON_HOST:
             coded = list(zip(*(_on_host(own) for own in zip(*chosen))))
         parts = (codec.make_parts(*own, spec.numel) for own in coded)
-        payloads = [pack_parts(codec, own, spec) for own in parts]
+        context = payload_context(codec, spec)
+        payloads = [
+            Payload.pack({name: own[name] for name in codec.parts}, context) for own in parts
+        ]
         for payload in payloads:
             _ = payload.buffer
         if payloads[0].buffer.device != x.device:
             payloads = moved(payloads, x.device)
-        note_entries(payloads, chosen, spec.numel)
+        note_entries(codec, spec, payloads, chosen)
         return payloads
 
     def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
