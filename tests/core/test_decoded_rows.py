@@ -18,7 +18,14 @@ from gradwire.core.spec import Spec
 
 N, D = 5, 701
 KEY, SPEC = Key(seed=3, step=2), Spec((D,), torch.float32)
-CODECS = ("topk(0.05)", "topk(0.002)", "sampledk(0.05)", "sampledk(0.5)")
+CODECS = (
+    "topk(0.05)",
+    "topk(0.002)",
+    "sampledk(0.05)",
+    "sampledk(0.5)",
+    "qsgd(bits=4)",
+    "qsgd(7, bucket=64)",
+)
 
 
 def encoded(text: str) -> tuple[Codec, tuple[Tensor, ...]]:
@@ -41,7 +48,7 @@ def unknown(buffers: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def test_means_are_those_of_received_bytes(text: str, count: int) -> None:
     codec, buffers = encoded(text)
     buffers, senders = buffers[::-1][:count], tuple(range(count))
-    assert decoded_rows.entries_of(codec, SPEC, buffers) is not None
+    assert decoded_rows.known_rows(codec, SPEC, buffers) is not None
     with metered() as work:
         mean = mean_of_decoded(codec, SPEC, KEY, buffers, senders)
     with metered() as expected_work:
@@ -84,10 +91,10 @@ def test_changed_bytes_and_other_tensors_are_refused(is_moved: bool) -> None:
     ((payload, _, _), _) = EncodedRows().run([(codec, x, None, None, KEY, True)])[0]  # type: ignore[index]
     if is_moved:  # as it would be on an accelerator
         (there,) = moved([payload], torch.device("cpu"))
-        decoded_rows.note_entries(codec, SPEC, [there], [codec.choose(x, KEY)])  # type: ignore[attr-defined]
+        decoded_rows.EntryRows(codec, SPEC, [codec.choose(x, KEY)]).note([there])  # type: ignore[attr-defined]
         payload = there
     buffer = payload.buffer
-    assert decoded_rows.entries_of(codec, SPEC, [buffer]) is not None
+    assert decoded_rows.known_rows(codec, SPEC, [buffer]) is not None
     for other in (Spec((D,), torch.float16), Spec((D + 1,), torch.float32)):
         with pytest.raises(WireError):
             decode_shared(codec, other, KEY, buffer)

@@ -20,7 +20,7 @@ from gradwire.core.codec import (
     unpack,
 )
 from gradwire.core.coded_rows import EncodedRows, UnfedRows
-from gradwire.core.decoded_rows import decode_noted, mean_of_noted
+from gradwire.core.decoded_rows import decode_known, mean_of_known
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import (
     Residual,
@@ -161,7 +161,7 @@ def decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
 
 def decode_shared(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
     """`decode`, for a result that several read, and nobody changes."""
-    known = decode_noted(codec, spec, buffer)
+    known = decode_known(codec, spec, buffer)
     return decode(codec, spec, key, buffer) if known is None else known
 
 
@@ -173,7 +173,7 @@ def decode_values(codec: Codec, spec: Spec, key: Key, values: Tensor) -> Tensor:
 def mean_of_decoded(
     codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...], senders: tuple[int, ...]
 ) -> Tensor:
-    mean = mean_of_noted(codec, spec, buffers)
+    mean = mean_of_known(codec, spec, buffers)
     if mean is not None:
         return mean
     payloads = [unpack(codec, buffer, spec) for buffer in buffers]

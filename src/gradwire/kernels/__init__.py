@@ -42,10 +42,15 @@ from gradwire.kernels._lanes import (
     rows_from_lanes,
     rows_to_lanes,
 )
-from gradwire.kernels._levels import decode_levels, encode_levels, encode_levels_rows
+from gradwire.kernels._levels import (
+    decode_levels,
+    decode_levels_rows,
+    encode_levels,
+    encode_levels_rows,
+)
 from gradwire.kernels._moments import Tails, moments, tails
 from gradwire.kernels._motion import Motion, Residual, row_of_residual, with_residual
-from gradwire.kernels._notes import note, noted
+from gradwire.kernels._notes import note, note_more, noted
 from gradwire.kernels._philox import philox_words
 from gradwire.kernels._plane import plane_choose, plane_ratios
 from gradwire.kernels._polar import (
@@ -135,6 +140,7 @@ __all__ = [
     "count_symbols",
     "cut_lanes",
     "decode_levels",
+    "decode_levels_rows",
     "decode_rice",
     "draw_candidates",
     "elias_decode",
@@ -166,6 +172,7 @@ __all__ = [
     "moments",
     "narrow",
     "note",
+    "note_more",
     "noted",
     "ones_positions",
     "pack_digits",

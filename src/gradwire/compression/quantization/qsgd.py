@@ -42,6 +42,7 @@ from gradwire.core.codec import (
     payload_context,
     scale_dtype,
 )
+from gradwire.core.decoded_rows import DenseRows
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
@@ -206,7 +207,13 @@ class _QSGDFusion(Fusion[QSGD]):
         how = codec.num_levels, codec.bucket, width, keys[0].seed, keys[0].stream
         scale, packed = kernels.encode_levels_rows(x, residual, *how, out)
         rows.write(scale=scale, values=packed)
-        return rows.checked(codec, x, scale)
+        payloads = rows.checked(codec, x, scale)
+
+        def decode() -> Tensor:
+            return kernels.decode_levels_rows(packed, scale, *how[:3], numel)
+
+        DenseRows(codec, Spec((numel,), x.dtype), count, decode).note(payloads)
+        return payloads
 
     @property
     def _alphabet(self) -> int:

@@ -34,7 +34,7 @@ from gradwire.core.codec import (
     payload_context,
     scale_dtype,
 )
-from gradwire.core.decoded_rows import note_entries
+from gradwire.core.decoded_rows import EntryRows
 from gradwire.core.errors import NonFiniteError
 from gradwire.core.fusion import (
     Fusion,
@@ -240,7 +240,7 @@ class SelectorFusion(Fusion[Any]):
             _ = payload.buffer
         if payloads[0].buffer.device != x.device:
             payloads = moved(payloads, x.device)
-        note_entries(codec, spec, payloads, chosen)
+        EntryRows(codec, spec, chosen).note(payloads)
         return payloads
 
     def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
