@@ -1,6 +1,8 @@
 """Selection in Triton beyond the cases of triton_cases/: samples that mislead, ties among many
 candidates, velocities, rows, and what is noted of the results."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -76,6 +78,52 @@ def test_velocity(triton, numel, rule, operation, arguments):
 @pytest.mark.parametrize("numel", [500, 5000])
 @pytest.mark.parametrize("feedback", ["none", "residual", "motion"])
 def test_rows_are_selections_of_their_own(triton, numel, feedback):
+    assert_rows_are_apart(
+        numel, feedback, kernels.select_largest_rows, reference.select_largest, 50
+    )
+
+
+@pytest.mark.parametrize("sample", [300, 2000])
+@pytest.mark.parametrize("feedback", ["none", "residual", "motion"])
+def test_sampled_rows_are_selections_of_their_own(triton, sample, feedback):
+    keys = [(r, (4, 5, r)) for r in range(3)]
+
+    def one(x, residual, size, rank, key, most, out):
+        return reference.select_sampled(x, residual, size, rank, *key, most, out)
+
+    run, numbers = kernels.select_sampled_rows, (sample, sample // 9)
+    assert_rows_are_apart(5000, feedback, run, one, *numbers, keys, 500)
+
+
+def test_sampled_rows_of_which_one_misleads(triton, monkeypatch):
+    """What is sampled of one row is small, and next to nothing of another is above zero."""
+    from gradwire.kernels.triton import selection_rows
+
+    calls = []
+    monkeypatch.setattr(
+        selection_rows.stages, "collect", partial(counted, calls, selection_rows.stages.collect)
+    )
+    keys = [(r, (4, 5, r)) for r in range(3)]
+    x = torch.stack([vector(NUMEL, r) for r in range(3)])
+    x[1] = 5.0
+    x[1, reference.strata_positions(NUMEL, 300, 1, (4, 5, 1), x.device)] = 1.0
+    x[2] = 0.0
+    x[2, 77] = 1.0
+    found = kernels.select_sampled_rows(x, None, 300, 30, keys, NUMEL)
+    assert len(calls) == 2, "with room for all of the second row"
+    for row, key, one in zip(x, keys, found, strict=True):
+        expected = reference.select_sampled(row, None, 300, 30, *key, NUMEL, None)
+        assert all(map(same_bits, one, expected))
+
+
+def counted(calls, function, *arguments):
+    calls.append(arguments)
+    return function(*arguments)
+
+
+def assert_rows_are_apart(numel, feedback, together, alone, *arguments):
+    """`together` selects of three rows as `alone` does of each; of lists each has an item."""
+
     def inputs():
         x, residual, velocity = (
             torch.stack([vector(numel, 3 * r + i) for r in range(3)]) for i in range(3)
@@ -87,24 +135,26 @@ def test_rows_are_selections_of_their_own(triton, numel, feedback):
         moved = torch.full((3, numel), torch.nan)
         return x, kernels.Motion(residual, velocity, moved, 0.9, masks=True)
 
+    def one_by_one(x, residual, *arguments):
+        *arguments, out = arguments
+        return [
+            alone(
+                x[r],
+                kernels.row_of_residual(residual, r),
+                *(each[r] if isinstance(each, list) else each for each in arguments),
+                out[r],
+            )
+            for r in range(3)
+        ]
+
     results = []
-    for run in (kernels.select_largest_rows, _one_by_one):
+    for run in (together, one_by_one):
         x, residual = inputs()
         left = torch.full((3, numel), torch.nan)
-        rows = run(x, residual, 50, left)
+        rows = run(x, residual, *arguments, left)
         moved = residual.moved if feedback == "motion" else left
         results.append([*(part for row in rows for part in row), left, moved])
     assert all(map(same_bits, *results))
-
-
-def _one_by_one(x, residual, count, out):
-    chosen = []
-    for r in range(len(x)):
-        owed = residual[r] if isinstance(residual, torch.Tensor) else residual
-        if isinstance(owed, kernels.Motion):
-            owed = owed.with_vectors(owed.residual[r], owed.velocity[r], owed.moved[r])
-        chosen.append(reference.select_largest(x[r], owed, count, out[r]))
-    return chosen
 
 
 @pytest.mark.parametrize("numel", [1000, NUMEL])

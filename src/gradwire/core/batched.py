@@ -125,17 +125,27 @@ class Elementwise:
 
 def _order(by_position: Sequence[Sequence[Tensor]]) -> list[int]:
     """The calls in the order of the rows that they were given, so that these lie together."""
-    numbers = list(range(len(by_position[0])))
     for own in by_position:
-        if own[0] is own[-1]:
-            continue
-        found = [row_of(each) for each in own]
-        if found[0] is not None:
-            rows = found[0][0]
-            places = [each[1] for each in found if each is not None and each[0] is rows]
-            if len(places) == len(found):
-                return sorted(numbers, key=places.__getitem__)
-    return numbers
+        if own[0] is not own[-1]:
+            places = _places(own)
+            if places is not None:
+                return sorted(range(len(own)), key=places.__getitem__)
+    return list(range(len(by_position[0])))
+
+
+def order_of_rows(vectors: Sequence[Tensor]) -> list[int]:
+    """The numbers of vectors in the order in which they lie in one memory, if they are rows."""
+    return _order([vectors])
+
+
+def _places(vectors: Sequence[Tensor]) -> list[int] | None:
+    """Which rows of one memory they are; None if they are not."""
+    first = row_of(vectors[0])
+    if first is None:
+        return None
+    found = [row_of(each) for each in vectors]
+    places = [each[1] for each in found if each is not None and each[0] is first[0]]
+    return places if len(places) == len(found) else None
 
 
 def _is_too_long(x: Tensor) -> bool:

@@ -19,7 +19,8 @@ from gradwire.core.codec import (
     merge,
     unpack,
 )
-from gradwire.core.coded_rows import EncodedRows
+from gradwire.core.coded_rows import EncodedRows, UnfedRows
+from gradwire.core.decoded_rows import decode_known, mean_of_known
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import (
     Residual,
@@ -158,6 +159,12 @@ def decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
     return codec.decode(unpack(codec, buffer, spec), spec, key)
 
 
+def decode_shared(codec: Codec, spec: Spec, key: Key, buffer: Tensor) -> Tensor:
+    """`decode`, for a result that several read, and nobody changes."""
+    known = decode_known(codec, spec, buffer)
+    return decode(codec, spec, key, buffer) if known is None else known
+
+
 def decode_values(codec: Codec, spec: Spec, key: Key, values: Tensor) -> Tensor:
     assert codec.parts == ("values",), f"{codec!r} is LINEAR but has parts {codec.parts}"
     return codec.join({"values": values}, spec.flat(), key).reshape(spec.shape)
@@ -166,6 +173,9 @@ def decode_values(codec: Codec, spec: Spec, key: Key, values: Tensor) -> Tensor:
 def mean_of_decoded(
     codec: Codec, spec: Spec, key: Key, buffers: tuple[Tensor, ...], senders: tuple[int, ...]
 ) -> Tensor:
+    mean = mean_of_known(codec, spec, buffers)
+    if mean is not None:
+        return mean
     payloads = [unpack(codec, buffer, spec) for buffer in buffers]
     return decode_mean(codec, payloads, spec, [key.private(rank) for rank in senders])
 
@@ -199,6 +209,13 @@ def encode(
     if is_sent:
         _ = payload.buffer
     return payload, lost, state
+
+
+@batched(UnfedRows())
+def encode_unfed(codec: Codec, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
+    """The payload of x and the new state, given that of `Lifted(codec)`."""
+    payload, inner = codec.encode(x, state["codec"], key)
+    return payload, {**state, "codec": inner}
 
 
 def shards_of(residual: Residual | None, count: int) -> Sequence[Residual | None]:

@@ -58,10 +58,15 @@ from gradwire.kernels._lanes import (
     rows_from_lanes,
     rows_to_lanes,
 )
-from gradwire.kernels._levels import decode_levels, encode_levels, encode_levels_rows
+from gradwire.kernels._levels import (
+    decode_levels,
+    decode_levels_rows,
+    encode_levels,
+    encode_levels_rows,
+)
 from gradwire.kernels._moments import Tails, moments, tails
-from gradwire.kernels._motion import Motion, Residual, with_residual
-from gradwire.kernels._notes import note, noted
+from gradwire.kernels._motion import Motion, Residual, row_of_residual, with_residual
+from gradwire.kernels._notes import note, note_more, noted
 from gradwire.kernels._philox import philox_words
 from gradwire.kernels._plane import plane_choose, plane_ratios
 from gradwire.kernels._polar import (
@@ -91,6 +96,7 @@ from gradwire.kernels._selection import (
     select_largest,
     select_largest_rows,
     select_sampled,
+    select_sampled_rows,
 )
 from gradwire.kernels._signs import (
     encode_signs,
@@ -153,6 +159,7 @@ __all__ = [
     "count_symbols",
     "cut_lanes",
     "decode_levels",
+    "decode_levels_rows",
     "decode_rice",
     "draw_candidates",
     "elias_decode",
@@ -187,6 +194,7 @@ __all__ = [
     "narrow",
     "narrow_sum",
     "note",
+    "note_more",
     "noted",
     "ones_positions",
     "pack_digits",
@@ -215,6 +223,7 @@ __all__ = [
     "ratios_to_lanes",
     "rotated_signs",
     "row_norms",
+    "row_of_residual",
     "rows_from_lanes",
     "rows_to_lanes",
     "scatter_rice",
@@ -223,6 +232,7 @@ __all__ = [
     "select_largest",
     "select_largest_rows",
     "select_sampled",
+    "select_sampled_rows",
     "shorten_runs",
     "sketch",
     "sketch_medians",

@@ -52,6 +52,11 @@ def check_motion(operation: str, x: Tensor, motion: Motion, out: Tensor | None) 
     for vector in (motion.residual, motion.velocity):
         check_fused(operation, x, vector, out)
         check_fused(operation, x, vector, motion.moved)
+    check_apart(operation, motion, out)
+
+
+def check_apart(operation: str, motion: Motion, out: Tensor | None) -> None:
+    """That what is left and the velocity are not written to one memory."""
     if out is None or (out.numel() and out.data_ptr() == motion.moved.data_ptr()):
         raise ValueError(f"{operation} needs two vectors for what it leaves and for the velocity")
 

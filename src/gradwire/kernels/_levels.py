@@ -14,8 +14,10 @@ from gradwire.kernels._checks import (
 from gradwire.kernels._dispatch import InTriton, Pair, pick, pick_into
 from gradwire.kernels.native import levels as native
 from gradwire.kernels.reference import levels as reference
+from gradwire.kernels.reference import levels_rows as reference_rows
 
 _triton = InTriton("levels")
+_triton_rows = InTriton("levels_rows")
 
 
 def encode_levels(
@@ -87,6 +89,25 @@ def decode_levels(
     check_out("decode_levels", out, count)
     run = pick(packed.device, native.decode_levels, reference.decode_levels, _triton.decode_levels)
     return run(packed, scale, num_levels, bucket, width, count, out, checked)
+
+
+def decode_levels_rows(
+    packed: Tensor, scale: Tensor, num_levels: int, bucket: int, width: int, count: int
+) -> Tensor:
+    """`decode_levels` of rows as `encode_levels_rows` makes them, which nobody checks: float32
+    [rows, count]."""
+    _check_levels("decode_levels_rows", num_levels, bucket, width)
+    if packed.dim() != 2 or scale.dim() != 2 or len(packed) != len(scale):
+        raise ValueError(
+            f"decode_levels_rows takes matrices of as many rows, got {list(packed.shape)} and "
+            f"{list(scale.shape)}"
+        )
+    for levels, largest in zip(packed[:1], scale[:1]):
+        check_packed("decode_levels_rows", levels, count * width)
+        check_scale("decode_levels_rows", largest, count, bucket)
+    rows = reference_rows.decode_levels_rows
+    run = pick(packed.device, rows, rows, _triton_rows.decode_levels_rows)
+    return run(packed, scale, num_levels, bucket, width, count)
 
 
 def _check_levels(operation: str, num_levels: int, bucket: int, width: int) -> None:

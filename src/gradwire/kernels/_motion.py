@@ -74,3 +74,11 @@ def with_residual(x: Tensor, residual: Residual | None) -> Tensor:
     if residual is None:
         return x
     return residual.total(x) if isinstance(residual, Motion) else x + residual
+
+
+def row_of_residual(residual: Residual | None, row: int) -> Residual | None:
+    """One row of a residual of rows, [rows, n]."""
+    if isinstance(residual, Motion):
+        vectors = (residual.residual, residual.velocity, residual.moved)
+        return residual.with_vectors(*(vector[row] for vector in vectors))
+    return None if residual is None else residual[row]

@@ -20,6 +20,13 @@ def note(tensor: Tensor, **facts: Any) -> Tensor:
     return tensor
 
 
+def note_more(tensor: Tensor, **facts: Any) -> Tensor:
+    """As `note`, besides what is known already."""
+    version, known = getattr(tensor, _NAME, _NOTHING)
+    is_valid = not tensor.is_inference() and version == tensor._version
+    return note(tensor, **(known if is_valid else {}), **facts)
+
+
 def noted(tensor: Tensor, fact: str) -> Any:
     """A fact about a tensor, None if it is not known."""
     version, facts = getattr(tensor, _NAME, _NOTHING)

@@ -1,17 +1,19 @@
 """Elements of large magnitude."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from gradwire.kernels._checks import check_fused, check_motion, fuses
+from gradwire.kernels._checks import check_apart, check_fused, check_motion, check_rows, fuses
 from gradwire.kernels._dispatch import InTriton, pick
-from gradwire.kernels._motion import Motion, Residual
+from gradwire.kernels._motion import Motion, Residual, row_of_residual
 from gradwire.kernels.native import selection as native
 from gradwire.kernels.reference import selection as reference
+from gradwire.kernels.reference import selection_rows as reference_rows
 
 triton = InTriton("selection")
+triton_rows = InTriton("selection_rows")
 
 
 def select_largest(
@@ -43,8 +45,7 @@ def select_largest_rows(
         raise ValueError(f"select_largest_rows: {count} elements of rows of {list(x.shape)}")
     if not fuses(x, residual, out):
         return _each_row(x, residual, count, out)
-    for row, owed, left in _rows(x, residual, out):
-        _check("select_largest_rows", row, owed, left)
+    _check_rows("select_largest_rows", x, residual, out)
     return pick(x.device, _each_row, _each_row, triton.select_largest_rows)(x, residual, count, out)
 
 
@@ -70,6 +71,32 @@ def select_sampled(
         _check("select_sampled", x, residual, out)
         run = pick(x.device, _composed, run, triton.select_sampled)
     return run(_vector(x), _flat(residual), sample, rank, seed, stream, most, out)
+
+
+def select_sampled_rows(
+    x: Tensor,
+    residual: Residual | None,
+    sample: int,
+    rank: int,
+    keys: Sequence[tuple[int, tuple[int, int, int]]],
+    most: int,
+    out: Tensor | None = None,
+) -> list[tuple[Tensor, Tensor]] | None:
+    """`select_sampled` of each row of x, [rows, n], with seeds and streams of their own; on CUDA in
+    the launches of one.
+
+    Vectors of the residual and `out` are [rows, n], too.
+    """
+    if x.dim() != 2 or len(keys) != len(x) or not 1 <= rank <= sample <= x.shape[1]:
+        raise ValueError(
+            f"select_sampled_rows: {rank} of {sample} elements with {len(keys)} keys, of rows of "
+            f"{list(x.shape)}"
+        )
+    run: Callable[..., Any] = reference_rows.select_sampled_rows
+    if fuses(x, residual, out):
+        _check_rows("select_sampled_rows", x, residual, out)
+        run = pick(x.device, _composed, run, triton_rows.select_sampled_rows)
+    return run(x, residual, sample, rank, keys, most, out)
 
 
 def select_above(
@@ -107,10 +134,7 @@ def _rows(
     x: Tensor, residual: Residual | None, out: Tensor | None
 ) -> Iterator[tuple[Tensor, Residual | None, Tensor | None]]:
     for r, row in enumerate(x):
-        owed = residual[r] if isinstance(residual, Tensor) else residual
-        if isinstance(owed, Motion):
-            owed = owed.with_vectors(owed.residual[r], owed.velocity[r], owed.moved[r])
-        yield row, owed, None if out is None else out[r]
+        yield row, row_of_residual(residual, r), None if out is None else out[r]
 
 
 def _flat(residual: Residual | None) -> Residual | None:
@@ -121,6 +145,17 @@ def _flat(residual: Residual | None) -> Residual | None:
 
 def _vector(x: Tensor) -> Tensor:
     return x if x.dim() == 1 else x.reshape(-1)
+
+
+def _check_rows(operation: str, x: Tensor, residual: Residual | None, out: Tensor | None) -> None:
+    """Of all rows at once: they are many, and a look at each takes longer than to select."""
+    if isinstance(residual, Motion):
+        for vector in (residual.residual, residual.velocity):
+            check_rows(operation, x, vector, out)
+            check_rows(operation, x, vector, residual.moved)
+        check_apart(operation, residual, out)
+    else:
+        check_rows(operation, x, residual, out)
 
 
 def _check(operation: str, x: Tensor, residual: Residual | None, out: Tensor | None) -> None:

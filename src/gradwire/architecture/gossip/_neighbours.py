@@ -26,11 +26,11 @@ from gradwire.architecture.gossip._posts import (
 )
 from gradwire.architecture.gossip._presence import NeighbourPresence, nonfinite_error
 from gradwire.core.batched import elementwise
-from gradwire.core.codec import Codec, State, is_finite, unpack
+from gradwire.core.codec import Codec, State, is_finite
+from gradwire.core.coded import decode_shared, encode_unfed
 from gradwire.core.errors import NonFiniteError, PeerLost
 from gradwire.core.group import is_half
 from gradwire.core.key import Key
-from gradwire.core.lifted import Lifted
 from gradwire.core.node import Framed, Node
 from gradwire.core.protocols import Replica
 from gradwire.core.spec import Spec
@@ -213,8 +213,7 @@ class Neighbours:
         """A packed payload of x, and what compression keeps."""
         (state,) = exchange
         key = self._key_of(self.rank, step)
-        codec = self.codec(step)
-        payload, state = await self.node.call(Lifted(codec).encode, x, state, key)
+        payload, state = await self.node.call(encode_unfed, self.codec(step), x, state, key)
         return payload.buffer, (state,)
 
     async def decoded(
@@ -261,7 +260,7 @@ def _spec(replica: Replica) -> Spec:
 
 
 def _decode(codec: Codec, spec: Spec, key: Key, buffer: Tensor, rank: int) -> Tensor:
-    decoded = codec.decode(unpack(codec, buffer, spec), spec, key)
+    decoded = decode_shared(codec, spec, key, buffer)
     if not is_finite(decoded):
         raise nonfinite_error(rank)
     return decoded

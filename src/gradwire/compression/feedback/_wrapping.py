@@ -8,6 +8,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
@@ -76,8 +77,12 @@ class SenderFeedback(Feedback):
         `size` is the number of workers that take part.
         """
 
-    def wrapped(self) -> Reducer:
+    @cached_property
+    def _lifted(self) -> Reducer:
         return lift(self.inner)
+
+    def wrapped(self) -> Reducer:
+        return self._lifted  # every exchange asks for it
 
     @property
     def can_push(self) -> bool:

@@ -31,8 +31,10 @@ vectors of the gradient's size per worker. With momentum 0 it is `ef`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,13 +50,16 @@ from gradwire.compression.feedback._wrapping import (
 )
 from gradwire.compression.sparsification._selection import check_density, in_range
 from gradwire.compression.sparsification.sampledk import SampledK
+from gradwire.core.batched import Arguments, Elementwise, batched, order_of_rows
 from gradwire.core.codec import Codec, Compression, State, check_input, scale_dtype
+from gradwire.core.coded_rows import takes_rows
 from gradwire.core.fusion import takes_motion
 from gradwire.core.lifted import lift
 from gradwire.core.memory import Role, Roles
 from gradwire.core.node import Node
 from gradwire.core.ramp import Moment, Ramp
 from gradwire.core.reducer import Pushed, Reduced, Reducer
+from gradwire.core.rows import split_rows
 from gradwire.core.spec import Spec
 
 _FIRST_DENSITY = 0.25  # of the warm-up
@@ -123,12 +128,13 @@ class DGC(SenderFeedback):
             )
         return Ramp(_FIRST_DENSITY, self.inner, epochs=float(self.warmup), hold=1.0)
 
-    @property
+    @cached_property
     def compression(self) -> Codec | Reducer:
         """C, the compression of the accumulated velocities."""
         return SampledK(self.inner) if isinstance(self.inner, float) else self.inner
 
-    def wrapped(self) -> Reducer:
+    @cached_property
+    def _lifted(self) -> Reducer:
         return lift(self.compression)
 
     @property
@@ -167,14 +173,12 @@ class DGC(SenderFeedback):
         return replace(result, state=kept, residual=None)
 
 
-def make_motion(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
+def _make_motion(method: DGC, x: Tensor, state: State, size: int, moved: Tensor) -> kernels.Motion:
     residual, velocity = state["residual"].to(x.device), state["velocity"].to(x.device)
-    on_cpu = x.device.type == "cpu"
-    moved = kernels.empty(x.numel(), velocity.dtype) if on_cpu else torch.empty_like(velocity)
     return kernels.Motion(
         residual,
         velocity,
-        moved.reshape(x.shape),
+        moved,
         method.momentum,
         1.0
         if method.clip is None
@@ -182,6 +186,34 @@ def make_motion(method: DGC, x: Tensor, state: State, size: int) -> kernels.Moti
         method.nesterov,
         method.masks,
     )
+
+
+class _MotionRows(Elementwise):
+    """The velocities of n workers, which encoding writes, get one memory: rows in the order of
+    those of x."""
+
+    def __init__(self) -> None:
+        super().__init__(_make_motion, suits=lambda args: takes_rows(args[1].device))
+
+    def run(self, calls: Sequence[Arguments]) -> list[kernels.Motion]:
+        vectors = [x for _, x, _, _ in calls]
+        first, dtype = vectors[0], calls[0][2]["velocity"].dtype
+        memory = torch.empty(len(calls), *first.shape, dtype=dtype, device=first.device)
+        motions: list[Any] = [None] * len(calls)
+        for place, moved in zip(order_of_rows(vectors), split_rows(memory)):
+            method, x, state, size = calls[place]
+            motions[place] = _make_motion(method, x, state, size, moved)
+        return motions
+
+
+@batched(_MotionRows())
+def make_motion(method: DGC, x: Tensor, state: State, size: int) -> kernels.Motion:
+    shape, dtype = x.shape, state["velocity"].dtype
+    if x.device.type == "cpu":
+        moved = kernels.empty(x.numel(), dtype).reshape(shape)
+    else:
+        moved = torch.empty(shape, dtype=dtype, device=x.device)
+    return _make_motion(method, x, state, size, moved)
 
 
 def _clip_factor(method: DGC, x: Tensor, longest: float) -> float:

@@ -45,6 +45,7 @@ from gradwire.core.codec import (
     scale_dtype,
     without_graph,
 )
+from gradwire.core.decoded_rows import DenseRows
 from gradwire.core.errors import WireError
 from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
@@ -210,7 +211,13 @@ class _QSGDFusion(Fusion[QSGD]):
         how = self._num_levels, codec.bucket, self._width, keys[0].seed, keys[0].stream
         scale, packed = kernels.encode_levels_rows(x, residual, *how, out)
         rows.write(scale=scale, values=packed)
-        return rows.checked(codec, x, scale)
+        payloads = rows.checked(codec, x, scale)
+
+        def decode() -> Tensor:
+            return kernels.decode_levels_rows(packed, scale, *how[:3], numel)
+
+        DenseRows(codec, Spec((numel,), x.dtype), count, decode).note(payloads)
+        return payloads
 
     def _payload(
         self, x: Tensor, residual: Tensor | None, lost: Tensor | None, key: Key

@@ -32,8 +32,10 @@ from gradwire.core.codec import (
     corrected,
     is_finite,
     pack_parts,
+    payload_context,
     scale_dtype,
 )
+from gradwire.core.decoded_rows import EntryRows
 from gradwire.core.errors import NonFiniteError
 from gradwire.core.fusion import (
     Fusion,
@@ -77,9 +79,10 @@ class Selector(Codec):
         return False
 
     def choose_rows(
-        self, x: Tensor, residual: Any, out: Tensor | None
+        self, x: Tensor, keys: Sequence[Key], residual: Any, out: Tensor | None
     ) -> list[tuple[Tensor, Tensor]]:
-        """`choose` of every row of x, [n, d], at once."""
+        """`choose` of every row of x, [n, d], at once. For selectors that send entries, and take
+        residuals."""
         raise NotImplementedError(f"{self!r} chooses of one vector at a time")
 
     @property
@@ -244,20 +247,25 @@ class SelectorFusion(Fusion[Any]):
         codec: Selector = self.codec
         if codec.traits.coder is not None or not kernels.fuses(x, residual):
             return None
-        spec, chosen = Spec((x.shape[1],), x.dtype), codec.choose_rows(x, residual, out)
+        spec = Spec((x.shape[1],), x.dtype)
+        chosen = coded = codec.choose_rows(x, keys, residual, out)
         for _, values in chosen:
             if not _all_finite(values):
                 raise NonFiniteError(f"NaN or infinity in one of {list(x.shape)} elements")
         # The host codes a few thousand positions in less time than it takes to start the kernels.
-        if len(chosen[0][0]) <= _MOST_ON_HOST:
-            indices, values = (stack_rows(own).cpu() for own in zip(*chosen))
-            chosen = list(zip(indices, values))
-        parts = (codec.make_parts(*own, spec.numel) for own in chosen)
-        payloads = [pack_parts(codec, own, spec) for own in parts]
+        if max(len(indices) for indices, _ in chosen) <= _MOST_ON_HOST:
+            coded = list(zip(*(_on_host(own) for own in zip(*chosen))))
+        parts = (codec.make_parts(*own, spec.numel) for own in coded)
+        context = payload_context(codec, spec)
+        payloads = [
+            Payload.pack({name: own[name] for name in codec.parts}, context) for own in parts
+        ]
         for payload in payloads:
             _ = payload.buffer
-        is_there = payloads[0].buffer.device == x.device
-        return payloads if is_there else moved(payloads, x.device)
+        if payloads[0].buffer.device != x.device:
+            payloads = moved(payloads, x.device)
+        EntryRows(codec, spec, chosen).note(payloads)
+        return payloads
 
     def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
         codec: Selector = self.codec
@@ -332,6 +340,14 @@ class EntrySelectorFusion(EntriesFusion, SelectorFusion):
             if payload is not None:
                 return payload
         return super().pack(indices, values, spec)
+
+
+def _on_host(vectors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Vectors of any lengths on the CPU, by one copy."""
+    lengths = [len(vector) for vector in vectors]
+    if len(set(lengths)) == 1:
+        return stack_rows(vectors).cpu().unbind()
+    return torch.cat(list(vectors)).cpu().split(lengths)
 
 
 def _all_finite(chosen: Tensor) -> bool:

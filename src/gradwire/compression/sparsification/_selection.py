@@ -6,6 +6,7 @@ million elements. It comes from the network, so it is checked before anything is
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -107,6 +108,31 @@ def above_sampled(
             return chosen
     threshold = sampled_threshold(x, density, ratio, key, residual)
     return above(x, threshold, num_kept(density, x.numel()), most, residual, out)
+
+
+def above_sampled_rows(
+    x: Tensor,
+    density: float,
+    ratio: float,
+    keys: Sequence[Key],
+    most: int,
+    residual: kernels.Residual | None = None,
+    out: Tensor | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """`above_sampled` of each row of x, [n, d], with a key of its own."""
+    numel, together = x.shape[1], None
+    if numel:
+        size = _sample_size(density, ratio, numel)
+        rank, streams = num_kept(density, size), [(key.seed, key.stream) for key in keys]
+        together = kernels.select_sampled_rows(x, residual, size, rank, streams, most, out)
+    chosen = []
+    for row, key in enumerate(keys):
+        found = None if together is None else together[row]
+        if found is None or not len(found[0]):
+            owed, left = kernels.row_of_residual(residual, row), None if out is None else out[row]
+            found = above_sampled(x[row], density, ratio, key, most, owed, left)
+        chosen.append(found)
+    return chosen
 
 
 def above(

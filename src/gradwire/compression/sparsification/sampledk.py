@@ -17,6 +17,7 @@ the CPU, in float32, `topk` selects exactly in the same one pass and about the s
 exactly k: take `topk`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from gradwire import kernels
 from gradwire.compression.sparsification._families import Selection, Selector
 from gradwire.compression.sparsification._selection import (
     above_sampled,
+    above_sampled_rows,
     check_density,
     check_sample,
     num_kept,
@@ -47,6 +49,7 @@ class SampledK(Selection, Selector):
 
     adds_residual = True
     takes_motion = True
+    chooses_rows = True
 
     def __post_init__(self) -> None:
         check_density("sampledk", self.density)
@@ -64,3 +67,13 @@ class SampledK(Selection, Selector):
     ) -> tuple[Tensor, Tensor]:
         most = num_kept(self.density, x.numel())
         return above_sampled(x, self.density, self.sample_ratio, key, most, residual, out)
+
+    def choose_rows(
+        self,
+        x: Tensor,
+        keys: Sequence[Key],
+        residual: kernels.Residual | None,
+        out: Tensor | None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        most = num_kept(self.density, x.shape[1])
+        return above_sampled_rows(x, self.density, self.sample_ratio, keys, most, residual, out)

@@ -11,6 +11,7 @@ norm, as in real gradients; `>> fp16` or `>> qsgd(bits=4)` cuts the values at ha
 Gathered messages grow with the number of workers: with many see `gtopk` and `randomk`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,11 @@ class TopK(Entries, Selector):
         return kernels.select_largest(x, residual, num_kept(self.density, x.numel()), out)
 
     def choose_rows(
-        self, x: Tensor, residual: kernels.Residual | None, out: Tensor | None
+        self,
+        x: Tensor,
+        keys: Sequence[Key],
+        residual: kernels.Residual | None,
+        out: Tensor | None,
     ) -> list[tuple[Tensor, Tensor]]:
         return kernels.select_largest_rows(x, residual, num_kept(self.density, x.shape[1]), out)
 
