@@ -12,8 +12,10 @@ from gradwire.compression.quantization.sign import Sign
 from gradwire.compression.sparsification.topk import TopK
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.fusion import encode_feedback
+from gradwire.core.group import concatenate
 from gradwire.core.key import Key
 from gradwire.core.node import Node
+from gradwire.core.rows import split_vector
 from gradwire.core.spec import Spec
 from gradwire.experiment.run.threads import use_threads
 from gradwire.runtime.network.network import Network
@@ -92,6 +94,14 @@ def test_a_function_around_codecs_costs_its_reports_and_bytes_besides() -> None:
     touched = 4000 + 2 * sum(part.nbytes for part in payload.parts.values())
     besides = 3.0 + 2 * 0.25 + 0.001 * touched
     assert seconds_of(encode_twice, codec, X, coding=own) == pytest.approx(alone + besides)
+
+
+def test_parts_put_together_cost_as_much_without_a_copy() -> None:
+    parts = split_vector(X, 4)
+    assert concatenate(parts) is X
+    copied = tuple(part.clone() for part in parts)
+    assert seconds_of(concatenate, parts) == seconds_of(concatenate, copied)
+    assert seconds_of(concatenate, parts) == pytest.approx(0.5 + 0.001 * 8000)
 
 
 def test_partial_functions_count_as_what_they_call() -> None:

@@ -98,11 +98,12 @@ class Shards:
 class Rows:
     """The vectors of all members, of which each receives a column."""
 
-    __slots__ = ("mean", "whole")
+    __slots__ = ("means", "whole")
 
     def __init__(self, whole: list[Tensor]) -> None:
         self.whole = whole
-        self.mean: Tensor | None = None  # of them all, once the owner of a shard has asked for it
+        # Of all shards, once the owner of one has asked for it.
+        self.means: tuple[Tensor, ...] | None = None
 
 
 class Column(Sequence[Tensor]):

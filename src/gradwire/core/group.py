@@ -16,9 +16,9 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.core.batched import batched
 from gradwire.core.exchange import Column, Outgoing, Shards, ToAll, ToEach, as_argument
-from gradwire.core.metering import Work
+from gradwire.core.metering import Work, makes_new
 from gradwire.core.node import Node, Recv, Send, Tag
-from gradwire.core.rows import joined_in_memory
+from gradwire.core.rows import joined_in_memory, split_vector, whole_of
 
 _MOST_ON_CPU = 1 << 13  # elements of a shard
 FEWEST = 4  # members whose exchange may be one effect: for fewer, messages cost less
@@ -224,10 +224,11 @@ def mean_in_order(pieces: Iterable[Tensor], count: int) -> Tensor:
     """
     if isinstance(pieces, Column):
         if adds_together(pieces):
-            rows, (start, stop) = pieces.rows, pieces.span
-            if rows.mean is None:
-                rows.mean = mean_in_order(tuple(rows.whole), count)
-            return rows.mean[start:stop]
+            rows = pieces.rows
+            if rows.means is None:
+                mean = mean_in_order(tuple(rows.whole), count)
+                rows.means = split_vector(mean, len(rows.whole))
+            return rows.means[pieces.rank]
         pieces = tuple(pieces)
     if isinstance(pieces, tuple) and is_half(pieces[0]):
         first = pieces[0]
@@ -267,9 +268,12 @@ def is_half(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16)
 
 
+@makes_new
 def concatenate(pieces: Sequence[Tensor]) -> Tensor:
-    """One after the other; all have one dtype."""
-    first = pieces[0]
+    """One after the other; all have one dtype. Nobody changes what was made of rows at once."""
+    whole, first = whole_of(pieces), pieces[0]
+    if whole is not None:
+        return whole
     numel = sum(piece.numel() for piece in pieces)
     return torch.cat(list(pieces), out=kernels.empty(numel, first.dtype, first.device))
 

@@ -39,7 +39,19 @@ class Work(NamedTuple):
 
 
 Clock = Callable[[], float]
+_MAKES_NEW = "_makes_new"
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def makes_new(function: F) -> F:
+    """Says that what a function returns counts as new, also where it could return an argument."""
+    setattr(function, _MAKES_NEW, True)
+    return function
+
+
+def is_new(function: Callable[..., Any]) -> bool:
+    """Whether what a function returns always counts as new."""
+    return getattr(function, _MAKES_NEW, False)
 
 
 class _Meter(NamedTuple):

@@ -3,26 +3,39 @@
 The simulator computes for all workers at once where it can. Each worker gets a row; where all rows
 are wanted together again, `stack_rows` finds the memory that they lie in and copies nothing. What
 is asked of one row and needs a look at all of them, such as whether it is finite, is found for all
-rows with one reduction and one read.
+rows with one reduction and one read. A part of a row that `cut` makes is a row as well, of the same
+part of all; and parts of one vector can be put together again (`split_vector`, `whole_of`).
 """
 
 import weakref
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+W = TypeVar("W")
 _ALIGNMENT = 64  # bytes, torch's on CPUs
 
 
 class Rows:
     """A tensor [n, ...] whose rows are values of n workers."""
 
-    __slots__ = ("_finite", "whole")
+    __slots__ = ("_columns", "_finite", "is_part", "is_trusted", "whole")
 
-    def __init__(self, whole: Tensor) -> None:
+    def __init__(self, whole: Tensor, is_part: bool = False) -> None:
         self.whole = whole
+        self.is_part = is_part  # of other rows, between which there are gaps
+        self.is_trusted = False  # taken as finite: something made of all of them is looked at
         self._finite: list[bool] | None = None
+        self._columns: dict[tuple[int, int], Rows] = {}
+
+    def columns(self, start: int, stop: int) -> "Rows":
+        """The same part of all rows, which are vectors."""
+        found = self._columns.get((start, stop))
+        if found is None:
+            found = self._columns[start, stop] = Rows(self.whole[:, start:stop], is_part=True)
+        return found
 
     def split(self) -> tuple[Tensor, ...]:
         """The rows, which remember where they are from."""
@@ -33,6 +46,8 @@ class Rows:
 
     def is_finite(self, number: int) -> bool:
         """Whether every element of a row is finite; for all rows in one go."""
+        if self.is_trusted:
+            return True
         if self._finite is None:
             flat = self.whole.flatten(1)
             # A sum is finite if all terms are, unless it overflows; then look closely.
@@ -49,14 +64,21 @@ _ORIGINS: dict[int, tuple[weakref.ref[Tensor], Rows, int]] = {}
 
 
 def _remember(row: Tensor, rows: Rows, number: int) -> None:
-    identity = id(row)
+    _note(_ORIGINS, row, rows, number)
+
+
+def _note(
+    memory: dict[int, tuple[weakref.ref[Tensor], W, int]], part: Tensor, whole: W, number: int
+) -> None:
+    """Remembers where a tensor is from, as long as it lives."""
+    identity = id(part)
 
     def forget(reference: weakref.ref[Tensor]) -> None:
-        entry = _ORIGINS.get(identity)
+        entry = memory.get(identity)
         if entry is not None and entry[0] is reference:
-            del _ORIGINS[identity]
+            del memory[identity]
 
-    _ORIGINS[identity] = (weakref.ref(row, forget), rows, number)
+    memory[identity] = (weakref.ref(part, forget), whole, number)
 
 
 def split_rows(whole: Tensor) -> tuple[Tensor, ...]:
@@ -82,6 +104,49 @@ def row_of(x: Tensor) -> tuple[Rows, int] | None:
     return entry[1:] if entry is not None and entry[0]() is x else None
 
 
+def cut(x: Tensor, start: int, stop: int) -> Tensor:
+    """A part of a vector. A part of a row remembers where it is from; all of it is the row."""
+    if start == 0 and stop == len(x):
+        return x
+    part, found = x[start:stop], row_of(x)
+    if found is not None and found[0].whole.dim() == 2:
+        _remember(part, found[0].columns(start, stop), found[1])
+    return part
+
+
+class _Parts:
+    """A vector that was split into so many parts."""
+
+    __slots__ = ("count", "whole")
+
+    def __init__(self, whole: Tensor, count: int) -> None:
+        self.whole, self.count = whole, count
+
+
+_WHOLES: dict[int, tuple[weakref.ref[Tensor], _Parts, int]] = {}  # of parts, as for rows
+
+
+def split_vector(whole: Tensor, count: int) -> tuple[Tensor, ...]:
+    """The parts of a vector, as `tensor_split` makes them; nobody changes it."""
+    pieces, parts = whole.tensor_split(count), _Parts(whole, count)
+    for number, piece in enumerate(pieces):
+        _note(_WHOLES, piece, parts, number)
+    return pieces
+
+
+def whole_of(pieces: Sequence[Tensor]) -> Tensor | None:
+    """The vector of which these are all parts, in order; None if they are something else."""
+    entry = _WHOLES.get(id(pieces[0])) if pieces else None
+    if entry is None or entry[1].count != len(pieces):
+        return None
+    parts = entry[1]
+    for number, piece in enumerate(pieces):
+        entry = _WHOLES.get(id(piece))
+        if entry is None or entry[0]() is not piece or entry[1:] != (parts, number):
+            return None
+    return parts.whole
+
+
 def stack_rows(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """[n, ...], as `torch.stack`; without a copy if they lie one after another in one memory.
 
@@ -99,6 +164,8 @@ def rows_in_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     found = row_of(first)
     if found is not None and found[1] == 0 and len(found[0].whole) == len(tensors):
         rows = found[0]
+        if rows.is_part and not rows.whole.is_contiguous():
+            return None
         if all(row_of(each) == (rows, number) for number, each in enumerate(tensors)):
             return rows.whole
     if not first.is_contiguous() or not first.numel():

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gradwire.core.profile import Profile
 from gradwire.core.protocols import Backward, Bucket, Reduce, Scheduling
+from gradwire.core.rows import cut
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,4 +32,4 @@ class Sequential(Scheduling):
     async def exchange(self, backward: Backward, buckets: Sequence[Bucket], reduce: Reduce) -> None:
         gradient = await backward.whole()
         for bucket in buckets:
-            await reduce(bucket, gradient[bucket.start : bucket.stop])
+            await reduce(bucket, cut(gradient, bucket.start, bucket.stop))

@@ -12,6 +12,7 @@ from gradwire.core.node import Computation, Node
 from gradwire.core.profile import Profile
 from gradwire.core.protocols import Bucket, Replica
 from gradwire.core.ramp import at
+from gradwire.core.rows import cut
 from gradwire.training.gradient import GradientRequest, StepResult
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class PendingGradient:
         self._last = last
         total = None if self._before is None else self._before.total
         if total is not None:
-            total = total[bucket.start : bucket.stop]
+            total = cut(total, bucket.start, bucket.stop)
         piece = await worker.finish_mean(total, last.piece(bucket.start, bucket.stop))
         if not plan.encoding_checks:
             worker.check_piece(piece, bucket, self.step)
@@ -157,7 +158,7 @@ class PendingVector:
     async def ready(self, bucket: Bucket) -> Tensor:
         if self._checked is None:
             self._checked = await self.whole()
-        return self._checked[bucket.start : bucket.stop]
+        return cut(self._checked, bucket.start, bucket.stop)
 
 
 @elementwise

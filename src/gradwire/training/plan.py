@@ -8,11 +8,12 @@ from typing import Literal
 
 import torch
 
-from gradwire.core.codec import Codec
+from gradwire.core.codec import Algebra, Codec, Kind
 from gradwire.core.errors import GradwireWarning
 from gradwire.core.group import is_half
 from gradwire.core.key import Key
 from gradwire.core.layout import NodeLayout
+from gradwire.core.lifted import Lifted
 from gradwire.core.limits import Limits
 from gradwire.core.profile import Profile, layers_of
 from gradwire.core.protocols import (
@@ -183,6 +184,16 @@ class Plan:
         # Sums of 16-bit gradients and residuals saturate, which would hide infinity.
         is_wide = not is_half(self.task.initial_params())
         return only_averaged and is_wide and not is_clipped and self.reducer.checks_input
+
+    @cached_property
+    def mean_shows_all(self) -> bool:
+        """Whether a mean of gradients is finite only if all are: they are added as they are."""
+        if not self.encoding_checks or not isinstance(self.reducer, Lifted):
+            return False
+        params, codec = self.task.initial_params(), self.reducer.codec
+        is_plain = codec.traits.statistic is None and codec.leaves is Kind.REAL
+        is_added = codec.algebra is Algebra.LINEAR and codec.parts == ("values",)
+        return is_plain and is_added and codec.guarantee(Spec.of(params)).delta == 1.0
 
     @cached_property
     def updates_by_bucket(self) -> bool:

@@ -35,6 +35,7 @@ from gradwire.training.optimizer import clip_by_norm, clipped_update
 from gradwire.training.overlap import ForwardOverlap, step_by_bucket
 from gradwire.training.pieces import Whole
 from gradwire.training.plan import NONFINITE, Plan, codec_of_changes
+from gradwire.training.postponed import Postponed
 
 
 class _StepDropped(Exception):
@@ -298,9 +299,12 @@ class TrainingWorker:
         number = {bucket: i for i, bucket in enumerate(self._buckets)}
         buckets = self._buckets if chosen is None else [self._buckets[i] for i in chosen]
         key = plan.key.at(step).private(self.rank)
+        postponed = Postponed(self)
 
         async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             i = number[bucket]
+            if isinstance(backward, PendingGradient):  # of all workers
+                postponed.add(bucket, x)
             means[i], states[i] = await self.mean_of_bucket(
                 bucket, x, states[i], key, gate, members
             )
@@ -315,9 +319,10 @@ class TrainingWorker:
         # Received values are checked here, before the update. All have the same mean and decide
         # alike.
         if not await self.node.share(is_finite, whole):
-            if plan.nonfinite == "error":
+            if plan.nonfinite != "error":
+                return None, replica.exchange
+            if not postponed.sent_by_another(step):
                 raise NonFiniteError(self.foreign_nonfinite_message("the mean", step))
-            return None, replica.exchange
         return whole, tuple(states)
 
     async def mean_of_bucket(

@@ -39,6 +39,7 @@ from gradwire.core.metering import (
     VECTOR,
     Clock,
     Work,
+    is_new,
 )
 from gradwire.core.node import Call
 from gradwire.core.notation import Expression, notation_name
@@ -184,14 +185,17 @@ def function_name(function: Callable[..., Any]) -> str:
     return f"{module}.{name}".removeprefix("gradwire.")
 
 
-def touched_nbytes(args: Any, result: Any) -> int | None:
-    """Bytes of the tensors that a call reads and makes; None if it only returns arguments."""
+def touched_nbytes(called: tuple[Callable[..., Any], tuple[Any, ...]], result: Any) -> int | None:
+    """Bytes of the tensors that a call, a function and its arguments, reads and makes; None if it
+    only returns arguments."""
     if result is None:
         return None
     found: list[Tensor] = []
-    _gather(args, found)
+    _gather(called, found)
     read = {id(tensor): tensor for tensor in found}
-    memory = {x.untyped_storage().data_ptr() for x in read.values()}
+    memory = set[int]()
+    if not is_new(called[0]):
+        memory = {x.untyped_storage().data_ptr() for x in read.values()}
     results: list[Tensor] = []
     _gather(result, results)
     made = [x for x in results if x.untyped_storage().data_ptr() not in memory]
