@@ -6,7 +6,16 @@ from kernels.triton_cases import NUMELS, SEED, STREAM, Case, spoiled, vector
 LARGEST = [*((n, k) for n in NUMELS for k in {0, n // 9, n // 2, n}), (17_000, 170), (70_000, 9000)]
 ABOVE = [(0, 1.0), (1, 0.0), (257, 0.5), (257, torch.inf), (1000, 0.0), (17_000, 2.5)]
 # Numbers of elements, of the sample, of those of it above the threshold, and of those kept at most.
-SAMPLED = [(1, 1, 1, 1), (257, 257, 30, 20), (1000, 100, 3, 1000), (17_000, 16_500, 90, 80)]
+SAMPLED = [
+    (1, 1, 1, 1),
+    (257, 257, 30, 20),
+    (1000, 100, 3, 1000),
+    (17_000, 16_500, 90, 80),
+    # Samples and candidates that are too many for one program, some or all of which are kept.
+    (40_000, 33_000, 90, 80),
+    (40_000, 33_000, 33_000, 80),
+    (40_000, 33_000, 33_000, 40_000),
+]
 
 
 def cases():

@@ -35,6 +35,7 @@ def entries_payload(
         "values": (torch.float32, count),
     }
     header, (code_at, values_at), total = frame(kinds)
+    assert code_at % 4 == values_at % 4 == 0, "parts begin at multiples of the widest"
     words = torch.zeros(-(-total // 4), dtype=torch.int32, device=values.device)
     lead = front + bytes([1 + parameter])
     if not kernels.write_entries(

@@ -21,7 +21,7 @@ from gradwire.kernels.triton._candidates import (
     sum_before,
 )
 from gradwire.kernels.triton._common import KEY_WORDS, store_block
-from gradwire.kernels.triton.gaps import count_lengths, first_parameter, gaps_before
+from gradwire.kernels.triton._gap_kernels import count_lengths, first_parameter, gaps_before
 from gradwire.kernels.triton.strata import strata_block
 
 SHIFTS = (23, 15, 7, 0)
@@ -172,10 +172,13 @@ def count_digits(
     capacity,
     LEVEL: tl.constexpr,
     SHIFT: tl.constexpr,
+    KEEPS: tl.constexpr,
     BATCH: tl.constexpr,
     HEAD: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
+    """If all candidates are kept (KEEPS) there is nothing to count: without counts all bits of the
+    least magnitude are zero."""
     head = row_of(head, HEAD, BATCH)
     candidates = row_of(candidates, capacity, BATCH)
     found = tl.minimum(tl.load(head + 1), capacity)
@@ -184,7 +187,7 @@ def count_digits(
     if tl.program_id(0) == 0:  # for the next level, which finds them in the place of this one
         tl.store(head + _STATES + 2 * (LEVEL + 1), prefix)
         tl.store(head + _STATES + 2 * (LEVEL + 1) + 1, left)
-    if start < found:
+    if (start < found) & ((found > rank) | (not KEEPS)):
         at = start + tl.arange(0, CHUNK)
         is_item = at < found
         bits = magnitude(tl.load(candidates + at, mask=is_item, other=0))

@@ -152,7 +152,7 @@ def sample_strata(
         options = {"TILE": tile, "HEAD": HEAD, "num_warps": warps}
         launch(ranking.rank_few, (1,), samples, head, size, rank, **options)
     else:
-        _count_digits(head, samples, 1, size, rank)
+        _count_digits(head, samples, 1, size, rank, keeps=False)
         launch(ranking.rank_many, (1,), head, rank, HEAD=HEAD)
     return head
 
@@ -283,7 +283,7 @@ def _keep_many(
     rows, n = vectors.rows, vectors.n
     batch = rows > 1
     chunks = cdiv(room, _CHUNK)
-    _count_digits(head, found[1], rows, room, count)
+    _count_digits(head, found[1], rows, room, count, keeps=True)
     chunk_counts = torch.empty(rows * 2 * chunks, dtype=torch.int32, device=head.device)
     launch(
         ranking.count_kept,
@@ -318,8 +318,11 @@ def _keep_many(
     )
 
 
-def _count_digits(head: Tensor, values: Tensor, rows: int, room: int, rank: int) -> None:
-    """Counts in `head` of each digit of the least of the `rank` largest magnitudes."""
+def _count_digits(
+    head: Tensor, values: Tensor, rows: int, room: int, rank: int, keeps: bool
+) -> None:
+    """Counts in `head` of each digit of the least of the `rank` largest magnitudes; of none if it
+    `keeps` all."""
     for level, shift in enumerate(ranking.SHIFTS):
         launch(
             ranking.count_digits,
@@ -330,6 +333,7 @@ def _count_digits(head: Tensor, values: Tensor, rows: int, room: int, rank: int)
             room,
             LEVEL=level,
             SHIFT=shift,
+            KEEPS=keeps,
             BATCH=rows > 1,
             HEAD=HEAD,
             CHUNK=_CHUNK,

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.kernels.reference import elias as reference
 from gradwire.kernels.triton._candidates import ones_in, sum_before
 from gradwire.kernels.triton._common import cdiv, launch
-from gradwire.kernels.triton.gaps import log2
+from gradwire.kernels.triton._gap_kernels import log2
 
 _CHUNK = 2048  # integers of a program
 _BYTES = 4096  # of a unary part, of a program
