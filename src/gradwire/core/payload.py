@@ -12,10 +12,8 @@ bytes of another codec or tensor fail the checksum. A checksum is no protection 
 so every reader still checks every length and every index.
 """
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +25,14 @@ from gradwire.core.payload_header import DTYPES as DTYPES
 from gradwire.core.payload_header import (
     FIXED,
     PartKind,
+    checked_there,
+    crc_after,
     crc_of_header,
     longest_header,
     packed_nbytes,
     read_header,
+    read_there,
+    seal_there,
 )
 from gradwire.core.payload_header import frame as frame
 from gradwire.core.payload_header import seal as seal
@@ -79,6 +81,9 @@ class Payload:
         if self._header is not None:
             report(PACK, self.nbytes)
             header, self._header = self._header, None
+            if checked_there(self._buffer):
+                seal_there(self._buffer, header, self.context)
+                return self._buffer
             host = self._buffer.cpu()  # of an accelerator a copy, which `unpack` reads as well
             seal(host, header, self.context)
             if host is not self._buffer:
@@ -161,13 +166,17 @@ class Payload:
             # A slice of a larger buffer, or foreign memory: the views need alignment.
             buffer = buffer.clone(memory_format=torch.contiguous_format)
         host = kernels.noted(buffer, "host")
-        if host is None:
-            host = buffer.cpu()  # of an accelerator one copy, for header and checksum
+        if host is None and checked_there(buffer):
+            host, crc = read_there(buffer, len(names), context)
+        else:
+            if host is None:
+                host = buffer.cpu()  # of an accelerator one copy, for header and checksum
+            crc = None
         start = host[: longest_header(len(names))].numpy().tobytes()
         kinds, offsets, declared = read_header(start, buffer.numel(), names)
         report(UNPACK, buffer.numel())
-        data: Any = host[FIXED:].numpy()
-        crc = zlib.crc32(data, crc_of_header(start[:FIXED], context))
+        if crc is None:
+            crc = crc_after(host, FIXED, crc_of_header(start[:FIXED], context))
         if crc != declared:
             raise WireError(
                 f"checksum {declared:#010x}, expected {crc:#010x}: the bytes are damaged or "
@@ -175,8 +184,9 @@ class Payload:
             )
         parts = dict(zip(names, _views(buffer, offsets, kinds)))
         if host is not buffer:  # so that nobody has to wait for the device to read them
-            for part, known in zip(parts.values(), _views(host, offsets, kinds)):
-                kernels.note(part, host=known)
+            for part, at, (dtype, count) in zip(parts.values(), offsets, kinds):
+                if at + dtype.itemsize * count <= host.numel():
+                    kernels.note(part, host=_view(host, at, dtype, count))
         return Payload(buffer, parts, context)
 
     def replace(self, **parts: Tensor) -> "Payload":

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.core.binary import ByteReader, write_varint
 from gradwire.core.errors import WireError
 
 MAGIC = 0x57
 VERSION = 1
 FIXED = 8  # bytes before the table of parts
+_LEAST_THERE = 1 << 16  # bytes; those of fewer are copied faster than kernels are started
+_HEAD = 256  # bytes that are read with a checksum: the header, and parts as short as a scale
 # The index of a dtype is its code on the wire.
 DTYPES = (
     torch.uint8,
@@ -58,14 +61,40 @@ def _frame(kinds: tuple[PartKind, ...]) -> Frame:
 
 def seal(buffer: Tensor, header: bytes | bytearray, context: int) -> None:
     """Writes the header, with the checksum, into a buffer on the CPU that has the parts."""
-    data: Any = buffer[len(header) :].numpy()
-    whole = with_checksum(header, zlib.crc32(data, crc_of_header(header, context)))
-    buffer[: len(header)] = torch.frombuffer(whole, dtype=torch.uint8)
+    crc = crc_after(buffer, len(header), crc_of_header(header, context))
+    _write(buffer, header, crc)
 
 
-def with_checksum(header: bytes | bytearray, crc: int) -> bytearray:
+def crc_after(buffer: Tensor, start: int, crc: int) -> int:
+    """CRC-32 of the bytes of a buffer on the CPU from `start` on, continued from `crc`."""
+    data: Any = buffer[start:].numpy()
+    return zlib.crc32(data, crc)
+
+
+def checked_there(buffer: Tensor) -> bool:
+    """Whether the checksum of a buffer on an accelerator is best computed there."""
+    return buffer.numel() >= _LEAST_THERE and kernels.checks_there(buffer.device)
+
+
+def seal_there(buffer: Tensor, header: bytes | bytearray, context: int) -> None:
+    """`seal` of a buffer on an accelerator, which is not copied."""
+    crc, _ = kernels.crc32(buffer, len(header), crc_of_header(header, context))
+    _write(buffer, header, crc)
+
+
+def read_there(buffer: Tensor, num_parts: int, context: int) -> tuple[Tensor, int]:
+    """The first bytes of a buffer on an accelerator, and its checksum, both in one read."""
+    # `read_header` says whether it starts like this.
+    start = bytes([MAGIC, VERSION, num_parts % 256, 0])
+    head = max(_HEAD, longest_header(num_parts))
+    crc, first = kernels.crc32(buffer, FIXED, crc_of_header(start, context), head)
+    return torch.frombuffer(bytearray(first), dtype=torch.uint8), crc
+
+
+def _write(buffer: Tensor, header: bytes | bytearray, crc: int) -> None:
     """The header as it is sent."""
-    return bytearray(header[:4]) + crc.to_bytes(4, "little") + header[FIXED:]
+    whole = bytearray(header[:4]) + crc.to_bytes(4, "little") + header[FIXED:]
+    buffer[: len(header)] = torch.frombuffer(whole, dtype=torch.uint8)
 
 
 def crc_of_header(header: bytes | bytearray, context: int) -> int:

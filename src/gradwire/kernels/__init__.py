@@ -18,6 +18,7 @@ from gradwire.kernels._bits import (
     unpack_uints,
 )
 from gradwire.kernels._checks import fuses
+from gradwire.kernels._checksum import checks_there, crc32
 from gradwire.kernels._dispatch import cpu_backend
 from gradwire.kernels._drawn import draw_candidates
 from gradwire.kernels._elias import (
@@ -156,7 +157,9 @@ __all__ = [
     "bucket_sides",
     "bucket_squares",
     "cell_products",
+    "checks_there",
     "count_symbols",
+    "crc32",
     "cut_lanes",
     "decode_levels",
     "decode_levels_rows",

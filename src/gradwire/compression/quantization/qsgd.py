@@ -91,7 +91,7 @@ class QSGD(Codec):
         return Spec(spec.shape, spec.dtype, alphabet=2 * self.num_levels + 1)
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
-        fused = self.fusion
+        fused = _QSGDFusion(self)  # a subclass may have none
         if fused.serves(x):
             return fused.split(x, key), state
         s = self.num_levels

@@ -177,7 +177,7 @@ def unpack_symbol(packed, at, mask, WIDTH: tl.constexpr, BASE: tl.constexpr, DIG
         symbol = symbol % BASE
     else:
         bit = at * WIDTH
-        byte, shift = bit // 8, (bit % 8).to(tl.int32)
+        byte, shift = bit >> 3, (bit & 7).to(tl.int32)
         word = tl.load(packed + byte, mask=mask, other=0).to(tl.int32)
         if 8 % WIDTH != 0:
             more = mask & (shift + WIDTH > 8)

@@ -336,10 +336,12 @@ def _from_table(
 ):
     at = program_start(BLOCK) + tl.arange(0, BLOCK)
     mask = at < count
-    symbol = unpack_symbol(packed, at, mask, WIDTH, BASE, DIGITS)
     if DIGITS > 0:
-        bad = tl.load(packed + at // DIGITS, mask=mask, other=0).to(tl.int32) >= MOST
+        digit = at.to(tl.uint32) if SHORT else at  # 32 bits divide much faster
+        symbol = unpack_symbol(packed, digit, mask, WIDTH, BASE, DIGITS)
+        bad = tl.load(packed + digit // DIGITS, mask=mask, other=0).to(tl.int32) >= MOST
     else:
+        symbol = unpack_symbol(packed, at, mask, WIDTH, BASE, DIGITS)
         bad = symbol >= MOST
     v = tl.load(table + symbol, mask=mask & (symbol < BASE), other=0)
     bad = bad | (tl.abs(v) > LARGEST) | (v != v)
