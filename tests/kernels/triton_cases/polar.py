@@ -12,6 +12,7 @@ def cases():
         (2, 64, 16, _FREE),
         (1, 64, 8, _NONE),
         (1, 32, 8, _RANDOM),
+        (1, 128, 8, _RANDOM),
         (2, 64, 8, _BY_WEIGHT),
         (1, 256, 8, _BY_WEIGHT),
     ):

@@ -3,9 +3,10 @@
 The tree of reference/polar.py is walked on the host, once for each set of free inputs. What is left
 is a list of steps, which all programs follow: each makes the ratios of a node from those of its
 parent, and decides the node's bits at once if it needs no tree, or adds up the bits of two halves.
-A program has its ratios in memory that it alone uses (in the cache, mostly), a part for each size
-of node, and a byte for each position, of which each block has a bit. Nodes of up to 32 positions
-are one tile in registers; so many steps are of them that a step's latency is what counts.
+Where the second half is decided at once, the same step adds up both; where both are, it decides
+both. A program has its ratios in memory that it alone uses (in the cache, mostly), a part for each
+size of node, and a byte for each position, of which each block has a bit. Nodes of up to 32
+positions are one tile in registers; so many steps are of them that a step's latency is what counts.
 """
 
 from functools import lru_cache
@@ -27,7 +28,9 @@ _WARPS = 4
 
 # How a step gets a node's ratios: from its parent's, or as they are; or what it does to bits.
 _FIRST, _SECOND, _SECOND_OF_ZEROS, _OWN, _ADD, _REPEAT, _ZERO = range(7)
-_KIND_SHIFT, _SIZE_SHIFT = 3, 6  # of a step's fields: what it does, the node's kind, log2 of size
+# Of a step's fields: what it does; the node's kind; log2 of its size; whether the bits of both
+# halves of its parent are then put together; the kind of the first half, if that is decided before.
+_KIND_SHIFT, _SIZE_SHIFT, _JOINS_SHIFT, _BEFORE_SHIFT = 3, 6, 11, 12
 
 _FROM_RATIOS, _FROM_BITS, _FROM_NUMBERS = range(3)
 
@@ -115,30 +118,43 @@ def _steps(kinds: bytes) -> list[int]:
     """Two numbers for each step: its fields, and the first position of the node."""
     steps: list[int] = []
 
-    def add(what: int, kind: int, size: int, start: int) -> None:
+    def add(
+        what: int, kind: int, size: int, start: int, joins: bool = False, before: int = 0
+    ) -> None:
         fields = what | kind << _KIND_SHIFT | (size.bit_length() - 1) << _SIZE_SHIFT
-        steps.extend((fields, start))
+        steps.extend((fields | joins << _JOINS_SHIFT | before << _BEFORE_SHIFT, start))
+
+    def is_one_step(kind: int, size: int) -> bool:
+        return size <= _SMALL and kind not in (FROZEN, MIXED)
 
     def visit(at: int, kind: int, size: int, start: int, what: int) -> None:
         half, middle = size // 2, start + size // 2
-        is_small = size <= _SMALL
         if kind == FROZEN:
             add(_ZERO, kind, size, start)
-        elif kind == FREE or (kind != MIXED and is_small):
+        elif kind == FREE or is_one_step(kind, size):
             add(what, kind, size, start)
         else:
             if what != _OWN:
                 add(what, MIXED, size, start)
             if kind == PARITY:
                 add(_OWN, kind, size, start)
-            elif kind == REPETITION or kinds[2 * at] == FROZEN:
-                second = kind if kind == REPETITION else kinds[2 * at + 1]
-                visit(2 * at + 1, second, half, middle, _SECOND_OF_ZEROS)
-                add(_REPEAT, MIXED, half, start)
             else:
-                visit(2 * at, kinds[2 * at], half, start, _FIRST)
-                visit(2 * at + 1, kinds[2 * at + 1], half, middle, _SECOND)
-                add(_ADD, MIXED, half, start)
+                visit_halves(at, kind, half, start, middle)
+
+    def visit_halves(at: int, kind: int, half: int, start: int, middle: int) -> None:
+        first, second = kinds[2 * at], kinds[2 * at + 1]
+        if kind == REPETITION:
+            first, second = FROZEN, kind
+        way = _SECOND_OF_ZEROS if first == FROZEN else _SECOND
+        ends = is_one_step(second, half)
+        is_pair = ends and is_one_step(first, half)
+        if first != FROZEN and not is_pair:
+            visit(2 * at, first, half, start, _FIRST)
+        if ends:
+            add(way, second, half, middle, joins=True, before=first if is_pair else 0)
+            return
+        visit(2 * at + 1, second, half, middle, way)
+        add(_REPEAT if first == FROZEN else _ADD, MIXED, half, start)
 
     visit(1, kinds[1], len(kinds) // 2, 0, _OWN)
     return steps
@@ -179,7 +195,8 @@ def _cancel(
         tl.debug_barrier()
         fields, at = tl.load(steps), tl.load(steps + 1)
         for step in range(num_steps):
-            what, kind, size = fields & 7, (fields >> 3) & 7, 1 << (fields >> 6)
+            what, kind, size = fields & 7, (fields >> 3) & 7, 1 << ((fields >> 6) & 31)
+            joins, before = (fields >> 11) & 1, fields >> 12
             start = at
             # Those of the next step are on their way meanwhile; after the last comes itself again.
             later = tl.minimum(step + 1, num_steps - 1)
@@ -188,12 +205,20 @@ def _cancel(
                 _combine(beta, what, start, size)
             elif size <= SMALL:
                 row = tl.arange(0, SMALL)
-                ratio = _ratios_of(alpha, beta, n, what, start, size, row, CORRECTED)
+                a, b = _halves_of(alpha, n, what, size, row)
+                if before == 0:
+                    bits = _bits_before(beta, what, start, size, row)
+                else:
+                    bits = _decided(_first(a, b, CORRECTED), before, row, size)
+                ratio = _combined(a, b, bits, what, CORRECTED)
                 if kind == 4:
                     _store_ratios(alpha, 2 * n - 2 * size, row, ratio, size)
                 else:
-                    bits = _decided(ratio, kind, row, size)
-                    _store_bits(beta, start, row, bits, size)
+                    own = _decided(ratio, kind, row, size)
+                    _store_bits(beta, start, row, own, size)
+                    if joins == 1:
+                        tl.debug_barrier()  # other threads may not have read yet what is there
+                        _store_bits(beta, start - size, row, own ^ bits, size)
             elif kind == 3:
                 _parity(alpha, beta, n, start, size, LARGE)
             else:
@@ -262,22 +287,45 @@ def _store_bits(beta, start, row, bits, size):
 @triton.jit
 def _ratios_of(alpha, beta, n, what, start, size, row, CORRECTED: tl.constexpr):
     """The ratios [rows, 8] of a node; rows beyond its size are zero."""
+    a, b = _halves_of(alpha, n, what, size, row)
+    return _combined(a, b, _bits_before(beta, what, start, size, row), what, CORRECTED)
+
+
+@triton.jit
+def _halves_of(alpha, n, what, size, row):
+    """Ratios [rows, 8] of both halves of the parent; the node's own and zeros for what == 3."""
     place = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    num_second, num_bits = tl.where(what == 3, 0, size), tl.where(what == 1, size, 0)
+    num_second = tl.where(what == 3, 0, size)
     begin = 2 * n - 2 * size - 2 * num_second
     a = tl.load(alpha + begin * 8 + place, mask=row[:, None] < size, other=0).to(tl.int32)
     b = tl.load(alpha + (begin + size) * 8 + place, mask=row[:, None] < num_second, other=0)
-    b = b.to(tl.int32)
+    return a, b.to(tl.int32)
+
+
+@triton.jit
+def _bits_before(beta, what, start, size, row):
+    """The bits [rows, 8] of the first half, for the second one; else zeros."""
+    num_bits = tl.where(what == 1, size, 0)
+    bits = tl.load(beta + start - size + row, mask=row < num_bits, other=0)
+    return (bits.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1
+
+
+@triton.jit
+def _first(a, b, CORRECTED: tl.constexpr):
+    """Of the first half: f of reference/polar.py."""
     p, q = tl.abs(a), tl.abs(b)
     least = tl.minimum(p, q)
     if CORRECTED:
         together, apart = tl.maximum(16 - p - q, 0), tl.maximum(16 - tl.abs(p - q), 0)
         least = tl.maximum(least + ((together + 3) >> 2) - ((apart + 3) >> 2), 0)
-    first = tl.where((a < 0) != (b < 0), -least, least)
-    bits = tl.load(beta + start - size + row, mask=row < num_bits, other=0)
-    is_one = ((bits.to(tl.int32)[:, None] >> tl.arange(0, 8)[None, :]) & 1) != 0
-    second = tl.minimum(tl.maximum(b + tl.where(is_one, -a, a), -127), 127)
-    return tl.where(what == 0, first, second)
+    return tl.where((a < 0) != (b < 0), -least, least)
+
+
+@triton.jit
+def _combined(a, b, bits, what, CORRECTED: tl.constexpr):
+    """The ratios of a node; `bits` are those of the first half, for the second one."""
+    second = tl.minimum(tl.maximum(b + tl.where(bits != 0, -a, a), -127), 127)
+    return tl.where(what == 0, _first(a, b, CORRECTED), second)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ def point_products(x: Tensor, word: Tensor, value: float, blocks: int) -> Tensor
     sums = torch.empty(groups, num_blocks, dtype=torch.float64, device=x.device)
     launch(
         _products,
-        (cdiv(num_blocks, _ROWS), groups),
+        (groups, cdiv(num_blocks, _ROWS)),
         x,
         word,
         sums,
@@ -53,7 +53,7 @@ def join_inputs(word: Tensor, rows: Tensor, blocks: int, out: Tensor) -> None:
     groups, n, width = word.shape
     launch(
         _join,
-        (cdiv(len(rows) * width, _BYTES), groups),
+        (groups, cdiv(len(rows) * width, _BYTES)),
         word,
         rows,
         out,
@@ -105,8 +105,8 @@ def _products(
     BLOCK: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    group = tl.program_id(1)
-    first = tl.program_id(0) * ROWS
+    group = tl.program_id(0)  # there may be more than 2^16
+    first = tl.program_id(1) * ROWS
     # The place in its group: 2^19 positions of 64 blocks at most.
     place = first * BLOCK + tl.arange(0, ROWS * BLOCK)
     start = group.to(tl.int64) * bucket
@@ -153,11 +153,11 @@ def _add(
 
 @triton.jit(do_not_specialize=["num_rows", "n", "blocks"])
 def _join(word, rows, out, num_rows, n, blocks, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    group = tl.program_id(1)
+    group = tl.program_id(0)
     source = word + group.to(tl.int64) * n * WIDTH
     to = out + group.to(tl.int64) * num_rows * WIDTH
     present = tl.minimum(blocks - group * 8 * WIDTH, 8 * WIDTH)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if present == 8 * WIDTH:
         inside = at < num_rows * WIDTH
         row = tl.load(rows + at // WIDTH, mask=inside, other=0)
