@@ -59,13 +59,20 @@ def select_sampled_rows(
         largest = max(count for count, _ in numbers)
         if largest <= room:
             return [
-                (indices[r, :count], note(values[r, :count], finite=not spoiled))
-                for r, count, spoiled in (
-                    (r, min(found, most), spoiled) for r, (found, spoiled) in enumerate(numbers)
+                _cut(positions, entries, min(found, most), spoiled)
+                for positions, entries, (found, spoiled) in zip(
+                    indices.unbind(), values.unbind(), numbers
                 )
             ]
         room = largest
         head[:, 2:] = 0  # what was counted
+
+
+def _cut(indices: Tensor, values: Tensor, count: int, spoiled: int) -> Chosen:
+    """The first `count` of a row, with what is known of them."""
+    if count < indices.numel():
+        indices, values = indices[:count], values[:count]
+    return indices, note(values, finite=not spoiled)
 
 
 def _thresholds(vectors: Vectors, size: int, rank: int, keys: Sequence[Stream]) -> Tensor:
