@@ -44,28 +44,26 @@ def select_sampled_rows(
 ) -> list[Chosen]:
     """`select_sampled` of every row of x, [rows, n], each with its own key."""
     rows, n = x.shape
-    vectors = stages.vectors_of(x, residual, out)
+    vectors = stages.vectors_of(x, residual, out, rows)
     head = _thresholds(vectors, size, rank, keys)
     marks = stages.mark(vectors, head, 0)
     room = math.ceil((rank + 6 * math.sqrt(rank) + 8) / size * n) + 4096
     while True:
         room = min(n, room)
-        indices = torch.empty(rows, min(most, room), dtype=torch.int64, device=x.device)
-        values = torch.empty(indices.shape, dtype=torch.float32, device=x.device)
-        stats = torch.zeros(rows, STATS, dtype=torch.int64, device=x.device)
+        count = min(most, room)
+        kept, stats = stages.make_chosen(vectors, count), stages.make_stats(vectors, is_clear=True)
         found = stages.collect(vectors, head, stats, marks, room)
-        stages.keep(vectors, head, stats, found, (indices, values), is_capped=True)
-        numbers = stats.cpu()[:, :2].tolist()
-        largest = max(count for count, _ in numbers)
+        stages.keep(vectors, head, stats, found, room, kept, count, is_capped=True)
+        numbers = stats.cpu().view(rows, STATS)[:, :2].tolist()
+        largest = max(found for found, _ in numbers)
         if largest <= room:
+            indices, values = (own.view(rows, count).unbind() for own in kept)
             return [
-                _cut(positions, entries, min(found, most), spoiled)
-                for positions, entries, (found, spoiled) in zip(
-                    indices.unbind(), values.unbind(), numbers
-                )
+                _cut(positions, entries, min(found, count), spoiled)
+                for positions, entries, (found, spoiled) in zip(indices, values, numbers)
             ]
         room = largest
-        head[:, 2:] = 0  # what was counted
+        head.view(rows, HEAD)[:, 2:] = 0  # what was counted
 
 
 def _cut(indices: Tensor, values: Tensor, count: int, spoiled: int) -> Chosen:
@@ -77,22 +75,22 @@ def _cut(indices: Tensor, values: Tensor, count: int, spoiled: int) -> Chosen:
 
 def _thresholds(vectors: Vectors, size: int, rank: int, keys: Sequence[Stream]) -> Tensor:
     """A new `head` with the threshold that `rank` elements of each row's sample reach."""
-    rows, n = vectors.x.shape
-    device = vectors.x.device
-    head = torch.zeros(rows, HEAD, dtype=torch.int32, device=device)
-    samples = torch.empty(rows, size, dtype=torch.float32, device=device)
-    words = chain.from_iterable(key_words(*key) for key in keys)
+    rows, form, device = vectors.rows, vectors.form, vectors.inputs[0].device
+    head = torch.zeros(rows * HEAD, dtype=torch.int32, device=device)
+    samples = torch.empty(rows * size, dtype=torch.float32, device=device)
+    words = list(chain.from_iterable(key_words(*key) for key in keys))
     launch(
         _draw,
         (cdiv(size, 4 * BLOCKS), rows),
         *vectors.inputs,
         head,
         samples,
-        torch.tensor(list(words), dtype=torch.int32).to(device),
-        n,
+        torch.tensor(words, dtype=torch.int32).to(device),
+        vectors.n,
         size,
         *vectors.rule,
-        **vectors.form,
+        KIND=form["KIND"],
+        NESTEROV=form["NESTEROV"],
         HEAD=HEAD,
         WORDS=_WORDS,
         BLOCKS=BLOCKS,
@@ -102,7 +100,7 @@ def _thresholds(vectors: Vectors, size: int, rank: int, keys: Sequence[Stream]) 
         warps = min(32, max(4, tile // 512))
         launch(_rank_few, (rows,), samples, head, size, rank, HEAD=HEAD, TILE=tile, num_warps=warps)
     else:
-        stages._count_digits(head, samples, rank)
+        stages._count_digits(head, samples, rows, size, rank, keeps=False)
         launch(_rank_many, (rows,), head, rank, HEAD=HEAD)
     return head
 
