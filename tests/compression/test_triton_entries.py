@@ -114,7 +114,7 @@ def _quiet(launch, reads):
         ("topk(0.005)", clustered, False),  # Elias' code
         ("topk(1.0)", vector, False),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_decoding(monkeypatch, text, make, is_direct):
     numel, codec = 9000, COMPRESSION.parse(text)

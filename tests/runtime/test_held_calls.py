@@ -14,10 +14,10 @@ from gradwire.compression import COMPRESSION
 from gradwire.compression.feedback import dgc
 from gradwire.core import coded_rows
 from gradwire.core.batched import form_of
-from gradwire.core.codec import NonFiniteError, unpack
+from gradwire.core.codec import unpack
 from gradwire.core.coded import encode
 from gradwire.core.coded_rows import EncodedRows
-from gradwire.core.errors import WireError
+from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.key import Key
 from gradwire.core.metering import metered
 from gradwire.core.node import Node
