@@ -26,8 +26,8 @@ from gradwire.experiment.run.outcome import Progress, Run, config_of, summary_of
 from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.roles import AllNodes, Segment
 from gradwire.experiment.run.setup import Experiment, prepare
-from gradwire.experiment.run.together import BatchesTogether
 from gradwire.experiment.run.threads import use_threads
+from gradwire.experiment.run.together import BatchesTogether
 from gradwire.experiment.simulate.losses import describe_loss, lost_with
 from gradwire.experiment.simulate.what_if import WhatIf
 from gradwire.experiment.timeline.store import nodes_of, write_spans
