@@ -68,7 +68,7 @@ class BatchesTogether:
         return found.batches[rank]
 
     def make_ahead(self, num_steps: int) -> None:
-        """Makes the batches of the next step, if there is one and all have had those of this one."""
+        """Makes the batches of the next step, if all workers have had theirs of this one."""
         step = self._last + 1
         if not self._steps and 0 < step < num_steps:
             self._keep(step)
