@@ -64,6 +64,26 @@ def test_a_step_is_made_once() -> None:
     assert not together._steps
 
 
+def test_batches_made_ahead_are_those_made_alone() -> None:
+    together, alone = batches()
+    made = []
+    make = together._make
+    together._make = lambda step: made.append(step) or make(step)
+    together.make_ahead(3)  # nobody has asked yet
+    assert made == []
+    for step in range(3):
+        for rank in range(4):
+            if rank == 2:
+                together.make_ahead(3)  # others have not had theirs
+            for one, other in zip(together(rank, step), alone(rank, step), strict=True):
+                assert torch.equal(one, other)
+        assert made == list(range(step + 1))
+        together.make_ahead(3)
+        together.make_ahead(3)
+    assert made == [0, 1, 2]  # there is no step 3
+    assert not together._steps
+
+
 def test_unknown_ranks_are_refused() -> None:
     together, _ = batches()
     with pytest.raises(ValueError, match="rank must lie in"):

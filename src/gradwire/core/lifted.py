@@ -106,9 +106,10 @@ class Lifted(Reducer):
     ) -> Reduced:
         self._check_feedback(residual)
         codec = self.codec
-        shared = await group.node.call(statistic, codec, x, residual)
-        if shared is not None:
-            codec = agreed(codec, await group.max(shared))
+        if codec.traits.statistic is not None:
+            shared = await group.node.call(statistic, codec, x, residual)
+            if shared is not None:
+                codec = agreed(codec, await group.max(shared))
         opaque = codec.algebra is Algebra.OPAQUE
         # Among some workers a rank owns another shard each time, and would feed back to it what it
         # owes to the last one; servers always own the same.

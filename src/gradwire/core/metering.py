@@ -11,10 +11,9 @@ A report holds no price: `runtime/virtual/coding_time.py` turns reports into sec
 an open meter a report costs one read of a variable.
 """
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -62,15 +61,21 @@ class _Meter(NamedTuple):
 _METER: ContextVar[_Meter | None] = ContextVar("gradwire_meter", default=None)
 
 
-@contextlib.contextmanager
-def metered(clock: Clock | None = None) -> Iterator[list[Work]]:
+class metered:
     """Opens a meter: what is reported inside is in the list, with seconds if there is a clock."""
-    reports: list[Work] = []
-    token = _METER.set(_Meter(reports, clock))
-    try:
-        yield reports
-    finally:
-        _METER.reset(token)
+
+    __slots__ = ("_clock", "_token")
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> list[Work]:
+        reports: list[Work] = []
+        self._token = _METER.set(_Meter(reports, self._clock))
+        return reports
+
+    def __exit__(self, *error: object) -> None:
+        _METER.reset(self._token)
 
 
 def report(operation: str, nbytes: int) -> None:

@@ -168,7 +168,7 @@ def add_weight_decay(gradient: Tensor, params: Tensor, decay: float) -> Tensor:
 
 def evaluated(replica: Replica, outcome: Outcome | None) -> Replica:
     """The replica after a gradient. None: it was dropped, with its statistics and its loss."""
-    replica = replica.having(num_gradients=replica.num_gradients + 1)
+    count = replica.num_gradients + 1
     if outcome is None:
-        return replica
-    return replica.having(buffers=outcome.buffers, loss=outcome.loss)
+        return replica.having(num_gradients=count)
+    return replica.having(num_gradients=count, buffers=outcome.buffers, loss=outcome.loss)

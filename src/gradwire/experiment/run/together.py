@@ -2,8 +2,9 @@
 
 Virtual workers ask for their batches one by one, and mostly for those of the same step. The first
 that asks lets the batches of all be made: one gather, one normalisation, one draw for augmentation,
-on the device where they are used. A worker's batch is a row. It is the batch that it would have got
-alone, bit for bit, so results do not depend on who asks when.
+on the device where they are used. On an accelerator that happens a step ahead, while gradients are
+computed. A worker's batch is a row. It is the batch that it would have got alone, bit for bit, so
+results do not depend on who asks when.
 """
 
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class BatchesTogether:
         self._device = device
         self._augment_key = augment_key  # None: without augmentation
         self._steps: dict[int, _Step] = {}  # only a memory of what can be made again
+        self._last = -1  # step that anybody has asked for
         self._forgotten = -1  # the last step that was dropped before all had taken theirs
         element_nbytes = 4 if dataset.kind == "image" else 8
         examples = sampler.num_workers * sampler.batch_size
@@ -58,14 +60,25 @@ class BatchesTogether:
         if found is None:
             if step <= self._forgotten:  # most others are far ahead
                 return self._alone(rank, step)
-            found = self._steps[step] = self._make(step)
-            if len(self._steps) > _KEPT:
-                self._forgotten = min(self._steps)
-                del self._steps[self._forgotten]
+            found = self._keep(step)
+        self._last = max(self._last, step)
         found.left.discard(rank)
         if not found.left:
             self._steps.pop(step, None)
         return found.batches[rank]
+
+    def make_ahead(self, num_steps: int) -> None:
+        """Makes the batches of the next step, if all workers have had theirs of this one."""
+        step = self._last + 1
+        if not self._steps and 0 < step < num_steps:
+            self._keep(step)
+
+    def _keep(self, step: int) -> _Step:
+        made = self._steps[step] = self._make(step)
+        if len(self._steps) > _KEPT:
+            self._forgotten = min(self._steps)
+            del self._steps[self._forgotten]
+        return made
 
     def _make(self, step: int) -> _Step:
         dataset, device = self._dataset, self._device

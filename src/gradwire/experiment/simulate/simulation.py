@@ -27,6 +27,7 @@ from gradwire.experiment.run.record import Record, Row, Say, warn
 from gradwire.experiment.run.roles import AllNodes, Segment
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.run.threads import use_threads
+from gradwire.experiment.run.together import BatchesTogether
 from gradwire.experiment.simulate.losses import describe_loss, lost_with
 from gradwire.experiment.simulate.what_if import WhatIf
 from gradwire.experiment.timeline.store import nodes_of, write_spans
@@ -35,7 +36,7 @@ from gradwire.runtime.spans import SpanLog
 from gradwire.runtime.virtual.engine import VirtualEngine
 from gradwire.runtime.virtual.sharing import SharedEngine, make_engine
 from gradwire.runtime.virtual.spans import VirtualSpans
-from gradwire.training.gradient import GradientRequest
+from gradwire.training.gradient import GradientRequest, GradientResult
 from gradwire.training.program import Observer, rejoin
 from gradwire.training.worker import TrainingWorker
 
@@ -151,7 +152,7 @@ class _Simulation:
             experiment.host,
             experiment.network,
             self.config.workers,
-            evaluate=self.plan.task.gradients,
+            evaluate=self._gradients,
             profile=self.plan.layer_profile,
             has_priorities=self.plan.scheduling.has_priorities,
             seconds=self._seconds,
@@ -184,6 +185,14 @@ class _Simulation:
     @property
     def _engines(self) -> tuple[VirtualEngine, ...]:
         return self.engine, *self.what_if.engines.values()
+
+    def _gradients(self, requests: list[GradientRequest]) -> list[GradientResult]:
+        """Those of a step; an accelerator then has work, so the next batches cost no time."""
+        task, batch = self.plan.task, self.plan.batch
+        results = task.gradients(requests)
+        if task.device.type != "cpu" and isinstance(batch, BatchesTogether):
+            batch.make_ahead(self.plan.num_steps * self.plan.accumulate)
+        return results
 
     def _seconds(self, rank: int, request: GradientRequest) -> float:
         return self.experiment.computer.seconds(rank, request.key.step)

@@ -204,21 +204,39 @@ def touched_nbytes(called: tuple[Callable[..., Any], tuple[Any, ...]], result: A
     return sum(x.numel() * x.element_size() for x in (*read.values(), *made))
 
 
-_PLAIN = (int, float, str, bool, type(None))
-
-
 def _gather(value: Any, found: list[Tensor]) -> None:
     """Appends the tensors in a value."""
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, tuple | list | Column):
+    kind = type(value)
+    try:
+        way = _WAYS[kind]
+    except KeyError:
+        way = _WAYS[kind] = _way(value)
+    if way is _ITEMS:
         for item in value:
             _gather(item, found)
-    elif isinstance(value, _PLAIN):  # the slower tests come last
-        return
-    elif isinstance(value, Payload):
+    elif way is _TENSOR:
+        found.append(value)
+    elif way is _PAYLOAD:
         _gather(tuple(value.parts.values()), found)
-    elif isinstance(value, functools.partial):
+    elif way is _PARTIAL:
         _gather((value.args, value.keywords), found)
-    elif isinstance(value, Mapping):
+    elif way is _VALUES:
         _gather(tuple(value.values()), found)
+
+
+# How tensors are found in a value. That depends on its class only, and the tests take long.
+_NONE, _TENSOR, _ITEMS, _PAYLOAD, _PARTIAL, _VALUES = (object() for _ in range(6))
+_WAYS: dict[type, object] = {}  # known so far
+
+
+def _way(value: Any) -> object:
+    kinds = {
+        Tensor: _TENSOR,
+        tuple: _ITEMS,
+        list: _ITEMS,
+        Column: _ITEMS,
+        Payload: _PAYLOAD,
+        functools.partial: _PARTIAL,
+        Mapping: _VALUES,
+    }
+    return next((way for kind, way in kinds.items() if isinstance(value, kind)), _NONE)
