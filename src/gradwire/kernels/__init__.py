@@ -47,7 +47,8 @@ from gradwire.kernels._moments import Tails, moments, tails
 from gradwire.kernels._motion import Motion, Residual, with_residual
 from gradwire.kernels._notes import note, noted
 from gradwire.kernels._philox import philox_words
-from gradwire.kernels._plane import plane_choose, plane_ratios
+from gradwire.kernels._plane import Piece as PlanePiece
+from gradwire.kernels._plane import plane_choose, plane_ratios, plane_words
 from gradwire.kernels._polar import (
     POLAR_FREE,
     POLAR_FROZEN,
@@ -123,6 +124,7 @@ __all__ = [
     "GradwireWarning",
     "Motion",
     "Packing",
+    "PlanePiece",
     "Residual",
     "Tails",
     "backend",
@@ -176,6 +178,7 @@ __all__ = [
     "philox_words",
     "plane_choose",
     "plane_ratios",
+    "plane_words",
     "polar_fill",
     "polar_genie",
     "polar_kinds",

@@ -1,10 +1,13 @@
 """Quantisers selected by a plane of bits, on the CPU; reference/plane.py specifies them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_packed
 from gradwire.kernels._dispatch import pick
+from gradwire.kernels._polar import check_kinds, check_rows
 from gradwire.kernels._trellis import (
     MOST_SCALED,
     check_contexts,
@@ -16,6 +19,7 @@ from gradwire.kernels._trellis import (
 )
 from gradwire.kernels.native import plane as native
 from gradwire.kernels.reference import plane as reference
+from gradwire.kernels.reference.plane import Piece
 from gradwire.kernels.reference.trellis import CLASSES, UNIT
 
 _CPU = torch.device("cpu")
@@ -32,6 +36,25 @@ def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tenso
     check_contexts("plane_ratios", contexts)
     run = pick(_CPU, native.plane_ratios, reference.plane_ratios)
     return run(scaled, contexts, rates, offsets)
+
+
+def plane_words(pieces: Sequence[Piece]) -> list[tuple[Tensor, Tensor]]:
+    """The words of polar codes nearest to the ratios of each piece of a plane, as packed bits.
+
+    Of each piece the inputs of the code, uint8 [n, lanes / 8], and the word, a bit for each ratio;
+    see `polar_quantise`, which it is with ties and the minimum corrected.
+    """
+    for ratios, kinds, order in pieces:
+        check_rows("plane_words", ratios.unsqueeze(0), torch.int8)
+        if len(ratios) < 8:  # which make whole words of bits
+            raise ValueError(f"plane_words takes pieces of 8 positions or more, got {len(ratios)}")
+        check_kinds("plane_words", kinds, len(ratios))
+        if order.dtype != torch.int64 or order.shape != (len(ratios),):
+            raise ValueError(
+                f"plane_words takes an order of int64 [{len(ratios)}], got {order.dtype} "
+                f"{list(order.shape)}"
+            )
+    return pick(_CPU, native.plane_words, reference.plane_words)(pieces)
 
 
 def plane_choose(

@@ -157,6 +157,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "gw_passes_next": (_I32, (_P, _P, _P)),
     "gw_passes_run": (_I32, (_P, ctypes.c_double, _I64, _P, _P, _P, _P)),
+    "gw_plane_words": (_I32, (_P, _I64)),
     "gw_plane_ratios": (None, (_P, _P, _I64, _P, _P, _P)),
     "gw_plane_choose": (_I32, (_P, _P, _I64, _P, _P, _P, _I64, _I64, _P, _P, _P, _P)),
 }
