@@ -68,7 +68,7 @@ from gradwire.kernels._polar import (
     polar_transform,
     polar_width,
 )
-from gradwire.kernels._pool import empty, to_host
+from gradwire.kernels._pool import empty, from_host, to_host
 from gradwire.kernels._rans import rans_decode, rans_encode
 from gradwire.kernels._selection import (
     select_above,
@@ -153,6 +153,7 @@ __all__ = [
     "encode_signs",
     "encode_signs_rows",
     "find_others",
+    "from_host",
     "from_pairs",
     "from_table",
     "fuses",
