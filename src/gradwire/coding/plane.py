@@ -99,8 +99,10 @@ def _pieces(numel: int) -> Iterator[Lanes]:
 def _mean_information(ratios: Tensor) -> float:
     """The mean information of a ratio about its bit, in bits."""
     some = ratios[:: max(1, ratios.numel() // _SAMPLE_NUMEL)]
-    counts = torch.bincount(some.abs(), minlength=CERTAIN + 1).double()
-    return float(counts @ _information()) / some.numel()
+    both = kernels.count_symbols(some.contiguous().view(torch.uint8), 1 << 8)
+    counts = both[: CERTAIN + 1].clone()
+    counts[1:] += both[-CERTAIN:].flip(0)  # of -1 and less
+    return float(counts.double() @ _information()) / some.numel()
 
 
 @functools.cache

@@ -57,7 +57,7 @@ def polar_quantise(llr: Tensor, kinds: Tensor, corrected: bool = True) -> Tensor
     have fewer lanes, `polar_width` of them, which is faster; each is found as if it were alone.
     """
     _check_rows("polar_quantise", llr, torch.int8, *_WIDTHS)
-    check_kinds("polar_quantise", kinds, llr.shape[1])
+    _check_kinds("polar_quantise", kinds, llr.shape[1])
     return _quantise(llr.device)(llr, kinds, corrected)
 
 
@@ -69,7 +69,7 @@ def polar_quantise_bits(
     They are -magnitude where a bit of `bits` (uint8 [groups, n, 8]) is one, else magnitude.
     """
     _check_rows("polar_quantise_bits", bits, torch.uint8, *_BYTES)
-    check_kinds("polar_quantise_bits", kinds, bits.shape[1])
+    _check_kinds("polar_quantise_bits", kinds, bits.shape[1])
     if not 0 <= magnitude <= 127:
         raise ValueError(f"polar_quantise_bits takes a magnitude of 0 .. 127, got {magnitude}")
     run = pick_stepwise(
@@ -96,7 +96,7 @@ def polar_list(
     `softplus` uint8 [128], patterns as int32 with a bit for each of the weakest positions.
     """
     _check_rows("polar_list", llr, torch.int8, LANES)
-    check_kinds("polar_list", kinds, llr.shape[1])
+    _check_kinds("polar_list", kinds, llr.shape[1])
     if size not in (2, 4, 8, 16, 32) or softplus.dtype != torch.uint8 or softplus.numel() != 128:
         raise ValueError(f"polar_list takes a size of 2, 4 .. 32, got {size}, and uint8 [128]")
     for patterns in (free_patterns, parity_patterns):
@@ -142,7 +142,7 @@ def _quantise(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor]:
     )
 
 
-def check_kinds(operation: str, kinds: Tensor, n: int) -> None:
+def _check_kinds(operation: str, kinds: Tensor, n: int) -> None:
     if kinds.dtype != torch.uint8 or kinds.shape != (2 * n,):
         raise ValueError(
             f"{operation} takes uint8 [{2 * n}] for kinds, got {kinds.dtype} {list(kinds.shape)}"
@@ -170,7 +170,7 @@ def polar_signs(
     _check_floats("polar_signs", x)
     x, n = x.reshape(-1), kinds.numel() // 2
     check_places("polar_signs", x.numel(), blocks, n, lanes)
-    check_kinds("polar_signs", kinds, n)
+    _check_kinds("polar_signs", kinds, n)
     composed = partial(reference.polar_signs, quantise=_quantise(x.device))
     run = pick(x.device, native.polar_signs, composed, _triton.polar_signs)
     return run(x, _single(factor), _single(value), blocks, n, lanes, kinds)
