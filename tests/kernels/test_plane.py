@@ -74,6 +74,39 @@ def test_c_equals_the_reference(layout, step, segments, threads) -> None:
     assert bool(((values - scaled).abs()[size > 0] <= 128 + 64).all())
 
 
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_words_of_pieces_equal_the_reference(threads) -> None:
+    pieces = []
+    for i, (n, lanes) in enumerate([(64, 8), (256, 64), (128, 32), (8, 16), (512, 8), (256, 64)]):
+        key = KEY.child(f"words {i}")
+        ratios = (key.normal(n * lanes) * 40).clamp(-127, 127).to(torch.int8).view(n, lanes)
+        free = key.child("free").permutation(n) < (n * (i + 1)) // 7
+        pieces.append(kernels.PlanePiece(ratios, kernels.polar_kinds(free), key.permutation(n)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = kernels.plane_words(pieces)
+    finally:
+        torch.set_num_threads(before)
+    for piece, own, expected in zip(pieces, found, reference.plane_words(pieces), strict=True):
+        for a, b in zip(own, expected, strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
+        # Ratios that are certain decide their bits, if all inputs are free.
+        free = kernels.polar_kinds(torch.ones(len(piece.ratios), dtype=torch.bool))
+        (_, word), *_ = kernels.plane_words([piece._replace(kinds=free)])
+        assert torch.equal(
+            word.reshape(-1), kernels.pack_uints((piece.ratios < 0).reshape(-1).to(torch.int32), 1)
+        )
+    with pytest.raises(ValueError, match="8 positions or more"):
+        kernels.plane_words([pieces[0]._replace(ratios=pieces[0].ratios[:4])])
+    with pytest.raises(ValueError, match="an order of int64"):
+        kernels.plane_words([pieces[0]._replace(order=pieces[0].order[1:])])
+    with pytest.raises(ValueError, match="kinds"):
+        kernels.plane_words([pieces[0]._replace(kinds=pieces[0].kinds[1:])])
+
+
 def test_a_ratio_is_the_difference_of_squares_without_rates() -> None:
     scaled = torch.tensor([0, 32, 64, -64, -128, 96, 640 + 16], dtype=torch.int32)
     nothing = torch.zeros(8, 16, dtype=torch.int32)

@@ -167,6 +167,26 @@ def test_numbers_in_terms_of_a_step(dtype) -> None:
 
 
 @pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_number_out_of_range_is_found_wherever_it_is(threads) -> None:
+    count = 1_000_003
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for at in (0, 17, 500_000, count - 1):
+            for value in (-(2**31), -1, 2**31 - 1):
+                x = torch.zeros(count, dtype=torch.int32)
+                x[at] = value
+                found = native.trellis_range(x)
+                assert found == trellis_fit.trellis_range(x) == (min(value, 0), max(value, 0))
+            contexts = torch.zeros(count, dtype=torch.uint8)
+            contexts[at] = 255
+            assert native.trellis_range(contexts)[1] == 255
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("stride", [1, 3])
 def test_squares_of_some_blocks(stride) -> None:
     shapes = torch.tensor([[3, 700], [1, 5000]])

@@ -41,18 +41,25 @@ _SAMPLE_NUMEL = 1 << 16  # elements on which a rate is decided
 
 def encode_plane(ratios: Tensor) -> tuple[Tensor, Tensor]:
     """The code, uint8, and the packed bits that it decodes to, for ratios (int8 [numel])."""
-    codes, planes, start = [], [], 0
+    pieces, start = [], 0
     for lanes in _pieces(ratios.numel()):
         own = ratios[start : start + lanes.numel]
         start += lanes.numel
         if own.numel() < lanes.numel:
             own = torch.nn.functional.pad(own, (0, lanes.numel - own.numel()))
         rate = min(max(round(_RATE_UNITS * _mean_information(own)), 1), _MAX_RATE)
-        code, order = _code(lanes.length, rate), _order(lanes.length)
-        word = kernels.polar_quantise(lanes.spread(own, order), code.kinds)
+        pieces.append((lanes, lanes.spread(own)[0], rate))
+    found = kernels.plane_words(
+        [
+            kernels.PlanePiece(own, _code(lanes.length, rate).kinds, _order(lanes.length))
+            for lanes, own, rate in pieces
+        ]
+    )
+    codes, planes = [], []
+    for (lanes, _, rate), (inputs, word) in zip(pieces, found):
         codes.append(torch.tensor([rate], dtype=torch.uint8, device="cpu"))
-        codes.append(lanes.join(select(kernels.polar_transform(word), code.rows)))
-        planes.append(lanes.join(word[:, _inverse(lanes.length)]))
+        codes.append(lanes.join(select(inputs.unsqueeze(0), _code(lanes.length, rate).rows)))
+        planes.append(lanes.join(word.unsqueeze(0)))
     return torch.cat(codes), torch.cat(planes)[: -(-ratios.numel() // 8)]
 
 
@@ -92,8 +99,10 @@ def _pieces(numel: int) -> Iterator[Lanes]:
 def _mean_information(ratios: Tensor) -> float:
     """The mean information of a ratio about its bit, in bits."""
     some = ratios[:: max(1, ratios.numel() // _SAMPLE_NUMEL)]
-    counts = torch.bincount(some.abs(), minlength=CERTAIN + 1).double()
-    return float(counts @ _information()) / some.numel()
+    both = kernels.count_symbols(some.contiguous().view(torch.uint8), 1 << 8)
+    counts = both[: CERTAIN + 1].clone()
+    counts[1:] += both[-CERTAIN:].flip(0)  # of -1 and less
+    return float(counts.double() @ _information()) / some.numel()
 
 
 @functools.cache

@@ -69,7 +69,8 @@ from gradwire.kernels._moments import Tails, moments, tails
 from gradwire.kernels._motion import Motion, Residual, row_of_residual, with_residual
 from gradwire.kernels._notes import note, note_more, noted
 from gradwire.kernels._philox import philox_words
-from gradwire.kernels._plane import plane_choose, plane_ratios
+from gradwire.kernels._plane import Piece as PlanePiece
+from gradwire.kernels._plane import plane_choose, plane_ratios, plane_words
 from gradwire.kernels._polar import (
     POLAR_FREE,
     POLAR_FROZEN,
@@ -90,7 +91,7 @@ from gradwire.kernels._polar import (
     polar_transform,
     polar_width,
 )
-from gradwire.kernels._pool import empty, to_host
+from gradwire.kernels._pool import empty, from_host, to_host
 from gradwire.kernels._rans import rans_decode, rans_encode
 from gradwire.kernels._selection import (
     select_above,
@@ -147,6 +148,7 @@ __all__ = [
     "GradwireWarning",
     "Motion",
     "Packing",
+    "PlanePiece",
     "Residual",
     "Tails",
     "backend",
@@ -180,6 +182,7 @@ __all__ = [
     "encode_signs_rows",
     "encodes_rotated_signs",
     "find_others",
+    "from_host",
     "from_pairs",
     "from_table",
     "fuses",
@@ -207,6 +210,7 @@ __all__ = [
     "philox_words",
     "plane_choose",
     "plane_ratios",
+    "plane_words",
     "polar_encode_signs",
     "polar_fill",
     "polar_genie",

@@ -291,3 +291,8 @@ def _check_rows(operation: str, x: Tensor, dtype: torch.dtype, *widths: int) -> 
     n = x.shape[1]
     if n < 1 or n & (n - 1):
         raise ValueError(f"{operation} takes blocks of 2^k positions, got {n}")
+
+
+def check_rows(operation: str, llr: Tensor, dtype: torch.dtype) -> None:
+    """Ratios of int8 [groups, n, lanes], of any number of lanes."""
+    _check_rows(operation, llr, dtype, *_WIDTHS)

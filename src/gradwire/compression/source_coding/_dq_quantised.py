@@ -175,7 +175,10 @@ def layout_of(shapes: Shapes) -> Tensor:
 
 def prefers_signs(x: Tensor, shapes: Shapes, step: float) -> bool:
     """Whether the trellis should use signs: see `kernels/reference/trellis.py`."""
-    plain, signed = (quantise(x, shapes, step, None, 2, 1, way) for way in (Way.PLAIN, Way.SIGNED))
+    lowest = smallest_step(x)
+    plain, signed = (
+        quantise(x, shapes, step, None, 2, 1, way, lowest) for way in (Way.PLAIN, Way.SIGNED)
+    )
     bits, worth = signed.rated()
     return bits >= MIN_SIGNED_BITS and worth < plain.rated()[1] - 0.01
 
@@ -185,15 +188,16 @@ def preferred_plane(x: Tensor, shapes: Shapes, step: float, way: Way) -> Way | N
 
     Error and bits are compared, weighted as in the search itself.
     """
-    energy = float(x.double().square().mean())
+    energy, lowest = float(x.double().square().mean()), smallest_step(x)
 
     def cost(tried: Quantised) -> float:
         return tried.error * energy + _SLOPE * step**2 * tried.rated()[0]
 
-    most = cost(quantise(x, shapes, step, None, 2, 1, way))
+    most = cost(quantise(x, shapes, step, None, 2, 1, way, lowest))
     planes = (own for own in Way if own.is_plane)
     found = {
-        own: cost(quantise(x, shapes, PLANE_STEP_FACTOR * step, None, 2, 2, own)) for own in planes
+        own: cost(quantise(x, shapes, PLANE_STEP_FACTOR * step, None, 2, 2, own, lowest))
+        for own in planes
     }
     best = min(found, key=lambda own: found[own])
     return best if found[best] < _PLANE_MARGIN * most else None

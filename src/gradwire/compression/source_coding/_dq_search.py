@@ -313,9 +313,10 @@ def _sampled_start(
     found: Start | None = None
     before: _Point | None = None
     sample, own = take_sample(x, shapes, SAMPLE_NUMEL)
+    least = smallest_step(sample)
     for i in range(_MAX_SAMPLE_TRIES):
         at = min(max(at, lowest), highest)
-        tried = quantise(sample, own, 2.0**at, prior, 1, num_passes(x), way)
+        tried = quantise(sample, own, 2.0**at, prior, 1, num_passes(x), way, least)
         point = at, _excess(tried, x, sample, room)
         is_near = abs(point[1] - _LOG2_AIM) < 1
         if before and abs(before[0] - at) > 0.01:

@@ -122,6 +122,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_sketch": (None, (_P, _I64, _I64, _I64, _P, _P, _P)),
     "gw_sketch_medians": (None, (_P, _I64, _I64, _I64, _P, _P, _P)),
     "gw_trellis_scale": (None, (_P, _I64, _I32, ctypes.c_double, _I32, _P)),
+    "gw_trellis_range": (None, (_P, _P, _I64, _P)),
     "gw_trellis_squares": (None, (_P, _P, _P, _I64, _I64, _P, _P)),
     "gw_trellis_search": (_I32, (_P, _P, _I64, _P, _P, _I32, _P)),
     "gw_trellis_contexts": (_I32, (_P, _P, _I64, _P, _I64, _I64, _I32, _P, _P, _P)),
@@ -157,6 +158,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "gw_passes_next": (_I32, (_P, _P, _P)),
     "gw_passes_run": (_I32, (_P, ctypes.c_double, _I64, _P, _P, _P, _P)),
+    "gw_plane_words": (_I32, (_P, _I64)),
     "gw_plane_ratios": (None, (_P, _P, _I64, _P, _P, _P)),
     "gw_plane_choose": (_I32, (_P, _P, _I64, _P, _P, _P, _I64, _I64, _P, _P, _P, _P)),
 }

@@ -1,11 +1,14 @@
 """Quantisers selected by a plane of bits, in C: the numbers of reference/plane.py, exactly."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels._pool import empty
 from gradwire.kernels.native._library import dense, parallel
 from gradwire.kernels.native.trellis import most_columns
+from gradwire.kernels.reference.plane import Piece
 from gradwire.kernels.reference.trellis import CLASSES
 
 _CPU = torch.device("cpu")
@@ -23,6 +26,21 @@ def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tenso
         ratios.data_ptr(),
     )
     return ratios
+
+
+def plane_words(pieces: Sequence[Piece]) -> list[tuple[Tensor, Tensor]]:
+    kept, numbers, found = [], [], []
+    for ratios, kinds, order in pieces:
+        n, lanes = ratios.shape
+        given = [dense(ratios), dense(kinds), dense(order)]
+        own = [torch.empty(n, lanes // 8, dtype=torch.uint8, device=_CPU) for _ in range(2)]
+        kept.append(given)
+        found.append((own[0], own[1]))
+        numbers.append([*(x.data_ptr() for x in (*given, *own)), n, lanes])
+    table = torch.tensor(numbers, dtype=torch.int64, device=_CPU)
+    if parallel().gw_plane_words(table.data_ptr(), len(numbers)):
+        raise MemoryError("plane_words")
+    return found
 
 
 def plane_choose(

@@ -31,6 +31,15 @@ def trellis_scale(x: Tensor, factor: float, most: int) -> Tensor:
     return scaled
 
 
+def trellis_range(x: Tensor) -> tuple[int, int]:
+    x = dense(x)
+    found = torch.empty(2, dtype=torch.int64, device=_CPU)
+    given = (x.data_ptr(), None) if x.dtype == torch.int32 else (None, x.data_ptr())
+    parallel().gw_trellis_range(*given, x.numel(), found.data_ptr())
+    low, high = found.tolist()
+    return low, high
+
+
 def trellis_squares(
     scaled: Tensor, indices: Tensor, contexts: Tensor, offsets: Tensor, stride: int
 ) -> tuple[float, float]:

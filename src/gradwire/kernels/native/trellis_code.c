@@ -11,7 +11,7 @@ enum {
     TOKENS = 28,
 };
 
-static const int64_t MOST_TAIL = 65535;
+static const int32_t MOST_TAIL = 65535;
 
 /* Symbols of an element: 0, +1, -1, more, -more. */
 typedef struct {
@@ -75,6 +75,7 @@ typedef struct {
     const tables *tables;
     uint16_t *words;  /* three for each element and two for each segment, written from behind */
     int64_t *lengths; /* [segments] words */
+    int32_t wrong;
 } encode_job;
 
 /* Writes element i before what was written last, at *next. */
@@ -253,8 +254,24 @@ GW_WIDE static void encode_wide(const encode_job *job, int64_t first, int64_t la
 }
 #endif
 
+/* Whether an index is too large or a context unknown. */
+GW_CLONES static uint32_t is_wrong(const int32_t *indices, const uint8_t *contexts,
+                                   int64_t count) {
+    uint32_t wrong = 0;
+    for (int64_t i = 0; i < count; i++)
+        wrong |= (indices[i] > MOST_TAIL + 2) | (indices[i] < -MOST_TAIL - 2) |
+                 (contexts[i] >= 2 * CLASSES);
+    return wrong;
+}
+
 static void encode_task(void *given, int64_t first, int64_t last) {
-    const encode_job *const job = given;
+    encode_job *const job = given;
+    const int64_t start = segment_start(job->count, job->segments, first);
+    const int64_t end = segment_start(job->count, job->segments, last);
+    if (is_wrong(job->indices + start, job->contexts + start, end - start)) {
+        __atomic_store_n(&job->wrong, 1, __ATOMIC_RELAXED);
+        return;
+    }
 #ifdef GW_WIDE
     for (int64_t next; is_wide() && last - first > WAYS; first = next) {
         next = last - first < LANES ? last : first + LANES;
@@ -271,17 +288,12 @@ static void encode_task(void *given, int64_t first, int64_t last) {
 int32_t gw_trellis_encode(const int32_t *indices, const uint8_t *contexts, int64_t count,
                           int64_t segments, const int32_t *halves, const int32_t *tails,
                           uint16_t *words, int64_t *lengths) {
-    uint32_t wrong = 0;
-    for (int64_t i = 0; i < count; i++)
-        wrong |= (indices[i] > MOST_TAIL + 2) | (indices[i] < -MOST_TAIL - 2) |
-                 (contexts[i] >= 2 * CLASSES);
-    if (wrong) return -1;
     tables *const t = tabulate(halves, tails);
     if (!t) return -2;
-    encode_job job = {indices, contexts, count, segments, t, words, lengths};
+    encode_job job = {indices, contexts, count, segments, t, words, lengths, 0};
     each_group(&job, segments, encode_task);
     free(t);
-    return 0;
+    return job.wrong ? -1 : 0;
 }
 
 typedef struct {

@@ -17,13 +17,24 @@ have led to: no later one depends on it but through contexts.
 """
 
 import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradwire.kernels.reference.polar import polar_quantise, polar_transform
 from gradwire.kernels.reference.trellis import CLASSES, STEEPEST, UNIT, ContextModel, segment_starts
 
 _MAX_DISTANCE, _RATIO_SHIFT, _MAX_RATIO = 16383, 7, 127
+
+
+class Piece(NamedTuple):
+    """Blocks of a plane that have a code in common, position by position, side by side."""
+
+    ratios: Tensor  # int8 [n, lanes]
+    kinds: Tensor  # uint8 [2 n], of `polar_kinds`
+    order: Tensor  # int64 [n]: position i of the code is position order[i] of the piece
 
 
 def plane_ratios(scaled: Tensor, contexts: Tensor, rates: Tensor, offsets: Tensor) -> Tensor:
@@ -46,6 +57,14 @@ def _cheapest(u: Tensor, q: int, rate: Tensor, offsets: Tensor) -> tuple[Tensor,
         better = (k > 0) & (cost < best)
         best, index = torch.where(better, cost, best), torch.where(better, k, index)
     return best, index
+
+
+def plane_words(pieces: Sequence[Piece]) -> list[tuple[Tensor, Tensor]]:
+    found = []
+    for ratios, kinds, order in pieces:
+        word = polar_quantise(ratios[order].unsqueeze(0), kinds, True)
+        found.append((polar_transform(word)[0], word[0, torch.argsort(order)]))
+    return found
 
 
 def plane_choose(

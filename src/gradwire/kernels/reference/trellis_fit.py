@@ -70,6 +70,11 @@ def trellis_scale(x: Tensor, factor: float, most: int) -> Tensor:
     return (x * factor).round_().clamp_(-most, most).to(torch.int32)
 
 
+def trellis_range(x: Tensor) -> tuple[int, int]:
+    low, high = torch.aminmax(x)
+    return int(low), int(high)
+
+
 def trellis_squares(
     scaled: Tensor, indices: Tensor, contexts: Tensor, offsets: Tensor, stride: int
 ) -> tuple[float, float]:
