@@ -11,7 +11,7 @@ workers. Workers may crash, come back and come late, messages may get lost
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -23,15 +23,11 @@ from gradwire.core.node import (
     Call,
     Compute,
     CurrentMembers,
-    Framed,
-    Membership,
-    Node,
     Now,
     Open,
     Reach,
     Recv,
     RecvAny,
-    RunningProgram,
     Send,
 )
 from gradwire.core.profile import Profile
@@ -43,8 +39,8 @@ from gradwire.runtime.interpreter.mailboxes import Mailbox
 from gradwire.runtime.network.faults import Fault, Loss, parse_faults
 from gradwire.runtime.network.links import Links
 from gradwire.runtime.network.network import Network, Nics
-from gradwire.runtime.network.outages import CRASH, NOTICE, Outage, Outages
-from gradwire.runtime.virtual.clock import Seconds, VirtualClock
+from gradwire.runtime.network.outages import Outages
+from gradwire.runtime.virtual.clock import Seconds
 from gradwire.runtime.virtual.coding_time import CodingTime, MeasuredCoding
 from gradwire.runtime.virtual.computation import LayerTimes
 from gradwire.runtime.virtual.events import (
@@ -71,17 +67,17 @@ from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
 from gradwire.runtime.virtual.group_effects import GroupEffects, refusals
 from gradwire.runtime.virtual.late_calls import LateCalls
+from gradwire.runtime.virtual.lost_workers import OnChange, VirtualFaults
 from gradwire.runtime.virtual.priority_transport import PriorityTransport
 from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.runtime.virtual.trace import Occupy, Trace
 from gradwire.runtime.virtual.transport import SimulatedTransport
 
-OnChange = Callable[[int, float], None]
 _NO_KEY = Key(0)
 _MAX_FUTILE = 100_000
 
 
-class VirtualEngine(VirtualClock):
+class VirtualEngine(VirtualFaults):
     """Runs programs on virtual nodes. Clocks, NICs and ledger are kept from one run to the next.
 
     Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it
@@ -269,12 +265,6 @@ class VirtualEngine(VirtualClock):
         for rank, *message in saved["unread"]:
             self._mailboxes[rank].put(*message)
 
-    def _start_at(self, rank: int, program: Program[Any], at: float) -> Task:
-        task = RunningProgram(rank, program(Node(rank, self.num_workers)))
-        self._tasks[task] = next(self._numbers)
-        self._events.push(at, WAKE, (task, None))
-        return task
-
     def _loop(self, spans: VirtualSpans | None) -> None:
         events, nics, grouped = self._events, self.nics, self._group_effects
         heap = events.heap
@@ -370,77 +360,6 @@ class VirtualEngine(VirtualClock):
         del self._mailboxes[task.rank].waiting_any[effect.tag]
         self._step(task)
 
-    def _is_over(self) -> bool:
-        """Whether the workers that are there are done."""
-        there = [main.done for main in self._mains if main is not None]
-        return all(there) and (bool(there) or not self._outages.returns)
-
     def _deadlock(self) -> str:
         inboxes = [mailbox.inbox for mailbox in self._mailboxes.values()]
         return deadlock.report(self._tasks, inboxes, self._outages.gone)
-
-    # Faults.
-
-    def _apply_fault(self, event: Outage, now: float) -> None:
-        """Applies a fault to a worker, unless it belongs to the next run."""
-        _, what, rank = event
-        outages, main = self._outages, self._mains[rank]
-        if event not in outages.pending or self._is_over():
-            return
-        if what == CRASH:
-            if main is not None and not main.done:
-                outages.pending.remove(event)
-                self._crash(rank, now)
-        elif what == NOTICE:
-            self._notice(rank, now)
-        elif rank in outages.gone:
-            outages.pending.remove(event)
-            self._come_back(rank, now)
-
-    def _crash(self, rank: int, now: float) -> None:
-        """Drops all programs, requests and events of this node, and the messages to it."""
-        for task in [task for task in self._tasks if task.rank == rank]:
-            task.program.close()
-            del self._tasks[task]
-        self._gradients.forget(rank)
-        self._mailboxes[rank].clear()
-        self._events.forget(rank, self._transport.cut(rank))
-        for key in [key for key in self._watchers if key[0] == rank]:
-            del self._watchers[key]
-        self._mains[rank] = None
-        self.clocks[rank] = now
-        notice = self._outages.crash(rank, now)
-        self._events.push_first(notice[0], FAULT, notice)
-        if self.on_crash is not None:
-            self.on_crash(rank, now)
-
-    def _notice(self, rank: int, now: float) -> None:
-        """Reports a lost worker to the watchers, and to the programs that wait for it."""
-        self._outages.notice(rank, now)
-        self._report(Membership(rank, False, now))
-        is_under_way = self._transport.is_under_way
-        left = [
-            mailbox.waiting.pop(key)
-            for dst, mailbox in self._mailboxes.items()
-            for key in list(mailbox.waiting)
-            if key[0] == rank and not is_under_way(rank, dst, key[1])
-        ]
-        for task in left:
-            self._step(task, None, self._outages.error(rank))
-
-    def _come_back(self, rank: int, now: float) -> None:
-        if rank not in self._lost:
-            self._notice(rank, now)
-        self._outages.come_back(rank)
-        self.nics.reset(rank, now)
-        self._report(Membership(rank, True, now))
-        if self.on_return is not None:
-            self.on_return(rank, now)
-        assert self._rejoin is not None
-        main = self._mains[rank] = self._start_at(rank, self._rejoin, now)
-        if self.trace is not None:
-            self.trace.add(main)
-
-    def _report(self, change: Membership) -> None:
-        for rank, tag in self._watchers:
-            self._events.push(self._events.now, TAIL, (rank, rank, tag, Framed(change), 0))
