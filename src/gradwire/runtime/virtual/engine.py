@@ -67,7 +67,7 @@ from gradwire.runtime.virtual.fabric_transport import FabricTransport
 from gradwire.runtime.virtual.gradients import PendingGradients
 from gradwire.runtime.virtual.group_effects import GroupEffects, refusals
 from gradwire.runtime.virtual.late_calls import LateCalls
-from gradwire.runtime.virtual.lost_workers import OnChange, VirtualFaults
+from gradwire.runtime.virtual.lost_workers import LostWorkers, OnChange
 from gradwire.runtime.virtual.priority_transport import PriorityTransport
 from gradwire.runtime.virtual.spans import VirtualSpans
 from gradwire.runtime.virtual.trace import Occupy, Trace
@@ -77,7 +77,7 @@ _NO_KEY = Key(0)
 _MAX_FUTILE = 100_000
 
 
-class VirtualEngine(VirtualFaults):
+class VirtualEngine(LostWorkers):
     """Runs programs on virtual nodes. Clocks, NICs and ledger are kept from one run to the next.
 
     Nodes 0 .. num_workers - 1 are workers (by default all nodes). `heartbeat_s` is how long it

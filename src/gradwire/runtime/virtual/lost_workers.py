@@ -14,7 +14,7 @@ from gradwire.runtime.virtual.transport import SimulatedTransport
 OnChange = Callable[[int, float], None]
 
 
-class VirtualFaults(VirtualClock):
+class LostWorkers(VirtualClock):
     """Applies faults (`runtime/network/faults.py`). The engine makes the attributes, and calls
     `_apply_fault` when one is due."""
 
