@@ -18,11 +18,11 @@ def fuses(*tensors: Residual | None) -> bool:
     for x in tensors:
         if x is None:
             continue
-        if not isinstance(x, Tensor):
+        if isinstance(x, Motion):
             if not fuses(*_vectors(x)):
                 return False
             continue
-        if x.dtype != torch.float32:
+        if x.dtype != torch.float32:  # nor is the dtype of an array, which callers refuse
             return False
         device = x.device
         if device != known and not _serves(device):

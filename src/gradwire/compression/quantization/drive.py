@@ -145,7 +145,7 @@ class _DriveFusion(Fusion[Drive]):
         codec, spec = self.codec, Spec.of(x)
         if not self._serves(spec):
             return None
-        sent = self._sent_at_once(x.detach(), key)
+        sent = self._sent_at_once(x, key)
         if sent is not None:
             return sent, state
         # One look at x tells whether all is finite and whether it can be rotated as it is.
@@ -168,7 +168,7 @@ class _DriveFusion(Fusion[Drive]):
         }
         payload = Payload.blank(kinds, payload_context(codec, spec), x.device)
         into = payload.parts["scale"], payload.parts["values"]
-        wide, how = x.to(dtype), (m, key.seed, flip_streams(key), codec.unbiased, exponents(dtype))
+        wide, how = x.detach().to(dtype), (m, key.seed, flip_streams(key), codec.unbiased, exponents(dtype))
         check_encoded(codec, x, payload, kernels.encode_rotated_signs(wide, *how, into))
         return payload
 

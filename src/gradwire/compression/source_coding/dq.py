@@ -38,15 +38,15 @@ than the rate says, as long as it has no more than 256, so that something is alw
 that are all about as large (the survivors of `topk`) cost a bit each or none; at lower rates the
 part of the vector with the least energy gets no bits.
 
-Use it where bits are scarce and a core can be spared: at 0.1 to 3 bits per element it errs less
-than every other codec here, most of all on real gradients, at some tens of millions of elements a
-second and core. It is biased: put `ef(...)` around it. Above 4 bits or so, or if time is short,
-prefer `qsgd(...) >> rans` or `eden`.
-
 All of it is computed on the CPU, on as many threads as torch has. Tensors of a GPU are copied into
 page-locked memory, and the code back from there. A GPU would have too little to do side by side: a
 context depends on the indices found before in its segment, and 95 segments (of 25 million elements)
 are as many chains of 262,144 steps. The search on a sample is sequential on the CPU, too.
+
+Use it where bits are scarce and a core can be spared: at 0.1 to 3 bits per element it errs less
+than every other codec here, most of all on real gradients, at some tens of millions of elements a
+second and core. It is biased: put `ef(...)` around it. Above 4 bits or so, or if time is short,
+prefer `qsgd(...) >> rans` or `eden`.
 """
 
 import math
