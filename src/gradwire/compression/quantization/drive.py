@@ -168,7 +168,10 @@ class _DriveFusion(Fusion[Drive]):
         }
         payload = Payload.blank(kinds, payload_context(codec, spec), x.device)
         into = payload.parts["scale"], payload.parts["values"]
-        wide, how = x.detach().to(dtype), (m, key.seed, flip_streams(key), codec.unbiased, exponents(dtype))
+        wide, how = (
+            x.detach().to(dtype),
+            (m, key.seed, flip_streams(key), codec.unbiased, exponents(dtype)),
+        )
         check_encoded(codec, x, payload, kernels.encode_rotated_signs(wide, *how, into))
         return payload
 
