@@ -273,19 +273,14 @@ def fold_columns(
 
 
 @triton.jit
-def _mean_of(sums, at, size, width, scale, SIZE: tl.constexpr, LEVELS: tl.constexpr):
-    """The mean of bucket `at`, of `size` elements, of its last `width` sums: [1]."""
-    lane = tl.arange(0, SIZE)
-    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
-    return (fold(x, 1, SIZE, LEVELS) / size.to(tl.float64)).to(scale.dtype.element_ty)
-
-
-@triton.jit
 def scales(sums, scale, count, bucket, width, SIZE: tl.constexpr, LEVELS: tl.constexpr):
     """The mean of each bucket, of its last sums."""
     b = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + b
-    mean = _mean_of(sums, at, tl.minimum(count - b * bucket, bucket), width, scale, SIZE, LEVELS)
+    lane = tl.arange(0, SIZE)
+    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
+    size = tl.minimum(count - b * bucket, bucket)
+    mean = (fold(x, 1, SIZE, LEVELS) / size.to(tl.float64)).to(scale.dtype.element_ty)
     tl.store(scale + at + tl.arange(0, 1), mean)
 
 
@@ -295,23 +290,15 @@ def lost(
     residual,
     out,
     scale,
-    sums,
     count,
     bucket,
     num_buckets,
-    width,
     SINGLE: tl.constexpr,
-    SIZE: tl.constexpr,
-    LEVELS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ONE_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What decodes to less or more than there was.
-
-    SIZE > 0: the scale of a row is not known yet, so each program adds its few sums again, which
-    takes less time than to start another kernel.
-    """
+    """What decodes to less or more than there was."""
     row = tl.program_id(1).to(tl.int64)
     # From the end on: the kernel before has left that in the cache.
     start = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK
@@ -320,10 +307,7 @@ def lost(
     whole = start + BLOCK <= count
     at = within if ONE_ROW else row * count + within
     p = _load_sum(x, residual, at, mask, whole, HAS_RESIDUAL)
-    if SIZE > 0:
-        s = _mean_of(sums, row, tl.full((), count, tl.int64), width, scale, SIZE, LEVELS)
-        tl.store(scale + row + tl.arange(0, 1), s, mask=start + tl.arange(0, 1) == 0)
-    elif SINGLE:
+    if SINGLE:
         s = tl.load(scale + row)
     else:
         s = tl.load(scale + row * num_buckets + within // bucket, mask=mask, other=0)

@@ -98,15 +98,12 @@ def _encode(
     wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
     grid, how = _block_options(rows, count, bucket, wide, *has)
     launch(encode_blocks, grid, x, fed, bits, sums, count, bucket, width, num_blocks, **how)
-    adds = out is not None and num_buckets == 1 and width <= _FOLDED
-    if not adds:
-        sums, width = _fold_buckets(sums, rows * num_buckets, width)
-        grid, how = _scale_options(rows, num_buckets, width)
-        launch(scales, grid, sums, scale, count, bucket, width, **how)
+    sums, width = _fold_buckets(sums, rows * num_buckets, width)
+    grid, how = _scale_options(rows, num_buckets, width)
+    launch(scales, grid, sums, scale, count, bucket, width, **how)
     if out is not None:
-        grid, how = _lost_options(rows, count, num_buckets == 1, width if adds else 0, has[0])
-        given = x, fed, lost, scale, sums
-        launch(lost_of_signs, grid, *given, count, bucket, num_buckets, width, **how)
+        grid, how = _lost_options(rows, count, num_buckets == 1, has[0])
+        launch(lost_of_signs, grid, x, fed, lost, scale, count, bucket, num_buckets, **how)
 
 
 # Options depend on shapes alone, and are put together once for each.
@@ -178,12 +175,9 @@ def _scale_options(rows: int, num_buckets: int, width: int) -> Options:
 
 
 @lru_cache(maxsize=256)
-def _lost_options(rows: int, count: int, single: bool, width: int, fed: bool) -> Options:
-    size = power_of_two(width) if width else 0
+def _lost_options(rows: int, count: int, single: bool, fed: bool) -> Options:
     return (cdiv(count, _TILE), rows), {
         "SINGLE": single,
-        "SIZE": size,
-        "LEVELS": max(0, size.bit_length() - 1),
         "HAS_RESIDUAL": fed,
         "ONE_ROW": rows == 1,
         "BLOCK": _TILE,
