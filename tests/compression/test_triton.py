@@ -9,6 +9,7 @@ from gradwire.core.codec import Codec, unpack
 from gradwire.core.errors import NonFiniteError, WireError
 from gradwire.core.fusion import decode_into, decode_mean, encode_feedback
 from gradwire.core.key import Key
+from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -122,3 +123,37 @@ def test_signs_of_own_payloads_are_read_where_they_lie(text, monkeypatch):
     assert torch.equal(mean, (expected + expected + expected) / 3)
     with pytest.raises(WireError, match="belongs to another tensor"):
         codec.decode(payloads[0], Spec((993,), x.dtype), KEY)
+
+
+@pytest.mark.parametrize("text", ["natural", "terngrad", "terngrad(scale=1.5)", "fp8"])
+def test_packed_symbols_of_accelerators_are_checked_later(text, monkeypatch):
+    """As there: nobody waits to see whether all is finite, nor whether own symbols are good."""
+    generator = torch.Generator().manual_seed(0)
+    x, codec = torch.randn(1001, generator=generator), COMPRESSION.parse(text)
+    assert isinstance(codec, Codec)
+    spec = Spec.of(x)
+    plain, _ = codec.encode(x, None, KEY)
+    expected = codec.decode(plain, spec, KEY)
+    monkeypatch.setenv("GRADWIRE_KERNELS", "triton")
+    monkeypatch.setattr(kernels, "checks_there", lambda device: True)
+    asked = []
+    look_up = kernels.from_table
+
+    def from_table(*given):
+        asked.append(given[-1])
+        return look_up(*given)
+
+    monkeypatch.setattr(kernels, "from_table", from_table)
+    payload, _ = codec.encode(x, None, KEY)
+    assert payload.is_own
+    assert torch.equal(codec.decode(payload, spec, KEY), expected)
+    # Of another codec or tensor: its symbols are looked at.
+    other = {name: part.clone() for name, part in payload.parts.items()}
+    fresh = Payload(payload.buffer, other, payload.context + 1, is_own=True)
+    assert torch.equal(codec.decode(fresh, spec, KEY), expected)
+    assert asked == [False, True]
+    assert torch.equal(unpack(codec, payload.buffer, spec).buffer, plain.buffer)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x[500] = bad
+        with pytest.raises(NonFiniteError, match=r"shape \[1001\]"):
+            codec.encode(x, None, KEY)

@@ -110,7 +110,7 @@ def mean_signs_in(
     packed_at: int,
     count: int,
     bucket: int,
-    out: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`mean_signs` of what `encode_signs_in` has written to the same places of all buffers."""
     if not buffers:

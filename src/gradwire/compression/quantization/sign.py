@@ -173,8 +173,6 @@ class _SignFusion(Fusion[Sign]):
         found = _plan(codec.bucket, numel).frame
         buffers = [b for p in payloads if (b := p.own_bytes(found)) is not None]
         if numel and len(buffers) == len(payloads):
-            if out is None:
-                out = kernels.empty(numel, device=buffers[0].device)
             scale_at, packed_at = found.offsets
             mean = kernels.mean_signs_in(buffers, scale_at, packed_at, numel, bucket, out)
             return mean if len(spec.shape) == 1 else mean.reshape(spec.shape)

@@ -111,7 +111,7 @@ def mean_signs_in(
     packed_at: int,
     count: int,
     bucket: int,
-    out: Tensor,
+    out: Tensor | None,
 ) -> Tensor:
     """`mean_signs` of what `encode_signs_in` has written."""
     parts = [parts_in(buffer, scale_at, packed_at, count, bucket) for buffer in buffers]

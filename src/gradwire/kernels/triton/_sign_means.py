@@ -54,8 +54,10 @@ def mean_signs_in(
     packed_at: int,
     count: int,
     bucket: int,
-    out: Tensor,
+    out: Tensor | None,
 ) -> Tensor:
+    if out is None:
+        out = torch.empty(count, dtype=torch.float32, device=buffers[0].device)
     grid, bucket_bytes, number = (cdiv(count, _TILE),), bucket // 8, len(buffers)
     for first in range(0, number, _MEANS):
         some = buffers[first : first + _MEANS]
