@@ -6,9 +6,10 @@ import torch
 from gradwire import kernels
 from gradwire.compression import COMPRESSION
 from gradwire.core.codec import Codec, unpack
-from gradwire.core.errors import NonFiniteError
-from gradwire.core.fusion import decode_mean, encode_feedback
+from gradwire.core.errors import NonFiniteError, WireError
+from gradwire.core.fusion import decode_into, decode_mean, encode_feedback
 from gradwire.core.key import Key
+from gradwire.core.payload import Payload
 from gradwire.core.spec import Spec
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -97,3 +98,62 @@ def test_kernels_of_accelerators_leave_nan_for_what_is_not_finite(monkeypatch):
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())
     assert kernels.from_table(out.view(torch.uint8)[:1], (256, 8, 0), torch.full((256,), torch.nan),
                               None, None, 8, 1)[1] is False  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["sign", "sign(bucket=64)"])
+def test_signs_of_own_payloads_are_read_where_they_lie(text, monkeypatch):
+    """As on an accelerator, where nothing is checked of what our own kernels have written."""
+    x = torch.randn(1001, generator=torch.Generator().manual_seed(0))
+    codec = COMPRESSION.parse(text)
+    assert isinstance(codec, Codec)
+    spec = Spec.of(x)
+    expected = codec.decode(codec.encode(x, None, KEY)[0], spec, KEY)
+    monkeypatch.setenv("GRADWIRE_KERNELS", "triton")
+    payloads = []
+    for _ in range(3):
+        payload, _ = codec.encode(x, None, KEY)
+        payload.is_own = True
+        payloads.append(payload)
+    decoded = codec.decode(payloads[0], spec, KEY)
+    out = torch.full_like(x, torch.nan)
+    assert torch.equal(decode_into(codec, payloads[0], spec, KEY, out), expected)
+    assert torch.equal(decoded, expected)
+    assert torch.equal(codec.decode(payloads[0], Spec((7, 143), x.dtype), KEY).view(-1), expected)
+    mean = decode_mean(codec, payloads, spec, [KEY] * 3)
+    assert torch.equal(mean, (expected + expected + expected) / 3)
+    with pytest.raises(WireError, match="belongs to another tensor"):
+        codec.decode(payloads[0], Spec((993,), x.dtype), KEY)
+
+
+@pytest.mark.parametrize("text", ["natural", "terngrad", "terngrad(scale=1.5)", "fp8"])
+def test_packed_symbols_of_accelerators_are_checked_later(text, monkeypatch):
+    """As there: nobody waits to see whether all is finite, nor whether own symbols are good."""
+    generator = torch.Generator().manual_seed(0)
+    x, codec = torch.randn(1001, generator=generator), COMPRESSION.parse(text)
+    assert isinstance(codec, Codec)
+    spec = Spec.of(x)
+    plain, _ = codec.encode(x, None, KEY)
+    expected = codec.decode(plain, spec, KEY)
+    monkeypatch.setenv("GRADWIRE_KERNELS", "triton")
+    monkeypatch.setattr(kernels, "checks_there", lambda device: True)
+    asked = []
+    look_up = kernels.from_table
+
+    def from_table(*given):
+        asked.append(given[-1])
+        return look_up(*given)
+
+    monkeypatch.setattr(kernels, "from_table", from_table)
+    payload, _ = codec.encode(x, None, KEY)
+    assert payload.is_own
+    assert torch.equal(codec.decode(payload, spec, KEY), expected)
+    # Of another codec or tensor: its symbols are looked at.
+    other = {name: part.clone() for name, part in payload.parts.items()}
+    fresh = Payload(payload.buffer, other, payload.context + 1, is_own=True)
+    assert torch.equal(codec.decode(fresh, spec, KEY), expected)
+    assert asked == [False, True]
+    assert torch.equal(unpack(codec, payload.buffer, spec).buffer, plain.buffer)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x[500] = bad
+        with pytest.raises(NonFiniteError, match=r"shape \[1001\]"):
+            codec.encode(x, None, KEY)

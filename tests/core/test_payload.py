@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.core.errors import WireError
-from gradwire.core.payload import Payload
+from gradwire.core.payload import Payload, frame
 
 DTYPES = (
     torch.uint8,
@@ -233,3 +233,26 @@ def test_parts_that_are_written_later_are_those_of_packed_ones() -> None:
     for name, x in given.items():
         blank.parts[name].copy_(x)
     assert raw(blank) == raw(Payload.pack(given, 7))
+
+
+def test_own_bytes_are_given_for_their_frame_alone_and_after_the_check():
+    kinds = {"scale": (torch.float32, 2), "values": (torch.uint8, 5)}
+    payload = Payload.blank(kinds, 7, torch.device("cpu"))
+    assert payload.own_bytes(frame(kinds)) is None  # of the CPU
+    payload.is_own = True
+    other = frame({"scale": (torch.float32, 2), "values": (torch.uint8, 6)})
+    assert payload.own_bytes(other) is None
+    found = payload.own_bytes(frame(kinds))
+    assert found is not None
+    offset = frame(kinds).offsets[1]
+    found[offset : offset + 5] = 3
+    assert payload.parts["values"].tolist() == [3] * 5
+
+    def refuse() -> None:
+        raise ValueError("not finite")
+
+    with pytest.raises(ValueError, match="not finite"):
+        payload.check_later(refuse)
+    with pytest.raises(ValueError, match="not finite"):
+        payload.own_bytes(frame(kinds))
+    assert not Payload.pack(payload._parts).is_own

@@ -10,15 +10,17 @@ from gradwire.core.payload import Payload
 from gradwire.core.rows import row_of
 
 
-def check_encoded(compression: object, x: Tensor, payload: Payload, shows: Tensor) -> None:
+def check_encoded(compression: object, x: Tensor, payload: Payload, shows: Tensor | str) -> None:
     """Refuses x, with its residual, if `shows` is not finite, which it is if and only if they are.
 
-    On an accelerator when parts or bytes of the payload are asked for: before, nobody waits.
+    A name is that of a part. On an accelerator it is done when parts or bytes of the payload are
+    asked for: before, nobody waits.
     """
     shape = x.shape
 
     def check() -> None:
-        if not is_finite(shows):
+        shown = payload.unchecked(shows) if isinstance(shows, str) else shows
+        if not is_finite(shown):
             raise non_finite(compression, shape)
 
     payload.check_later(check)
@@ -84,6 +86,8 @@ def expect(part: Tensor, name: str, numel: int, dtype: torch.dtype) -> Tensor:
 def expect_scale(part: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
     """A vector of scales: the right length, finite and not negative."""
     expect(part, "scale", numel, dtype)
+    if kernels.noted(part, "is_own"):  # by our own kernels, of what was finite
+        return part
     known = kernels.noted(part, "host")  # on an accelerator, if its bytes are known here
     shown = part if known is None else known
     if not bool(((shown >= 0) & torch.isfinite(shown)).all()):

@@ -24,6 +24,7 @@ from gradwire.core.metering import PACK, UNPACK, report
 from gradwire.core.payload_header import DTYPES as DTYPES
 from gradwire.core.payload_header import (
     FIXED,
+    Frame,
     PartKind,
     checked_there,
     crc_after,
@@ -46,12 +47,12 @@ class Payload:
     only later: `check_later` says how to find out, and parts and bytes are given out after that.
     """
 
-    __slots__ = ("_buffer", "_check", "_header", "_parts", "context", "is_own")
+    __slots__ = ("_buffer", "_check", "_frame", "_header", "_kinds", "_made", "context", "is_own")
 
     def __init__(
         self,
         buffer: Tensor | None,
-        parts: Mapping[str, Tensor],
+        parts: Mapping[str, Tensor] | None,
         context: int,
         *,
         header: bytes | bytearray | None = None,
@@ -59,7 +60,10 @@ class Payload:
     ) -> None:
         self._buffer = buffer
         self._header = header  # with zeros for the checksum; None once it is in the buffer
-        self._parts = MappingProxyType(dict(parts))
+        # None until somebody asks: on an accelerator a view takes a third of a kernel's launch.
+        self._made = None if parts is None else MappingProxyType(dict(parts))
+        self._frame: Frame | None = None  # where the parts lie, of a payload that is `framed`
+        self._kinds: Mapping[str, PartKind] = {}
         self._check: Callable[[], None] | None = None
         self.context = context
         self.is_own = is_own  # made by our own kernels on an accelerator: nothing to mistrust
@@ -70,13 +74,38 @@ class Payload:
         return self._parts
 
     @property
+    def _parts(self) -> Mapping[str, Tensor]:
+        """As `parts`, before the check."""
+        if self._made is None:
+            assert self._buffer is not None
+            assert self._frame is not None
+            views = _views(self._buffer, self._frame.offsets, self._kinds.values())
+            self._made = MappingProxyType(dict(zip(self._kinds, views)))
+        return self._made
+
+    def unchecked(self, name: str) -> Tensor:
+        """A part, for the check itself."""
+        return self._parts[name]
+
+    def own_bytes(self, frame: Frame) -> Tensor | None:
+        """Memory that our own kernels have written with the parts of this frame, where it says.
+
+        Such parts need no check. The header may be missing yet: `buffer` has that, too.
+        """
+        if not self.is_own or self._frame is not frame:
+            return None
+        self._run_check()
+        return self._buffer
+
+    @property
     def buffer(self) -> Tensor:
         """The bytes that are sent. The checksum is computed at the first call: it takes longer than
         the rest of some codecs, and is not needed where values are added on their way."""
         self._run_check()
         if self._buffer is None:
             packed = Payload.pack(self._parts, self.context)
-            self._buffer, self._header, self._parts = packed._buffer, packed._header, packed._parts
+            self._buffer, self._header, self._made = packed._buffer, packed._header, packed._made
+            self._frame, self._kinds = packed._frame, packed._kinds
         assert self._buffer is not None
         if self._header is not None:
             report(PACK, self.nbytes)
@@ -113,7 +142,9 @@ class Payload:
         """Runs `check`, which may raise, before parts or bytes are given out; on the CPU now."""
         assert self._check is None, "a payload has one check"
         self._check = check
-        if next(iter(self._parts.values())).device.type == "cpu":
+        known = self._buffer if self._made is None else next(iter(self._made.values()))
+        assert known is not None
+        if known.device.type == "cpu":
             self._run_check()
 
     def _run_check(self) -> None:
@@ -132,11 +163,22 @@ class Payload:
         kinds: Mapping[str, tuple[torch.dtype, int]], context: int, device: torch.device
     ) -> "Payload":
         """With parts of dtypes and lengths that the caller writes before anybody else sees it."""
-        header, offsets, total = frame(kinds)
-        buffer = kernels.empty(total, torch.uint8, device)
-        views = _views(buffer, offsets, kinds.values())
-        is_own = device.type != "cpu"
-        return Payload(buffer, dict(zip(kinds, views)), context, header=header, is_own=is_own)
+        found = frame(kinds)
+        buffer = kernels.empty(found.nbytes, torch.uint8, device)
+        return Payload.framed(buffer, kinds, found, context)
+
+    @staticmethod
+    def framed(
+        buffer: Tensor, kinds: Mapping[str, PartKind], frame: Frame, context: int
+    ) -> "Payload":
+        """As `blank`, in memory of the caller; `frame` is that of `kinds`, which stay as they are.
+
+        The caller may have started the kernels that write it already.
+        """
+        is_own = buffer.device.type != "cpu"
+        payload = Payload(buffer, None, context, header=frame.header, is_own=is_own)
+        payload._frame, payload._kinds = frame, kinds
+        return payload
 
     @staticmethod
     def pack(parts: Mapping[str, Tensor], context: int = 0) -> "Payload":

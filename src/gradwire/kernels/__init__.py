@@ -102,9 +102,11 @@ from gradwire.kernels._selection import (
 )
 from gradwire.kernels._signs import (
     encode_signs,
+    encode_signs_in,
     encode_signs_rows,
     mean_magnitudes,
     mean_signs,
+    mean_signs_in,
 )
 from gradwire.kernels._sketch import sketch, sketch_medians
 from gradwire.kernels._strata import strata_positions, strata_values
@@ -179,6 +181,7 @@ __all__ = [
     "encode_rice",
     "encode_rotated_signs",
     "encode_signs",
+    "encode_signs_in",
     "encode_signs_rows",
     "encodes_rotated_signs",
     "find_others",
@@ -195,6 +198,7 @@ __all__ = [
     "mean_halves",
     "mean_magnitudes",
     "mean_signs",
+    "mean_signs_in",
     "measure_gaps",
     "moments",
     "narrow",

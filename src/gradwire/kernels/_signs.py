@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import (
@@ -13,7 +14,7 @@ from gradwire.kernels._checks import (
     flat,
     flat_or_none,
 )
-from gradwire.kernels._dispatch import InTriton, Pair, pick, pick_into
+from gradwire.kernels._dispatch import InTriton, Pair, pick, pick_into, runs_triton
 from gradwire.kernels.native import signs as native
 from gradwire.kernels.reference import signs as reference
 
@@ -48,6 +49,32 @@ def encode_signs(
     return run(flat(x), flat_or_none(residual), bucket, out, into=into)
 
 
+def encode_signs_in(
+    x: Tensor,
+    residual: Tensor | None,
+    bucket: int,
+    out: Tensor | None,
+    buffer: Tensor,
+    scale_at: int,
+    packed_at: int,
+) -> None:
+    """`encode_signs` into bytes: scales from byte `scale_at` on, signs from `packed_at` on.
+
+    On an accelerator no views are made, each of which takes as long as a third of a launch.
+    """
+    count = x.numel()
+    check_fused("encode_signs_in", x, residual, out)
+    _check_bucket("encode_signs_in", bucket, count)
+    _check_places("encode_signs_in", (buffer,), scale_at, packed_at, count, bucket)
+    if runs_triton(x.device):
+        none = reference.encode_signs_in
+        run = pick(x.device, none, none, _triton.encode_signs_in)
+        run(flat(x), flat_or_none(residual), bucket, out, buffer, scale_at, packed_at)
+        return
+    into = reference.parts_in(buffer, scale_at, packed_at, count, bucket)
+    encode_signs(x, residual, bucket, out, into)
+
+
 def encode_signs_rows(
     x: Tensor, residual: Tensor | None, bucket: int, out: Tensor | None = None
 ) -> Pair:
@@ -75,6 +102,51 @@ def mean_signs(
     check_out("mean_signs", out, count)
     run = pick(packed[0].device, native.mean_signs, reference.mean_signs, _triton.mean_signs)
     return run(packed, scale, count, bucket, out)
+
+
+def mean_signs_in(
+    buffers: Sequence[Tensor],
+    scale_at: int,
+    packed_at: int,
+    count: int,
+    bucket: int,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`mean_signs` of what `encode_signs_in` has written to the same places of all buffers."""
+    if not buffers:
+        raise ValueError("mean_signs_in: no buffers")
+    _check_bucket("mean_signs_in", bucket, count)
+    _check_places("mean_signs_in", buffers, scale_at, packed_at, count, bucket)
+    check_out("mean_signs_in", out, count)
+    device = buffers[0].device
+    if runs_triton(device):
+        none = reference.mean_signs_in
+        run = pick(device, none, none, _triton.mean_signs_in)
+        return run(buffers, scale_at, packed_at, count, bucket, out)
+    parts = [reference.parts_in(each, scale_at, packed_at, count, bucket) for each in buffers]
+    return mean_signs([bits for _, bits in parts], [s for s, _ in parts], count, bucket, out)
+
+
+def _check_places(
+    operation: str,
+    buffers: Sequence[Tensor],
+    scale_at: int,
+    packed_at: int,
+    count: int,
+    bucket: int,
+) -> None:
+    end = max(scale_at + 4 * -(-count // max(1, bucket)), packed_at - (-count // 8))
+    for buffer in buffers:
+        if buffer.dtype != torch.uint8 or buffer.dim() != 1 or buffer.numel() < end:
+            raise ValueError(
+                f"{operation} needs a vector of {end} bytes as uint8, got {buffer.dtype} "
+                f"{list(buffer.shape)}"
+            )
+        if scale_at < 0 or packed_at < 0 or (buffer.data_ptr() + scale_at) % 4:
+            raise ValueError(
+                f"{operation} needs scales at a multiple of 4 bytes, got bytes {scale_at} and "
+                f"{packed_at}"
+            )
 
 
 def _check_bucket(operation: str, bucket: int, count: int) -> None:

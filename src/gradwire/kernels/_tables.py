@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels._checks import check_count, check_packed
-from gradwire.kernels._dispatch import InTriton, pick
+from gradwire.kernels._dispatch import InTriton, pick, runs_triton
 from gradwire.kernels.native import tables as native
 from gradwire.kernels.reference import tables as reference
 from gradwire.kernels.reference.tables import Draw, Packing
@@ -131,10 +131,13 @@ def from_table(
     start: Tensor | None,
     bucket: int,
     count: int,
+    checked: bool = True,
 ) -> tuple[Tensor, bool]:
     """table[symbol] * scale + start, [count], in the finite range of float32 or float64.
 
     Also whether every symbol names a finite number of the table; if not, the vector is of no use.
+    A caller that knows, because it made them, does without `checked`: then an accelerator is not
+    waited for.
     """
     check_count("from_table", "count", count)
     _check_bytes("from_table", packed, count, packing)
@@ -147,8 +150,12 @@ def from_table(
             f"from_table takes a number for each of {packing[0]} symbols, got {len(table)} of "
             f"{table.dtype}"
         )
-    run = pick(packed.device, native.from_table, reference.from_table, _triton.from_table)
-    return run(packed, packing, table, scale, start, bucket, count)
+    given = packed, packing, table, scale, start, bucket, count
+    if not checked and runs_triton(packed.device):
+        there = _triton.from_table_unchecked
+    else:
+        there = _triton.from_table
+    return pick(packed.device, native.from_table, reference.from_table, there)(*given)
 
 
 def from_pairs(packed: Tensor, pairs: Tensor, bucket: int, count: int) -> Tensor:

@@ -66,6 +66,51 @@ def cases():
             numel == 1000 and bucket > 8,
         )
 
+    for numel, bucket, fed in product(
+        (1, 257, 5000, 9001), (8, 264, 512, 4200, 2**40), (False, True)
+    ):
+        yield Case(
+            "signs",
+            "encode_signs_in",
+            f"{numel} by {bucket}, fed: {fed}",
+            lambda a=(numel, bucket, fed): _encode_in(*a),
+            fed and (numel, bucket) in ((257, 8), (9001, 512), (9001, 4200), (9001, 2**40)),
+        )
+    for numel, number, bucket in product((1, 257, 5000), (1, 3, 4, 9), (8, 264, 2**40)):
+        yield Case(
+            "signs",
+            "mean_signs_in",
+            f"{number} of {numel} by {bucket}",
+            lambda a=(numel, number, bucket): _mean_in(*a),
+            numel == 5000 and bucket > 8,
+        )
+
+
+def _places(numel, bucket):
+    """Of scales and signs, which are not aligned to words where there are few; all bytes."""
+    scale_at = 12
+    packed_at = scale_at + 4 * -(-numel // bucket) + numel % 2
+    return scale_at, packed_at, packed_at - (-numel // 8) + 3
+
+
+def _encode_in(numel, bucket, fed):
+    x, residual, bucket, out = _encode(numel, bucket, fed)
+    scale_at, packed_at, nbytes = _places(numel, bucket)
+    buffer = torch.full((nbytes,), 0xA5, dtype=torch.uint8)
+    return x, residual, bucket, out, buffer, scale_at, packed_at
+
+
+def _mean_in(numel, number, bucket):
+    packed, scale, _, bucket, out = _mean(numel, number, bucket)
+    scale_at, packed_at, nbytes = _places(numel, bucket)
+    buffers = []
+    for bits, each in zip(packed, scale):
+        buffer = torch.zeros(nbytes, dtype=torch.uint8)
+        buffer[scale_at : scale_at + 4 * len(each)] = each.view(torch.uint8)
+        buffer[packed_at : packed_at + len(bits)] = bits
+        buffers.append(buffer)
+    return buffers, scale_at, packed_at, numel, bucket, out
+
 
 def _mean(numel, number, bucket):
     generator = torch.Generator().manual_seed(7)

@@ -4,6 +4,7 @@ Payloads hold them as they are packed; a coder that follows gets them unpacked, 
 """
 
 from abc import abstractmethod
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from gradwire.core.codec import (
     Kind,
     Parts,
     State,
+    check_encoded,
     check_input,
     clamp_to,
     expect,
@@ -23,6 +25,7 @@ from gradwire.core.errors import WireError
 from gradwire.core.fusion import Fusion
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
+from gradwire.core.rows import row_of
 from gradwire.core.spec import Spec
 from gradwire.core.symbols import (
     digits_per_byte,
@@ -37,6 +40,9 @@ class PackedCodec(Codec):
     """An author writes `pack` and `decode_packed`, which are `split` and `join` of packed bytes."""
 
     leaves = Kind.SYMBOLS
+    # Whether `pack` makes some payload also of what is not finite, and nobody waits in it: then an
+    # accelerator need not be waited for before.
+    packs_anything = False
 
     @abstractmethod
     def pack(self, x: Tensor, key: Key) -> Parts:
@@ -71,16 +77,40 @@ class _PackedFusion(Fusion[PackedCodec]):
 
     def encode(self, x: Tensor, state: State, key: Key) -> tuple[Payload, State]:
         codec = self.codec
-        check_input(codec, x)
+        waits = not _checks_later(codec, x)
+        if waits:
+            check_input(codec, x)
         parts = codec.pack(x.detach().reshape(-1).contiguous(), key)
         wire = {name: parts[name] for name in codec.parts}
-        return Payload.pack(wire, payload_context(codec, Spec.of(x))), state
+        payload = Payload.pack(wire, payload_context(codec, Spec.of(x)))
+        if not waits:
+            payload.is_own = True
+            # float64: then no sum of finite numbers overflows.
+            check_encoded(codec, x, payload, x.detach().sum(dtype=torch.float64))
+        return payload, state
 
     def decode(self, payload: Payload, spec: Spec, key: Key, out: Tensor | None = None) -> Tensor:
         codec, flat, parts = self.codec, spec.flat(), payload.parts
         size = packed_bytes(flat.numel, codec.alphabet(flat, parts))
         expect(parts["values"], "values", size, torch.uint8)
+        if payload.is_own and payload.context == payload_context(codec, spec):
+            for part in parts.values():  # so that nobody waits to see whether they are good
+                kernels.note_more(part, is_own=True)
         return codec.decode_packed(parts, flat, key).reshape(spec.shape)
+
+
+def _checks_later(codec: PackedCodec, x: Tensor) -> bool:
+    """Whether what x holds is looked at when the payload is asked for its parts."""
+    if not codec.packs_anything or not isinstance(x, Tensor) or not kernels.checks_there(x.device):
+        return False
+    # Rows of several workers are read at once, see core/rows.py.
+    return x.dtype in (torch.float32, torch.float16, torch.bfloat16) and row_of(x) is None
+
+
+@lru_cache(maxsize=256)
+def constants(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on a device, which nobody may change: to copy them takes as long as a kernel."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def packing(alphabet: int) -> kernels.Packing:
@@ -103,7 +133,8 @@ def look_up(
 ) -> Tensor:
     """table[symbol] * scale + start, [count]; `WireError` if a symbol has no finite entry."""
     how = packing(len(table))
-    found, ok = kernels.from_table(packed, how, table, scale, start, bucket, count)
+    checked = not kernels.noted(packed, "is_own")
+    found, ok = kernels.from_table(packed, how, table, scale, start, bucket, count, checked)
     if not ok:
         unpack_symbols(packed, count, len(table))  # which says so if there is no such symbol
         raise WireError("values: a symbol stands for no finite number")

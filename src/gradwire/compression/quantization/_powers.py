@@ -1,6 +1,7 @@
 """Powers of two: as levels, and as exact factors that bring numbers into a range."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,12 @@ def powers(low: int, high: int, like: Tensor) -> Tensor:
     """0, 2^low ... 2^high, in the dtype and on the device of `like`, exactly."""
     levels = [0.0, *(2.0**exponent for exponent in range(low, high + 1))]
     return torch.tensor(levels, dtype=like.dtype, device=like.device)
+
+
+@lru_cache(maxsize=64)
+def powers_on(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`powers`, kept: nobody may change them."""
+    return powers(low, high, torch.empty(0, dtype=dtype, device=device))
 
 
 def largest_magnitude(x: Tensor) -> float:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
-from gradwire.compression.quantization._packed import PackedCodec, finished, look_up
+from gradwire.compression.quantization._packed import PackedCodec, constants, finished, look_up
 from gradwire.compression.quantization._scales import bucket_norm, check_bucket
 from gradwire.core.codec import Guarantee, Parts, expect_scale, scale_dtype
 from gradwire.core.key import Key
@@ -44,6 +44,7 @@ class FP8(PackedCodec):
     examples = ("fp8", 'fp8("e5m2")', "fp8(block=16)")
 
     parts = ("scale", "values")
+    packs_anything = True
 
     def __post_init__(self) -> None:
         if self.format not in _DTYPES:
@@ -71,7 +72,7 @@ class FP8(PackedCodec):
     def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         count, dtype = num_buckets(spec.numel, self.block), scale_dtype(spec.dtype)
         scale = expect_scale(parts["scale"], count, dtype)
-        table = torch.tensor(_fractions(self.format), dtype=dtype, device=scale.device)
+        table = constants(_fractions(self.format), dtype, scale.device)
         return finished(look_up(parts["values"], table, scale, self.block, spec.numel), spec.dtype)
 
 

@@ -16,13 +16,14 @@ Where only the squared error counts `qsgd(bits=4)` takes fewer bits and errs les
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
-from gradwire.compression.quantization._powers import num_levels, powers
+from gradwire.compression.quantization._powers import num_levels, powers_on
 from gradwire.compression.quantization._scales import mirrored
 from gradwire.core.codec import Guarantee, Parts, scale_dtype
 from gradwire.core.key import Key
@@ -43,6 +44,8 @@ class Natural(PackedCodec):
 
     paper = "Horvath et al. 2019, Natural compression for distributed deep learning"
 
+    packs_anything = True
+
     def guarantee(self, spec: Spec) -> Guarantee:
         return Guarantee(omega=1 / 8)
 
@@ -53,11 +56,16 @@ class Natural(PackedCodec):
         low, high = _EXPONENTS[x.dtype]
         x = x.to(scale_dtype(x.dtype))
         draw, how = (key.seed, key.stream), packing(2 * num_levels(low, high) + 1)
-        levels = powers(low, high, x)
+        levels = powers_on(low, high, x.dtype, x.device)
         return {"values": kernels.to_levels(x, None, x.numel() or 1, levels, draw, how)}
 
     def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         values = parts["values"]
-        like = torch.empty(0, dtype=scale_dtype(spec.dtype), device=values.device)
-        table = mirrored(powers(*_EXPONENTS[spec.dtype], like))
+        table = _table(*_EXPONENTS[spec.dtype], scale_dtype(spec.dtype), values.device)
         return finished(look_up(values, table, None, spec.numel or 1, spec.numel), spec.dtype)
+
+
+@lru_cache(maxsize=64)
+def _table(low: int, high: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What symbols stand for, which nobody may change."""
+    return mirrored(powers_on(low, high, dtype, device))

@@ -11,7 +11,8 @@ less.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ from gradwire.core.codec import (
 )
 from gradwire.core.fusion import Fusion, Residual
 from gradwire.core.key import Key
-from gradwire.core.payload import Payload
+from gradwire.core.payload import Payload, frame
+from gradwire.core.payload_header import Frame
 from gradwire.core.payload_rows import PayloadRows
 from gradwire.core.spec import Spec
 
@@ -96,13 +98,33 @@ class Sign(Codec):
         return means.clamp(max=torch.finfo(dtype).max).to(dtype)
 
     def num_scales(self, numel: int) -> int:
-        return num_buckets(numel, self.bucket) if self.bucket else 1
+        return _num_scales(self.bucket, numel)
 
     def received_scales(self, parts: Parts, spec: Spec, is_own: bool = False) -> Tensor:
         count, dtype = self.num_scales(spec.numel), scale_dtype(spec.dtype)
         if is_own:
             return expect(parts["scale"], "scale", count, dtype)
         return expect_scale(parts["scale"], count, dtype)
+
+
+def _num_scales(bucket: int, numel: int) -> int:
+    return num_buckets(numel, bucket) if bucket else 1
+
+
+class _Plan(NamedTuple):
+    """What payloads of float32 tensors of one length have in common."""
+
+    kinds: dict[str, tuple[torch.dtype, int]]
+    frame: Frame
+
+
+@lru_cache(maxsize=1024)
+def _plan(bucket: int, numel: int) -> _Plan:
+    kinds = {
+        "scale": (torch.float32, _num_scales(bucket, numel)),
+        "values": (torch.uint8, -(-numel // 8)),
+    }
+    return _Plan(kinds, frame(kinds))
 
 
 class _SignFusion(Fusion[Sign]):
@@ -144,37 +166,43 @@ class _SignFusion(Fusion[Sign]):
         return self._mean(payloads, spec, None)
 
     def _mean(self, payloads: Sequence[Payload], spec: Spec, out: Tensor | None) -> Tensor | None:
-        codec = self.codec
-        if spec.dtype != torch.float32 or not kernels.fuses(*(p.parts["scale"] for p in payloads)):
+        if spec.dtype != torch.float32:
             return None
-        num_bytes, device = -(-spec.numel // 8), payloads[0].parts["scale"].device
+        codec, numel = self.codec, spec.numel
+        bucket = codec.bucket or max(1, numel)
+        found = _plan(codec.bucket, numel).frame
+        buffers = [b for p in payloads if (b := p.own_bytes(found)) is not None]
+        if numel and len(buffers) == len(payloads):
+            scale_at, packed_at = found.offsets
+            mean = kernels.mean_signs_in(buffers, scale_at, packed_at, numel, bucket, out)
+            return mean if len(spec.shape) == 1 else mean.reshape(spec.shape)
+        if not kernels.fuses(*(p.parts["scale"] for p in payloads)):
+            return None
+        num_bytes, device = -(-numel // 8), payloads[0].parts["scale"].device
         mean = kernels.mean_signs(
             [expect(p.parts["values"], "values", num_bytes, torch.uint8) for p in payloads],
-            [codec.received_scales(p.parts, spec, p.is_own)[: spec.numel] for p in payloads],
-            spec.numel,
-            codec.bucket_length(spec.numel),
-            kernels.empty(spec.numel, device=device) if out is None else out,
+            [codec.received_scales(p.parts, spec, p.is_own)[:numel] for p in payloads],
+            numel,
+            bucket,
+            kernels.empty(numel, device=device) if out is None else out,
         )
         return mean if len(spec.shape) == 1 else mean.reshape(spec.shape)
 
     def _payload(self, x: Tensor, residual: Tensor | None, lost: Tensor | None) -> Payload:
-        codec, numel = self.codec, x.numel()
-        context = payload_context(codec, Spec.of(x))
-        payload = Payload.blank(self._kinds(numel), context, x.device)
-        scale, packed = payload.parts.values()
+        """The kernels are started first; the payload around their memory is made meanwhile."""
+        codec, numel, device = self.codec, x.numel(), x.device
+        kinds, found = _plan(codec.bucket, numel)
+        buffer = kernels.empty(found.nbytes, torch.uint8, device)
         if numel:
             given = without_graph(x), None if residual is None else without_graph(residual)
-            kernels.encode_signs(*given, codec.bucket_length(numel), lost, (scale, packed))
-            check_encoded(codec, x, payload, scale)
+            bucket = codec.bucket or numel
+            kernels.encode_signs_in(*given, bucket, lost, buffer, *found.offsets)
+        payload = Payload.framed(buffer, kinds, found, payload_context(codec, Spec.of(x)))
+        if numel:
+            check_encoded(codec, x, payload, "scale")
         else:
-            scale.zero_()
+            payload.unchecked("scale").zero_()
         return payload
-
-    def _kinds(self, numel: int) -> dict[str, tuple[torch.dtype, int]]:
-        return {
-            "scale": (torch.float32, self.codec.num_scales(numel)),
-            "values": (torch.uint8, -(-numel // 8)),
-        }
 
     def encode_rows(
         self, x: Tensor, residual: Residual | None, keys: Sequence[Key], out: Tensor | None
@@ -183,7 +211,7 @@ class _SignFusion(Fusion[Sign]):
         if isinstance(residual, kernels.Motion) or not numel or not kernels.fuses(x, residual):
             return None
         context = payload_context(codec, Spec((numel,), x.dtype))
-        rows = PayloadRows(self._kinds(numel), context, x.device, count)
+        rows = PayloadRows(_plan(codec.bucket, numel).kinds, context, x.device, count)
         scale, packed = kernels.encode_signs_rows(x, residual, codec.bucket_length(numel), out)
         rows.write(scale=scale, values=packed)
         return rows.checked(codec, x, scale)

@@ -31,7 +31,13 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compression.quantization._buckets import num_buckets
-from gradwire.compression.quantization._packed import PackedCodec, finished, look_up, packing
+from gradwire.compression.quantization._packed import (
+    PackedCodec,
+    constants,
+    finished,
+    look_up,
+    packing,
+)
 from gradwire.compression.quantization._scales import bucket_sizes, check_bucket
 from gradwire.core.codec import Guarantee, Parts, SharedStatistic, Traits, expect_scale, scale_dtype
 from gradwire.core.key import Key
@@ -71,6 +77,8 @@ class TernGrad(PackedCodec):
                 f"terngrad: scale is a magnitude, 0 or a positive number; got {self.scale}"
             )
 
+    packs_anything = True
+
     @property
     def parts(self) -> tuple[str, ...]:
         return ("scale", "values") if self.scale is None else ("values",)
@@ -106,13 +114,13 @@ class TernGrad(PackedCodec):
             # What lies beyond its own scale is clipped to it here, then to the known one.
             parts, x = {}, torch.minimum(torch.maximum(x, -scale), scale)
             scale = torch.full_like(scale, self._known_scale(x.dtype))
-        draw, levels = (key.seed, key.stream), x.new_tensor([0.0, 1.0])
+        draw, levels = (key.seed, key.stream), constants((0.0, 1.0), x.dtype, x.device)
         packed = kernels.to_levels(x, scale, self._bucket(x.numel()), levels, draw, packing(3))
         return {**parts, "values": packed}
 
     def decode_packed(self, parts: Parts, spec: Spec, key: Key) -> Tensor:
         dtype, bucket = scale_dtype(spec.dtype), self._bucket(spec.numel)
-        table = torch.tensor([-1.0, 0.0, 1.0], dtype=dtype, device=parts["values"].device)
+        table = constants((-1.0, 0.0, 1.0), dtype, parts["values"].device)
         if self.scale is not None:
             scale = None
             table = table * self._known_scale(dtype)

@@ -51,6 +51,30 @@ def encode_signs(
     return scale, packed
 
 
+def encode_signs_in(
+    x: Tensor,
+    residual: Tensor | None,
+    bucket: int,
+    out: Tensor | None,
+    buffer: Tensor,
+    scale_at: int,
+    packed_at: int,
+) -> None:
+    """`encode_signs` into bytes: scales from byte `scale_at` on, signs from `packed_at` on."""
+    into = parts_in(buffer, scale_at, packed_at, x.numel(), bucket)
+    for memory, made in zip(into, encode_signs(x, residual, bucket, out)):
+        memory.copy_(made)
+
+
+def parts_in(
+    buffer: Tensor, scale_at: int, packed_at: int, count: int, bucket: int
+) -> tuple[Tensor, Tensor]:
+    """Views of scales and packed signs of `count` elements in bytes."""
+    num_scales = -(-count // max(1, bucket))
+    scale = buffer[scale_at : scale_at + 4 * num_scales].view(torch.float32)
+    return scale, buffer[packed_at : packed_at - (-count // 8)]
+
+
 def encode_signs_rows(
     x: Tensor, residual: Tensor | None, bucket: int, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -79,3 +103,16 @@ def mean_signs(
     for term in terms[1:]:
         total = total + term
     return torch.div(total, len(terms), out=out)
+
+
+def mean_signs_in(
+    buffers: Sequence[Tensor],
+    scale_at: int,
+    packed_at: int,
+    count: int,
+    bucket: int,
+    out: Tensor | None,
+) -> Tensor:
+    """`mean_signs` of what `encode_signs_in` has written."""
+    parts = [parts_in(buffer, scale_at, packed_at, count, bucket) for buffer in buffers]
+    return mean_signs([bits for _, bits in parts], [s for s, _ in parts], count, bucket, out)

@@ -7,6 +7,16 @@ from gradwire.kernels.triton._common import fold, program_start
 
 
 @triton.jit
+def scales_at(memory, at):
+    """Scales in memory of theirs, or float32 from byte `at` of a buffer on."""
+    if memory.dtype.element_ty == tl.uint8:
+        place = (memory + at).to(tl.pointer_type(tl.float32))
+    else:
+        place = memory
+    return place
+
+
+@triton.jit
 def _load_sum(x, residual, at, mask, is_whole, HAS_RESIDUAL: tl.constexpr):
     if is_whole:
         p = tl.load(x + at)
@@ -36,6 +46,8 @@ def encode_small(
     count,
     bucket,
     num_buckets,
+    scale_at,
+    packed_at,
     BUCKETS: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -60,13 +72,14 @@ def encode_small(
     sums = fold(tl.abs(p).to(tl.float64), BUCKETS * BLOCKS, BLOCK, BLOCK_LEVELS)
     sums = fold(sums, BUCKETS, BLOCKS, BUCKET_LEVELS)
     sizes = tl.maximum(tl.minimum(count - b * bucket, bucket), 1)
+    scale = scales_at(scale, scale_at)
     mean = (sums / sizes.to(tl.float64)).to(scale.dtype.element_ty)
     tl.store(scale + row * num_buckets + b, mean, mask=b < num_buckets)
     if PACKS:
         byte = 8 * tl.arange(0, LANES // 8)
         first = b[:, None] * bucket + byte[None, :]
         has_byte = (byte < bucket)[None, :] & (first < count)
-        to = packed + row * ((count + 7) // 8) + first // 8
+        to = packed + packed_at + row * ((count + 7) // 8) + first // 8
         tl.store(to, _bytes_of(p, BUCKETS, LANES), mask=has_byte)
     if HAS_OUT:
         lost = p - tl.where(p < 0, -mean[:, None], mean[:, None])
@@ -179,6 +192,8 @@ def encode_buckets(
     scale,
     count,
     num_buckets,
+    scale_at,
+    packed_at,
     BLOCKS: tl.constexpr,
     PER_BUCKET: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -194,8 +209,8 @@ def encode_buckets(
     end = tl.minimum(first + 256, count)
     b = program_start(BLOCKS // PER_BUCKET) + tl.arange(0, BLOCKS // PER_BUCKET)
     base = 0 if ONE_ROW else row * count
-    bits = packed if ONE_ROW else packed + row * ((count + 7) // 8)
-    scales = scale + row * num_buckets
+    bits = packed + packed_at if ONE_ROW else packed + packed_at + row * ((count + 7) // 8)
+    scales = scales_at(scale, scale_at) + row * num_buckets
     # Without masks the loads of all parts are under way at once.
     if (program_start(BLOCKS) + BLOCKS) * 256 <= count:
         _blocks(
@@ -219,6 +234,7 @@ def encode_blocks(
     bucket,
     width,
     num_blocks,
+    packed_at,
     FILLS: tl.constexpr,
     BLOCKS: tl.constexpr,
     ONE_ROW: tl.constexpr,
@@ -230,7 +246,7 @@ def encode_blocks(
     row = tl.program_id(1).to(tl.int64)
     j = program_start(BLOCKS) + tl.arange(0, BLOCKS)
     base = 0 if ONE_ROW else row * count
-    bits = packed if ONE_ROW else packed + row * ((count + 7) // 8)
+    bits = packed + packed_at if ONE_ROW else packed + packed_at + row * ((count + 7) // 8)
     if FILLS:
         first = j * 256
         end = tl.minimum(first + 256, count)
@@ -273,19 +289,15 @@ def fold_columns(
 
 
 @triton.jit
-def _mean_of(sums, at, size, width, scale, SIZE: tl.constexpr, LEVELS: tl.constexpr):
-    """The mean of bucket `at`, of `size` elements, of its last `width` sums: [1]."""
-    lane = tl.arange(0, SIZE)
-    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
-    return (fold(x, 1, SIZE, LEVELS) / size.to(tl.float64)).to(scale.dtype.element_ty)
-
-
-@triton.jit
-def scales(sums, scale, count, bucket, width, SIZE: tl.constexpr, LEVELS: tl.constexpr):
+def scales(sums, scale, count, bucket, width, scale_at, SIZE: tl.constexpr, LEVELS: tl.constexpr):
     """The mean of each bucket, of its last sums."""
     b = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + b
-    mean = _mean_of(sums, at, tl.minimum(count - b * bucket, bucket), width, scale, SIZE, LEVELS)
+    lane = tl.arange(0, SIZE)
+    x = tl.load(sums + at * width + lane, mask=lane < width, other=0)
+    size = tl.minimum(count - b * bucket, bucket)
+    scale = scales_at(scale, scale_at)
+    mean = (fold(x, 1, SIZE, LEVELS) / size.to(tl.float64)).to(scale.dtype.element_ty)
     tl.store(scale + at + tl.arange(0, 1), mean)
 
 
@@ -295,23 +307,16 @@ def lost(
     residual,
     out,
     scale,
-    sums,
     count,
     bucket,
     num_buckets,
-    width,
+    scale_at,
     SINGLE: tl.constexpr,
-    SIZE: tl.constexpr,
-    LEVELS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ONE_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What decodes to less or more than there was.
-
-    SIZE > 0: the scale of a row is not known yet, so each program adds its few sums again, which
-    takes less time than to start another kernel.
-    """
+    """What decodes to less or more than there was."""
     row = tl.program_id(1).to(tl.int64)
     # From the end on: the kernel before has left that in the cache.
     start = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK
@@ -320,10 +325,8 @@ def lost(
     whole = start + BLOCK <= count
     at = within if ONE_ROW else row * count + within
     p = _load_sum(x, residual, at, mask, whole, HAS_RESIDUAL)
-    if SIZE > 0:
-        s = _mean_of(sums, row, tl.full((), count, tl.int64), width, scale, SIZE, LEVELS)
-        tl.store(scale + row + tl.arange(0, 1), s, mask=start + tl.arange(0, 1) == 0)
-    elif SINGLE:
+    scale = scales_at(scale, scale_at)
+    if SINGLE:
         s = tl.load(scale + row)
     else:
         s = tl.load(scale + row * num_buckets + within // bucket, mask=mask, other=0)

@@ -21,6 +21,7 @@ from gradwire.kernels.triton._sign_kernels import (
 )
 from gradwire.kernels.triton._sign_kernels import lost as lost_of_signs
 from gradwire.kernels.triton._sign_means import mean_signs as mean_signs
+from gradwire.kernels.triton._sign_means import mean_signs_in as mean_signs_in
 
 _BLOCK = 256  # elements that are added first
 _TILE = 4096  # elements of a program
@@ -42,6 +43,20 @@ def encode_signs(
         into = scale, torch.empty(cdiv(count, 8), dtype=torch.uint8, device=device)
     _encode(x, residual, bucket, out, *into, (1, count))
     return into
+
+
+def encode_signs_in(
+    x: Tensor,
+    residual: Tensor | None,
+    bucket: int,
+    out: Tensor | None,
+    buffer: Tensor,
+    scale_at: int,
+    packed_at: int,
+) -> None:
+    count = x.numel()
+    bucket = max(1, min(bucket, count))
+    _encode(x, residual, bucket, out, buffer, buffer, (1, count), scale_at, packed_at)
 
 
 def encode_signs_rows(
@@ -71,8 +86,13 @@ def _encode(
     scale: Tensor,
     packed: Tensor | None,
     shape: tuple[int, int],
+    scale_at: int = 0,
+    packed_at: int = 0,
 ) -> None:
-    """Means of magnitudes into `scale`, signs into `packed`, what is lost into `out`."""
+    """Means of magnitudes into `scale`, signs into `packed`, what is lost into `out`.
+
+    `scale` may be bytes: scales lie there from `scale_at` on. Signs start at `packed_at`.
+    """
     rows, count = shape
     if not rows or not count:
         return
@@ -80,33 +100,34 @@ def _encode(
     fed = x if residual is None else residual.contiguous()
     lost = x if out is None else out
     bits = x if packed is None else packed
+    given: tuple[Tensor | int, ...]
     has = residual is not None, out is not None, packed is not None
     num_buckets = cdiv(count, bucket)
     if bucket <= _SMALL:
-        wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
+        wide = packed is not None and rows == 1 and (bits.data_ptr() + packed_at) % 4 == 0
         if _in_blocks(bucket):
             grid, how = _bucket_options(rows, count, bucket, wide, *has)
-            launch(encode_buckets, grid, x, fed, lost, bits, scale, count, num_buckets, **how)
+            given = x, fed, lost, bits, scale, count, num_buckets, scale_at, packed_at
+            launch(encode_buckets, grid, *given, **how)
         else:
             grid, how = _small_options(rows, count, bucket, *has)
-            given = x, fed, lost, bits, scale
-            launch(encode_small, grid, *given, count, bucket, num_buckets, **how)
+            given = x, fed, lost, bits, scale, count, bucket, num_buckets, scale_at, packed_at
+            launch(encode_small, grid, *given, **how)
         return
     width = cdiv(bucket, _BLOCK)  # blocks of one bucket
     num_blocks = width * num_buckets
     sums = torch.empty(rows, num_blocks, dtype=torch.float64, device=x.device)
-    wide = packed is not None and rows == 1 and bits.data_ptr() % 4 == 0
+    wide = packed is not None and rows == 1 and (bits.data_ptr() + packed_at) % 4 == 0
     grid, how = _block_options(rows, count, bucket, wide, *has)
-    launch(encode_blocks, grid, x, fed, bits, sums, count, bucket, width, num_blocks, **how)
-    adds = out is not None and num_buckets == 1 and width <= _FOLDED
-    if not adds:
-        sums, width = _fold_buckets(sums, rows * num_buckets, width)
-        grid, how = _scale_options(rows, num_buckets, width)
-        launch(scales, grid, sums, scale, count, bucket, width, **how)
+    given = x, fed, bits, sums, count, bucket, width, num_blocks, packed_at
+    launch(encode_blocks, grid, *given, **how)
+    sums, width = _fold_buckets(sums, rows * num_buckets, width)
+    grid, how = _scale_options(rows, num_buckets, width)
+    launch(scales, grid, sums, scale, count, bucket, width, scale_at, **how)
     if out is not None:
-        grid, how = _lost_options(rows, count, num_buckets == 1, width if adds else 0, has[0])
-        given = x, fed, lost, scale, sums
-        launch(lost_of_signs, grid, *given, count, bucket, num_buckets, width, **how)
+        grid, how = _lost_options(rows, count, num_buckets == 1, has[0])
+        given = x, fed, lost, scale, count, bucket, num_buckets, scale_at
+        launch(lost_of_signs, grid, *given, **how)
 
 
 # Options depend on shapes alone, and are put together once for each.
@@ -178,12 +199,9 @@ def _scale_options(rows: int, num_buckets: int, width: int) -> Options:
 
 
 @lru_cache(maxsize=256)
-def _lost_options(rows: int, count: int, single: bool, width: int, fed: bool) -> Options:
-    size = power_of_two(width) if width else 0
+def _lost_options(rows: int, count: int, single: bool, fed: bool) -> Options:
     return (cdiv(count, _TILE), rows), {
         "SINGLE": single,
-        "SIZE": size,
-        "LEVELS": max(0, size.bit_length() - 1),
         "HAS_RESIDUAL": fed,
         "ONE_ROW": rows == 1,
         "BLOCK": _TILE,

@@ -129,9 +129,37 @@ def from_table(
     bucket: int,
     count: int,
 ) -> tuple[Tensor, bool]:
+    is_bad = torch.zeros(1, dtype=torch.int32, device=table.device)
+    out = _look_up(packed, packing, table, scale, start, bucket, count, is_bad)
+    return out, not (count and int(is_bad))
+
+
+def from_table_unchecked(
+    packed: Tensor,
+    packing: Packing,
+    table: Tensor,
+    scale: Tensor | None,
+    start: Tensor | None,
+    bucket: int,
+    count: int,
+) -> tuple[Tensor, bool]:
+    """`from_table` of symbols that are known to be good: nobody waits for the device."""
+    is_bad = torch.empty(1, dtype=torch.int32, device=table.device)
+    return _look_up(packed, packing, table, scale, start, bucket, count, is_bad), True
+
+
+def _look_up(
+    packed: Tensor,
+    packing: Packing,
+    table: Tensor,
+    scale: Tensor | None,
+    start: Tensor | None,
+    bucket: int,
+    count: int,
+    is_bad: Tensor,
+) -> Tensor:
     alphabet, width, digits = packing
     out = torch.empty(count, dtype=table.dtype, device=table.device)
-    is_bad = torch.zeros(1, dtype=torch.int32, device=table.device)
     launch(
         _from_table,
         (cdiv(count, _TILE),),
@@ -150,7 +178,7 @@ def from_table(
         BLOCK=_TILE,
         **_buckets(count, bucket, scale, start),
     )
-    return out, not (count and int(is_bad))
+    return out
 
 
 def from_pairs(packed: Tensor, pairs: Tensor, bucket: int, count: int) -> Tensor:
