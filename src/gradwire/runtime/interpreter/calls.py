@@ -78,12 +78,21 @@ class Calls:
         return result, seconds
 
 
+# Of these, and of tuples of nothing else, every value is its own identity.
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+
+
 def _identity(value: Any) -> Any:
     """Tensors, and what all members of a group have received, are the same if they are the same
     object; everything else if it is equal."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, Tensor | Gathered):
         return id(value)
     if isinstance(value, tuple | list):
+        if kind is tuple and _PLAIN.issuperset(map(type, value)):  # such as ranks
+            return value
         return tuple(map(_identity, value))
     if isinstance(value, dict):
         return tuple((key, _identity(item)) for key, item in value.items())

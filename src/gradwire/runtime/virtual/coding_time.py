@@ -119,6 +119,8 @@ class ModelledCoding(CodingTime):
     table: CostTable
     slowdown: float = 1.0
     _unknown: set[str] = field(default_factory=set)  # codecs that were warned about
+    # The last codec that was asked for, and its costs: mostly all workers have the same.
+    _last: list[Any] = field(default_factory=lambda: [None, None])
 
     meters = True
 
@@ -148,6 +150,12 @@ class ModelledCoding(CodingTime):
         return sum(costs[one].seconds(work.elements, work.nbytes) for one in operations)
 
     def _costs(self, codec: Any) -> Mapping[str, Cost]:
+        if self._last[0] is not codec:
+            self._last[:] = codec, self._find_costs(codec)
+        found: Mapping[str, Cost] = self._last[1]
+        return found
+
+    def _find_costs(self, codec: Any) -> Mapping[str, Cost]:
         name, text = _names(codec)
         codecs = self.table.codecs
         found = codecs.get(text) or codecs.get(name)
@@ -226,7 +234,8 @@ def _gather(value: Any, found: list[Found]) -> None:
         way = _WAYS[kind] = _way(value)
     if way is _ITEMS:
         for item in value:
-            _gather(item, found)
+            if _WAYS.get(type(item)) is not _NONE:
+                _gather(item, found)
     elif way is _TENSOR or (kind is PiecePayload and not value.has_views):
         found.append(value)
     elif way is _PAYLOAD:
