@@ -50,8 +50,7 @@ class KnownRows(ABC):
     def note(self, payloads: Sequence[Payload]) -> None:
         """Notes on all of their bytes what these describe."""
         for number, payload in enumerate(payloads):
-            nbytes = sum(part.numel() * part.element_size() for part in payload.parts.values())
-            kernels.note_more(payload.buffer, row=Row(self, number, nbytes))
+            kernels.note_more(payload.buffer, row=Row(self, number, payload.parts_nbytes))
 
 
 class EntryRows(KnownRows):

@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -146,7 +146,7 @@ class Lifted(Reducer):
             )
 
     def _spec(self, x: Tensor, state: State) -> Spec:
-        return replace(Spec.of(x), tensors=state.get("tensors", ()))
+        return Spec(tuple(x.shape), x.dtype, tensors=state.get("tensors", ()))
 
     @property
     def num_messages(self) -> int:

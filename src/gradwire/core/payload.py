@@ -132,6 +132,11 @@ class Payload:
             return packed_nbytes(list(self._parts.values()))
         return self._buffer.numel()
 
+    @property
+    def parts_nbytes(self) -> int:
+        """Bytes of the parts, without what frames them."""
+        return sum(part.numel() * part.element_size() for part in self.parts.values())
+
     def __repr__(self) -> str:
         parts = ", ".join(
             f"{name}: {part.numel()} x {part.dtype}" for name, part in self._parts.items()
@@ -228,7 +233,7 @@ class Payload:
         if host is not buffer:  # so that nobody has to wait for the device to read them
             for part, at, (dtype, count) in zip(parts.values(), offsets, kinds):
                 if at + dtype.itemsize * count <= host.numel():
-                    kernels.note(part, host=_view(host, at, dtype, count))
+                    kernels.note(part, host=part_of(host, at, (dtype, count)))
         return Payload(buffer, parts, context)
 
     def replace(self, **parts: Tensor) -> "Payload":
@@ -239,9 +244,11 @@ class Payload:
 
 
 def _views(buffer: Tensor, offsets: Sequence[int], kinds: Iterable[PartKind]) -> list[Tensor]:
-    return [_view(buffer, offset, dtype, count) for offset, (dtype, count) in zip(offsets, kinds)]
+    return [part_of(buffer, offset, kind) for offset, kind in zip(offsets, kinds)]
 
 
-def _view(buffer: Tensor, offset: int, dtype: torch.dtype, count: int) -> Tensor:
+def part_of(buffer: Tensor, offset: int, kind: PartKind) -> Tensor:
+    """The part of a payload that begins at a byte of its buffer."""
+    dtype, count = kind
     part = buffer[offset : offset + dtype.itemsize * count]
     return part if dtype == torch.uint8 else part.view(dtype)

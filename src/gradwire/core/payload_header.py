@@ -55,7 +55,7 @@ def _frame(kinds: tuple[PartKind, ...]) -> Frame:
     assert len(kinds) < 256, "a payload holds at most 255 parts"
     table = _table(kinds)
     offsets, total = layout([(dtype.itemsize, count) for dtype, count in kinds], len(table))
-    header = bytes([MAGIC, VERSION, len(kinds), 0, 0, 0, 0, 0]) + table
+    header = lead_of(len(kinds)) + bytes(4) + table
     return Frame(header + bytes(min(offsets, default=total) - len(header)), tuple(offsets), total)
 
 
@@ -85,7 +85,7 @@ def seal_there(buffer: Tensor, header: bytes | bytearray, context: int) -> None:
 def read_there(buffer: Tensor, num_parts: int, context: int) -> tuple[Tensor, int]:
     """The first bytes of a buffer on an accelerator, and its checksum, both in one read."""
     # `read_header` says whether it starts like this.
-    start = bytes([MAGIC, VERSION, num_parts % 256, 0])
+    start = lead_of(num_parts % 256)
     head = max(_HEAD, longest_header(num_parts))
     crc, first = kernels.crc32(buffer, FIXED, crc_of_header(start, context), head)
     return torch.frombuffer(bytearray(first), dtype=torch.uint8), crc
@@ -119,6 +119,16 @@ def read_header(
     if total != nbytes:
         raise WireError(f"{nbytes} bytes, but the header describes {total}")
     return kinds, offsets, int.from_bytes(start[4:FIXED], "little")
+
+
+def lead_of(num_parts: int) -> bytes:
+    """The bytes of a header in front of the checksum."""
+    return bytes([MAGIC, VERSION, num_parts, 0])
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """What stands for a dtype in a header."""
+    return _CODES[dtype]
 
 
 def longest_header(num_parts: int) -> int:

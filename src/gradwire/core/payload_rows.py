@@ -5,15 +5,59 @@ every payload by itself would be waited for to compute its checksum, and again t
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.core.codec import Codec, check_encoded
-from gradwire.core.payload import Payload, frame, seal
-from gradwire.core.payload_header import checked_there
+from gradwire.core.payload import Payload, frame, part_of, seal
+from gradwire.core.payload_header import PartKind, checked_there
 from gradwire.core.rows import split_rows
+
+
+class PiecePayload(Payload):
+    """A payload in a piece of a memory, with its bytes complete. Its parts become views of the
+    buffer when they are asked for, which for most never happens."""
+
+    __slots__ = ("_nbytes_of_parts", "_places")
+
+    def __init__(
+        self,
+        buffer: Tensor,
+        host: Tensor,
+        places: Mapping[str, tuple[int, PartKind]],
+        context: int,
+        parts_nbytes: int,
+    ) -> None:
+        """`places` says where each part begins; `host` has the same bytes on the CPU."""
+        super().__init__(buffer, {}, context, is_own=buffer.device.type != "cpu")
+        self._places = places
+        self._nbytes_of_parts = parts_nbytes
+        if host is not buffer:
+            self.sealed(host)
+
+    @property
+    def has_views(self) -> bool:
+        """Whether anybody has asked for the parts."""
+        return bool(self._parts)
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        if not self._parts:
+            buffer = self.buffer
+            views = {name: part_of(buffer, *place) for name, place in self._places.items()}
+            host = kernels.noted(buffer, "host")
+            if host is not None:
+                for name, place in self._places.items():
+                    kernels.note(views[name], host=part_of(host, *place))
+            self._parts = MappingProxyType(views)
+        return self._parts
+
+    @property
+    def parts_nbytes(self) -> int:
+        return self._nbytes_of_parts
 
 
 class PayloadRows:
@@ -84,10 +128,11 @@ def moved(payloads: Sequence[Payload], device: torch.device) -> list[Payload]:
     for payload in payloads:
         starts.append(total)
         total += payload.nbytes + -payload.nbytes % 8
-    packed = torch.zeros(total, dtype=torch.uint8)
+    # Zeros without torch, whose threads would take longer to wake than they work.
+    packed = torch.frombuffer(bytearray(total), dtype=torch.uint8)
     for start, payload in zip(starts, payloads):
         packed[start : start + payload.nbytes] = payload.buffer
-    there = packed.to(device)
+    there = kernels.from_host(packed, device)
     return [_beside(p, there[at : at + p.nbytes]) for at, p in zip(starts, payloads)]
 
 

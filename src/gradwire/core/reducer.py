@@ -29,6 +29,10 @@ class Reduced:
     state: State
     residual: Tensor | None = None  # what was lost of x + residual, if a residual was given
 
+    def keeping(self, state: State) -> "Reduced":
+        """The same with another state, and what was lost in that."""
+        return Reduced(self.mean, self.own, state)
+
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
@@ -38,6 +42,10 @@ class Pushed:
     own: Callable[[], Tensor]  # what the server decodes
     state: State
     residual: Tensor | None = None  # as in `Reduced`
+
+    def keeping(self, state: State) -> "Pushed":
+        """As that of `Reduced`."""
+        return Pushed(self.messages, self.own, state)
 
 
 def _is_no_codec(reducer: "Reducer") -> str:

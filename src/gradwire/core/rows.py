@@ -8,8 +8,8 @@ part of all; and parts of one vector can be put together again (`split_vector`, 
 """
 
 import weakref
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,27 +58,51 @@ class Rows:
         return self._finite[number]
 
 
+class _Place(weakref.ref[Tensor], Generic[W]):
+    """Where a tensor is from, as long as it lives."""
+
+    __slots__ = ("identity", "number", "whole")
+
+    identity: int  # of the tensor
+    number: int
+    whole: W
+
+
 # Only a memory of where rows are from, by identity; an entry ends with its row. (An attribute of
 # the row would be saved with it in checkpoints.)
-_ORIGINS: dict[int, tuple[weakref.ref[Tensor], Rows, int]] = {}
+_ORIGINS: dict[int, _Place[Rows]] = {}
+
+
+def _forgetting(memory: dict[int, _Place[W]]) -> Callable[[Any], None]:
+    """What a place calls when its tensor is collected; one function for all of a memory, since
+    making one for each would take longer than the rest."""
+
+    def forget(place: _Place[W]) -> None:
+        if memory.get(place.identity) is place:
+            del memory[place.identity]
+
+    return forget
+
+
+_forget_origin = _forgetting(_ORIGINS)
 
 
 def _remember(row: Tensor, rows: Rows, number: int) -> None:
-    _note(_ORIGINS, row, rows, number)
+    _note(_ORIGINS, _forget_origin, row, rows, number)
 
 
 def _note(
-    memory: dict[int, tuple[weakref.ref[Tensor], W, int]], part: Tensor, whole: W, number: int
+    memory: dict[int, _Place[W]],
+    forget: Callable[[Any], None],
+    part: Tensor,
+    whole: W,
+    number: int,
 ) -> None:
     """Remembers where a tensor is from, as long as it lives."""
-    identity = id(part)
-
-    def forget(reference: weakref.ref[Tensor]) -> None:
-        entry = memory.get(identity)
-        if entry is not None and entry[0] is reference:
-            del memory[identity]
-
-    memory[identity] = (weakref.ref(part, forget), whole, number)
+    place: _Place[W] = _Place(part, forget)
+    place.whole, place.number = whole, number
+    place.identity = identity = id(part)
+    memory[identity] = place
 
 
 def split_rows(whole: Tensor) -> tuple[Tensor, ...]:
@@ -100,8 +124,8 @@ def aligned_rows(whole: Tensor) -> Tensor:
 
 def row_of(x: Tensor) -> tuple[Rows, int] | None:
     """Where a tensor is from, if it is a row."""
-    entry = _ORIGINS.get(id(x))
-    return entry[1:] if entry is not None and entry[0]() is x else None
+    place = _ORIGINS.get(id(x))
+    return (place.whole, place.number) if place is not None and place() is x else None
 
 
 def cut(x: Tensor, start: int, stop: int) -> Tensor:
@@ -123,26 +147,29 @@ class _Parts:
         self.whole, self.count = whole, count
 
 
-_WHOLES: dict[int, tuple[weakref.ref[Tensor], _Parts, int]] = {}  # of parts, as for rows
+_WHOLES: dict[int, _Place[_Parts]] = {}  # of parts, as for rows
+_forget_whole = _forgetting(_WHOLES)
 
 
 def split_vector(whole: Tensor, count: int) -> tuple[Tensor, ...]:
     """The parts of a vector, as `tensor_split` makes them; nobody changes it."""
     pieces, parts = whole.tensor_split(count), _Parts(whole, count)
     for number, piece in enumerate(pieces):
-        _note(_WHOLES, piece, parts, number)
+        _note(_WHOLES, _forget_whole, piece, parts, number)
     return pieces
 
 
 def whole_of(pieces: Sequence[Tensor]) -> Tensor | None:
     """The vector of which these are all parts, in order; None if they are something else."""
-    entry = _WHOLES.get(id(pieces[0])) if pieces else None
-    if entry is None or entry[1].count != len(pieces):
+    place = _WHOLES.get(id(pieces[0])) if pieces else None
+    if place is None or place.whole.count != len(pieces):
         return None
-    parts = entry[1]
+    parts = place.whole
     for number, piece in enumerate(pieces):
-        entry = _WHOLES.get(id(piece))
-        if entry is None or entry[0]() is not piece or entry[1:] != (parts, number):
+        place = _WHOLES.get(id(piece))
+        if place is None or place() is not piece:
+            return None
+        if place.whole is not parts or place.number != number:
             return None
     return parts.whole
 

@@ -29,6 +29,7 @@ from gradwire.kernels._elias import (
     elias_sizes,
     elias_symbol_lengths,
 )
+from gradwire.kernels._entries import EntryPart, codes_entries, encode_entries
 from gradwire.kernels._gaps import (
     Gaps,
     decode_rice,
@@ -146,6 +147,7 @@ __all__ = [
     "POLAR_LANES",
     "POLAR_PARITY",
     "POLAR_REPETITION",
+    "EntryPart",
     "Gaps",
     "GradwireWarning",
     "Motion",
@@ -162,6 +164,7 @@ __all__ = [
     "bucket_squares",
     "cell_products",
     "checks_there",
+    "codes_entries",
     "count_symbols",
     "crc32",
     "cut_lanes",
@@ -176,6 +179,7 @@ __all__ = [
     "elias_sizes",
     "elias_symbol_lengths",
     "empty",
+    "encode_entries",
     "encode_levels",
     "encode_levels_rows",
     "encode_rice",

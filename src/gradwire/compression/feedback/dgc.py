@@ -32,7 +32,7 @@ vectors of the gradient's size per worker. With momentum 0 it is `ef`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -170,7 +170,7 @@ class DGC(SenderFeedback):
             if self.masks:
                 velocity = await node.call(_mask_velocity, velocity, result)
         kept = {"residual": result.residual, "velocity": velocity, "inner": result.state}
-        return replace(result, state=kept, residual=None)
+        return result.keeping(kept)
 
 
 def _make_motion(method: DGC, x: Tensor, state: State, size: int, moved: Tensor) -> kernels.Motion:

@@ -20,7 +20,7 @@ with few levels), where `ef` may diverge. Around contractions (`topk`, `sign`) t
 loses nothing. It holds one more vector of the gradient's size per worker.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -75,7 +75,7 @@ class ECQ(SenderFeedback):
         result = await forward(x, state["inner"], fed)
         assert result.residual is not None
         kept = await node.call(_update_missing, result.residual, missing, self.beta - self.alpha)
-        return replace(result, state={"residual": kept, "inner": result.state}, residual=None)
+        return result.keeping({"residual": kept, "inner": result.state})
 
 
 def _update_missing(lost: Tensor, missing: Tensor, weight: float) -> Tensor:

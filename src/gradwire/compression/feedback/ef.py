@@ -94,4 +94,4 @@ class EF(SenderFeedback):
     ) -> Result:
         result = await forward(x, state["inner"], state["residual"])
         state = {"residual": result.residual, "inner": result.state}
-        return replace(result, state=state, residual=None)
+        return result.keeping(state)

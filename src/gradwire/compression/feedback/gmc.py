@@ -19,7 +19,7 @@ differ; with very little sent `dgc` has its warm-up. It holds one more vector of
 per worker, and one that all share.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -91,7 +91,7 @@ class GMC(SenderFeedback):
         # A worker that pushes does not know the applied mean: it uses its own step instead.
         last = result.mean if isinstance(result, Reduced) else step
         kept = {"residual": result.residual, "last": last, "inner": result.state}
-        return replace(result, state=kept, residual=None)
+        return result.keeping(kept)
 
 
 def _add_momentum(method: GMC, x: Tensor, last: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ Use it as `velocity(ef(topk(0.01)), momentum=0.9)` with a plain `sgd(lr)`; a run
 momentum=0.9)` and `ef(topk(0.01))` is turned into it. It holds one more vector per worker.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -73,7 +73,7 @@ class Velocity(SenderFeedback):
     ) -> Result:
         velocity, direction = await node.call(_update_velocity, self, x, state["velocity"])
         result = await forward(direction, state["inner"], None)
-        return replace(result, state={"velocity": velocity, "inner": result.state}, residual=None)
+        return result.keeping({"velocity": velocity, "inner": result.state})
 
 
 @elementwise

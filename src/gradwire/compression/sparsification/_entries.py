@@ -4,6 +4,8 @@ decoded, where their positions take Rice's code. Else codecs compose other opera
 Both save launches, copies and waits, which there take longer than the arithmetic.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from gradwire.coding.indices import rice_code, scatter_indices
 from gradwire.compression.sparsification._selection import count_bytes
 from gradwire.core.codec import Codec, Parts, payload_context
 from gradwire.core.payload import Payload, frame
+from gradwire.core.payload_header import code_of, lead_of
+from gradwire.core.payload_rows import PiecePayload
 from gradwire.core.spec import Spec
 
 _MOST_LEAD = 8  # bytes in front of Rice's code, the mode among them
@@ -52,6 +56,47 @@ def entries_payload(
     if counted and buffer.device.type != "cpu":  # which is slow to answer
         kernels.note(parts["indices"], positions=(numel, count))
     return Payload(buffer, parts, payload_context(codec, spec), header=header)
+
+
+def entries_payloads(
+    codec: Codec,
+    positions: Tensor,
+    values: Tensor,
+    counts: Sequence[int],
+    spec: Spec,
+    counted: bool,
+    device: torch.device,
+) -> list[Payload]:
+    """Payloads on a device of the entries of several vectors, which lie one after another on the
+    CPU, where `kernels.codes_entries`: the bytes of one after another, by one copy."""
+    numel, context = spec.numel, payload_context(codec, spec)
+    index_dtype, value_dtype = torch.uint8, torch.float32
+    host, found = kernels.encode_entries(
+        positions,
+        values,
+        counts,
+        numel,
+        count_bytes(numel) if counted else 0,
+        lead_of(2),
+        (code_of(index_dtype), code_of(value_dtype)),
+        context,
+        is_pinned=device.type == "cuda",
+    )
+    there = host.to(device, non_blocking=True)  # nobody writes to `host` again
+    sizes = [size for part in found for size in (part.nbytes, part.gap)]
+    buffers = there.split_with_sizes(sizes)[::2]
+    copies = buffers if there is host else host.split_with_sizes(sizes)[::2]
+    payloads: list[Payload] = []
+    for buffer, copy, part, count in zip(buffers, copies, found, counts):
+        value_nbytes = value_dtype.itemsize * count
+        index_at = part.nbytes - part.index_nbytes
+        places = {
+            "indices": (index_at, (index_dtype, part.index_nbytes)),
+            "values": (index_at - value_nbytes, (value_dtype, count)),
+        }
+        nbytes = part.index_nbytes + value_nbytes
+        payloads.append(PiecePayload(buffer, copy, places, context, nbytes))
+    return payloads
 
 
 def scattered_entries(parts: Parts, spec: Spec, counted: bool) -> Tensor | None:

@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compression.sparsification._entries import entries_payload, scattered_entries
+from gradwire.compression.sparsification._entries import (
+    entries_payload,
+    entries_payloads,
+    scattered_entries,
+)
 from gradwire.compression.sparsification._selection import (
     decode_positions,
     encode_positions,
@@ -48,7 +52,7 @@ from gradwire.core.fusion import (
 from gradwire.core.key import Key
 from gradwire.core.payload import Payload
 from gradwire.core.payload_rows import moved
-from gradwire.core.rows import stack_rows
+from gradwire.core.rows import rows_in_memory
 from gradwire.core.spec import Spec
 
 _MOST_ON_HOST = 1 << 14  # elements that are chosen of a row
@@ -248,24 +252,31 @@ class SelectorFusion(Fusion[Any]):
         if codec.traits.coder is not None or not kernels.fuses(x, residual):
             return None
         spec = Spec((x.shape[1],), x.dtype)
-        chosen = coded = codec.choose_rows(x, keys, residual, out)
+        chosen = codec.choose_rows(x, keys, residual, out)
         for _, values in chosen:
             if not _all_finite(values):
                 raise NonFiniteError(f"NaN or infinity in one of {list(x.shape)} elements")
-        # The host codes a few thousand positions in less time than it takes to start the kernels.
-        if max(len(indices) for indices, _ in chosen) <= _MOST_ON_HOST:
-            coded = list(zip(*(_on_host(own) for own in zip(*chosen))))
-        parts = (codec.make_parts(*own, spec.numel) for own in coded)
+        payloads = self.pack_rows(chosen, spec, x.device)
+        EntryRows(codec, spec, chosen).note(payloads)
+        return payloads
+
+    def pack_rows(
+        self, chosen: Sequence[tuple[Tensor, Tensor]], spec: Spec, device: torch.device
+    ) -> Sequence[Payload]:
+        """The payloads of selections from several vectors of `spec`, with their bytes complete."""
+        codec: Selector = self.codec
+        if _codes_on_host(chosen):
+            counts = [indices.numel() for indices, _ in chosen]
+            vectors = (_on_host(own).split(counts) for own in zip(*chosen))
+            chosen = list(zip(*vectors))
+        parts = (codec.make_parts(*own, spec.numel) for own in chosen)
         context = payload_context(codec, spec)
         payloads = [
             Payload.pack({name: own[name] for name in codec.parts}, context) for own in parts
         ]
         for payload in payloads:
             _ = payload.buffer
-        if payloads[0].buffer.device != x.device:
-            payloads = moved(payloads, x.device)
-        EntryRows(codec, spec, chosen).note(payloads)
-        return payloads
+        return moved(payloads, device) if payloads[0].buffer.device != device else payloads
 
     def _split_motion(self, x: Tensor, motion: kernels.Motion, key: Key) -> tuple[Parts, Tensor]:
         codec: Selector = self.codec
@@ -341,13 +352,29 @@ class EntrySelectorFusion(EntriesFusion, SelectorFusion):
                 return payload
         return super().pack(indices, values, spec)
 
+    def pack_rows(
+        self, chosen: Sequence[tuple[Tensor, Tensor]], spec: Spec, device: torch.device
+    ) -> Sequence[Payload]:
+        counted = self.codec.counts_entries
+        if counted is not None and _codes_on_host(chosen):
+            positions, values = (_on_host(own) for own in zip(*chosen))
+            if kernels.codes_entries(values):
+                counts = [indices.numel() for indices, _ in chosen]
+                return entries_payloads(
+                    self.codec, positions, values, counts, spec, counted, device
+                )
+        return super().pack_rows(chosen, spec, device)
 
-def _on_host(vectors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Vectors of any lengths on the CPU, by one copy."""
-    lengths = [len(vector) for vector in vectors]
-    if len(set(lengths)) == 1:
-        return stack_rows(vectors).cpu().unbind()
-    return torch.cat(list(vectors)).cpu().split(lengths)
+
+def _codes_on_host(chosen: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """The host codes a few thousand positions in less time than it takes to start the kernels."""
+    return max(indices.numel() for indices, _ in chosen) <= _MOST_ON_HOST
+
+
+def _on_host(vectors: Sequence[Tensor]) -> Tensor:
+    """Vectors of any lengths, one after another on the CPU, by one copy."""
+    whole = rows_in_memory(vectors)
+    return (torch.cat(list(vectors)) if whole is None else whole.reshape(-1)).cpu()
 
 
 def _all_finite(chosen: Tensor) -> bool:

@@ -88,6 +88,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "gw_rans_decode": (_I32, (_P, _I64, _P, _P, _I32, _I32, _I32, _I64, _P)),
     "gw_measure_gaps": (_I32, (_P, _I64, _I64, _P, _P, _P)),
     "gw_encode_rice": (_I32, (_P, _I64, _I32, _I64, _I64, _P)),
+    "gw_encode_entries": (
+        _I64,
+        (_P, _P, _P, _I64, _I64, _I32, _U32, _U32, _U32, _P, _P, _I64, _P),
+    ),
     "gw_decode_rice": (_I32, (_P, _I64, _I64, _I64, _I32, _I64, _P)),
     "gw_elias_lengths": (_I32, (_P, _P, _I64, _I64, _P)),
     "gw_elias_encode": (_I32, (_P, _I32, _I64, _I64, _I32, _P, _P)),

@@ -106,8 +106,11 @@ def _select(vectors: Vectors, count: int, rank: int, room: int) -> list[Chosen] 
     of_rows = [numbers[start : start + STATS] for start in range(0, rows * STATS, STATS)]
     if not all(count <= row[0] <= room for row in of_rows):
         return None
-    indices, values, chunks = (part.view(rows, -1) for part in (*kept, chunks))
-    return [_noted((indices[r], values[r]), count, n, of_rows[r], chunks[r]) for r in range(rows)]
+    by_row = (part.view(rows, -1).unbind() for part in (*kept, chunks))
+    return [
+        _noted((indices, values), count, n, own, of_chunks)
+        for indices, values, of_chunks, own in zip(*by_row, of_rows)
+    ]
 
 
 @lru_cache(maxsize=1024)

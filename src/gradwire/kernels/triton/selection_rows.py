@@ -57,20 +57,21 @@ def select_sampled_rows(
         numbers = stats.cpu().view(rows, STATS)[:, :2].tolist()
         largest = max(found for found, _ in numbers)
         if largest <= room:
-            indices, values = (own.view(rows, count).unbind() for own in kept)
-            return [
-                _cut(positions, entries, min(found, count), spoiled)
-                for positions, entries, (found, spoiled) in zip(indices, values, numbers)
-            ]
+            return _cut(kept, count, numbers)
         room = largest
         head.view(rows, HEAD)[:, 2:] = 0  # what was counted
 
 
-def _cut(indices: Tensor, values: Tensor, count: int, spoiled: int) -> Chosen:
-    """The first `count` of a row, with what is known of them."""
-    if count < indices.numel():
-        indices, values = indices[:count], values[:count]
-    return indices, note(values, finite=not spoiled)
+def _cut(kept: Chosen, room: int, numbers: Sequence[Sequence[int]]) -> list[Chosen]:
+    """Of rows with room for so many, what was found of each, with what is known of it: how many
+    elements reach the threshold, and whether one is not finite."""
+    used = [min(found, room) for found, _ in numbers]
+    sizes = [size for own in used for size in (own, room - own)]
+    indices, values = (own.view(-1).split_with_sizes(sizes)[::2] for own in kept)
+    return [
+        (positions, note(entries, finite=not spoiled))
+        for positions, entries, (_, spoiled) in zip(indices, values, numbers)
+    ]
 
 
 def _thresholds(vectors: Vectors, size: int, rank: int, keys: Sequence[Stream]) -> Tensor:

@@ -21,7 +21,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ from gradwire.core.metering import (
 from gradwire.core.node import Call
 from gradwire.core.notation import Expression, notation_name
 from gradwire.core.payload import Payload
+from gradwire.core.payload_rows import PiecePayload
 
 # Operations whose costs replace those of an operation without an entry.
 _INSTEAD = {ENCODE_FEEDBACK: (ENCODE, DECODE), DECODE_MEAN: (DECODE,), ADD: (DECODE,)}
@@ -118,6 +119,8 @@ class ModelledCoding(CodingTime):
     table: CostTable
     slowdown: float = 1.0
     _unknown: set[str] = field(default_factory=set)  # codecs that were warned about
+    # The last codec that was asked for, and its costs: mostly all workers have the same.
+    _last: list[Any] = field(default_factory=lambda: [None, None])
 
     meters = True
 
@@ -147,6 +150,12 @@ class ModelledCoding(CodingTime):
         return sum(costs[one].seconds(work.elements, work.nbytes) for one in operations)
 
     def _costs(self, codec: Any) -> Mapping[str, Cost]:
+        if self._last[0] is not codec:
+            self._last[:] = codec, self._find_costs(codec)
+        found: Mapping[str, Cost] = self._last[1]
+        return found
+
+    def _find_costs(self, codec: Any) -> Mapping[str, Cost]:
         name, text = _names(codec)
         codecs = self.table.codecs
         found = codecs.get(text) or codecs.get(name)
@@ -190,21 +199,33 @@ def touched_nbytes(called: tuple[Callable[..., Any], tuple[Any, ...]], result: A
     only returns arguments."""
     if result is None:
         return None
-    found: list[Tensor] = []
+    found: list[Found] = []
     _gather(called, found)
     read = {id(tensor): tensor for tensor in found}
     memory = set[int]()
     if not is_new(called[0]):
-        memory = {x.untyped_storage().data_ptr() for x in read.values()}
-    results: list[Tensor] = []
+        memory = set(map(_memory, read.values()))
+    results: list[Found] = []
     _gather(result, results)
-    made = [x for x in results if x.untyped_storage().data_ptr() not in memory]
+    made = [x for x in results if _memory(x) not in memory] if memory else results
     if results and not made:
         return None
-    return sum(x.numel() * x.element_size() for x in (*read.values(), *made))
+    return sum(map(_nbytes, read.values())) + sum(map(_nbytes, made))
 
 
-def _gather(value: Any, found: list[Tensor]) -> None:
+# A payload stands for parts that nobody has asked for.
+Found: TypeAlias = Tensor | PiecePayload
+
+
+def _memory(x: Found) -> int:
+    return (x.buffer if isinstance(x, PiecePayload) else x).untyped_storage().data_ptr()
+
+
+def _nbytes(x: Found) -> int:
+    return x.parts_nbytes if isinstance(x, PiecePayload) else x.numel() * x.element_size()
+
+
+def _gather(value: Any, found: list[Found]) -> None:
     """Appends the tensors in a value."""
     kind = type(value)
     try:
@@ -213,8 +234,9 @@ def _gather(value: Any, found: list[Tensor]) -> None:
         way = _WAYS[kind] = _way(value)
     if way is _ITEMS:
         for item in value:
-            _gather(item, found)
-    elif way is _TENSOR:
+            if _WAYS.get(type(item)) is not _NONE:
+                _gather(item, found)
+    elif way is _TENSOR or (kind is PiecePayload and not value.has_views):
         found.append(value)
     elif way is _PAYLOAD:
         _gather(tuple(value.parts.values()), found)
