@@ -60,15 +60,15 @@ def measure_chunk(
     for i in tl.static_range(3):
         total = tl.sum(gap >> (first + i))
         tl.store(sums + i * chunks + program, total)
-        tl.atomic_add(stats + 4 + i, total)
+        tl.atomic_add(stats + 4 + i, total, sem="relaxed")
     negative = tl.sum((gap < 0).to(tl.int64))
     if negative > 0:
-        tl.atomic_add(stats + 3, negative)
+        tl.atomic_add(stats + 3, negative, sem="relaxed")
     if program == 0:
         tl.store(stats + 2, last)
     lengths = count_lengths(gap, mask)
     length = tl.arange(0, 64)
-    tl.atomic_add(stats + 8 + length, lengths, mask=(lengths > 0) & (length < 63))
+    tl.atomic_add(stats + 8 + length, lengths, mask=(lengths > 0) & (length < 63), sem="relaxed")
 
 
 @triton.jit(
@@ -108,18 +108,18 @@ def encode(
     if program == 0:
         lane = tl.arange(0, 2)
         lead = tl.where(lane == 0, lead_low, lead_high)
-        tl.atomic_or(code + lane, lead, mask=lead != 0)
+        tl.atomic_or(code + lane, lead, mask=lead != 0, sem="relaxed")
     if parameter > 0:
         bit = at * parameter + lead_bits
         low = (gap & ((tl.full([CHUNK], 1, tl.int64) << parameter) - 1)) << (bit & 31)
         for half in tl.static_range(2):
             word = ((low >> (32 * half)) & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
-            tl.atomic_or(code + (bit >> 5) + half, word, mask=mask & (word != 0))
+            tl.atomic_or(code + (bit >> 5) + half, word, mask=mask & (word != 0), sem="relaxed")
     quotient = tl.where(mask, gap >> parameter, 0)
     start = (count.to(tl.int64) * parameter + 7) // 8 * 8 + lead_bits
     one = start + sum_before(sums + first_sum, program) + tl.cumsum(quotient, 0) + at
     bit = tl.full([CHUNK], 1, tl.uint32) << (one & 31).to(tl.uint32)
-    tl.atomic_or(code + (one >> 5), bit.to(tl.int32, bitcast=True), mask=mask)
+    tl.atomic_or(code + (one >> 5), bit.to(tl.int32, bitcast=True), mask=mask, sem="relaxed")
     if HAS_VALUES:
         value = tl.load(values + at, mask=mask, other=0)
         tl.store(words + values_at + at, value.to(tl.int32, bitcast=True), mask=mask)

@@ -4,15 +4,21 @@ Few of them fit into one program (`keep_few`), which bisects the bits of the lea
 kept. Of many the same bits are found digit by digit, 8, 8, 8 and 7 of them, from counts of
 candidates that share the digits before (`count_digits`); then each block of candidates is counted
 (`count_kept`) and written behind the blocks before it (`keep_many`).
+
+Those of one vector have been counted in bins already, as they were collected. Where few share the
+bin of the least that is kept, they are listed (`split`), and each block of candidates is written by
+a program that finds in the list what is before it (`keep_listed`): two launches instead of six.
 """
 
 import triton
 import triton.language as tl
 
 from gradwire.kernels.triton._candidates import (
+    BINS,
     DIGITS,
     INFINITY,
     STATES,
+    bin_of,
     bits_of_rank,
     form,
     form_some,
@@ -27,6 +33,7 @@ from gradwire.kernels.triton.strata import strata_block
 SHIFTS = (23, 15, 7, 0)
 _STATES = tl.constexpr(STATES)
 _DIGITS = tl.constexpr(DIGITS)
+_BINS = tl.constexpr(BINS)
 
 
 @triton.jit(do_not_specialize=["n", "rank", "capacity"])
@@ -80,18 +87,18 @@ def keep_few(
         zeros = tl.zeros([STATS], tl.int64)
         tl.store(stats + place, tl.where(place == 0, zeros + n, zeros))
         tl.debug_barrier()
+        base = 0
     else:
+        base = tl.load(row_of(head, HEAD, BATCH))  # which all candidates reach
         found = tl.load(row_of(head, HEAD, BATCH) + 1)
         if CAPPED:
             rank = tl.minimum(rank, found)
         # Of too few or too many nothing is kept: the host reads it from `stats`.
         found = tl.where((found >= rank) & (found <= capacity), found, 0)
         is_item = lane < found
-        at = tl.load(row_of(positions, capacity, BATCH) + lane, mask=is_item, other=0)
         p = tl.load(row_of(candidates, capacity, BATCH) + lane, mask=is_item, other=0)
-        u = p
     bits = magnitude(p)
-    least = bits_of_rank(bits, is_item, rank, 0)
+    least = bits_of_rank(bits, is_item, found, rank, base, 0)
     above = (is_item & (bits > least)).to(tl.int32)
     equal = (is_item & (bits == least)).to(tl.int32)
     ties = rank - tl.sum(above)
@@ -99,6 +106,8 @@ def keep_few(
     taken = (above > 0) | ((equal > 0) & ((seen >> 16) <= ties))
     place = (seen & 0xFFFF) + tl.minimum(seen >> 16, ties) - 1
     indices = row_of(indices, size, BATCH)
+    if not DIRECT:  # not sooner: they take twice the registers of the rest
+        at = tl.load(row_of(positions, capacity, BATCH) + lane, mask=taken, other=0)
     tl.store(indices + place, at, mask=taken)
     tl.store(row_of(values, size, BATCH) + place, p, mask=taken)
     if DIRECT:
@@ -116,33 +125,40 @@ def keep_few(
     tl.store(stats + 1, tl.sum((taken & (bits == INFINITY)).to(tl.int64)))
     tl.debug_barrier()  # the indices are read by other threads than have written them
     count = tl.sum(taken.to(tl.int32))
-    _measure_kept(
-        indices,
-        row_of(sums, (size + CHUNK - 1) // CHUNK * 3, BATCH),
-        stats,
-        count,
-        size,
-        TILE,
-        CHUNK,
-    )
+    sums = row_of(sums, (size + CHUNK - 1) // CHUNK * 3, BATCH)
+    _measure_kept(indices, sums, stats, count, size, CHUNK)
 
 
 @triton.jit
-def _measure_kept(indices, sums, stats, count, size, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    lane = tl.arange(0, TILE)
-    mask = lane < count
-    gap = tl.where(mask, gaps_before(indices, lane, mask), 0)
+def _measure_kept(indices, sums, stats, count, size, CHUNK: tl.constexpr):
     last = tl.load(indices + count - 1, mask=count > 0, other=0)
     first = first_parameter(last, count)
     chunks = (size + CHUNK - 1) // CHUNK
-    chunk = tl.arange(0, TILE // CHUNK)
-    for i in tl.static_range(3):
-        of_chunks = tl.sum(tl.reshape(gap >> (first + i), (TILE // CHUNK, CHUNK)), axis=1)
-        tl.store(sums + i * chunks + chunk, of_chunks, mask=chunk < chunks)
-        tl.store(stats + 4 + i, tl.sum(of_chunks))
-    tl.store(stats + 2, last)
+    lane = tl.arange(0, CHUNK)
     length = tl.arange(0, 64)
-    tl.store(stats + 8 + length, count_lengths(gap, mask), mask=length < 63)
+    lengths = tl.zeros([64], tl.int64)
+    total_0 = tl.full([], 0, tl.int64)
+    total_1 = total_0
+    total_2 = total_0
+    for chunk in range(0, chunks):
+        at = chunk * CHUNK + lane
+        mask = at < count
+        gap = tl.where(mask, gaps_before(indices, at, mask), 0)
+        sum_0 = tl.sum(gap >> first)
+        sum_1 = tl.sum(gap >> (first + 1))
+        sum_2 = tl.sum(gap >> (first + 2))
+        tl.store(sums + chunk, sum_0)
+        tl.store(sums + chunks + chunk, sum_1)
+        tl.store(sums + 2 * chunks + chunk, sum_2)
+        total_0 += sum_0
+        total_1 += sum_1
+        total_2 += sum_2
+        lengths += count_lengths(gap, mask)
+    tl.store(stats + 2, last)
+    tl.store(stats + 4, total_0)
+    tl.store(stats + 5, total_1)
+    tl.store(stats + 6, total_2)
+    tl.store(stats + 8 + length, lengths, mask=length < 63)
 
 
 @triton.jit
@@ -198,7 +214,7 @@ def count_digits(
         lane = tl.arange(0, 256)
         others = tl.sum((is_item == 0).to(tl.int32))
         counts = counts - tl.where(lane == 0, others, 0)
-        tl.atomic_add(head + _DIGITS + 256 * LEVEL + lane, counts, mask=counts > 0)
+        tl.atomic_add(head + _DIGITS + 256 * LEVEL + lane, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["rank", "capacity"])
@@ -264,23 +280,176 @@ def keep_many(
         chunk_counts = row_of(chunk_counts, 2 * chunks, BATCH)
         before = sum_before(chunk_counts, program)
         equal_before = sum_before(chunk_counts + chunks, program)
-        at = start + tl.arange(0, CHUNK)
-        is_item = at < found
-        p = tl.load(row_of(candidates, capacity, BATCH) + at, mask=is_item, other=0)
-        bits = magnitude(p)
-        is_above = is_item & (bits > least)
-        is_equal = is_item & (bits == least)
-        seen = tl.cumsum(is_above.to(tl.int32) | (is_equal.to(tl.int32) << 16), 0)
-        equal_seen = equal_before + (seen >> 16)
-        taken = is_above | (is_equal & (equal_seen <= ties))
-        place = before + (seen & 0xFFFF) + tl.minimum(equal_seen, ties) - 1
-        where = tl.load(row_of(positions, capacity, BATCH) + at, mask=taken, other=0)
-        tl.store(row_of(indices, size, BATCH) + place, where, mask=taken)
-        tl.store(row_of(values, size, BATCH) + place, p, mask=taken)
-        if HAS_OUT:
-            tl.store(row_of(out, n, BATCH) + where, tl.zeros_like(p), mask=taken)
-        if MASKS:
-            tl.store(row_of(moved, n, BATCH) + where, tl.zeros_like(p), mask=taken)
+        _keep_chunk(
+            row_of(moved, n, BATCH),
+            row_of(out, n, BATCH),
+            row_of(positions, capacity, BATCH),
+            row_of(candidates, capacity, BATCH),
+            row_of(indices, size, BATCH),
+            row_of(values, size, BATCH),
+            start,
+            found,
+            least,
+            ties,
+            before,
+            equal_before,
+            MASKS,
+            HAS_OUT,
+            CHUNK,
+        )
+
+
+@triton.jit
+def _keep_chunk(
+    moved,
+    out,
+    positions,
+    candidates,
+    indices,
+    values,
+    start,
+    found,
+    least,
+    ties,
+    before,
+    equal_before,
+    MASKS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Keeps what is above the least and the first `ties` that are equal, after so many of both."""
+    at = start + tl.arange(0, CHUNK)
+    is_item = at < found
+    p = tl.load(candidates + at, mask=is_item, other=0)
+    bits = magnitude(p)
+    is_above = is_item & (bits > least)
+    is_equal = is_item & (bits == least)
+    seen = tl.cumsum(is_above.to(tl.int32) | (is_equal.to(tl.int32) << 16), 0)
+    equal_seen = equal_before + (seen >> 16)
+    taken = is_above | (is_equal & (equal_seen <= ties))
+    place = before + (seen & 0xFFFF) + tl.minimum(equal_seen, ties) - 1
+    where = tl.load(positions + at, mask=taken, other=0)
+    tl.store(indices + place, where, mask=taken)
+    tl.store(values + place, p, mask=taken)
+    if HAS_OUT:
+        tl.store(out + where, tl.zeros_like(p), mask=taken)
+    if MASKS:
+        tl.store(moved + where, tl.zeros_like(p), mask=taken)
+
+
+@triton.jit(do_not_specialize=["rank", "capacity", "bin_shift"])
+def split(
+    head,
+    stats,
+    candidates,
+    chunk_counts,
+    listed,
+    rank,
+    capacity,
+    bin_shift,
+    CAPPED: tl.constexpr,
+    LISTED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """A program for each chunk of candidates, whose bins are counted. Counts those above the bin of
+    the least that is kept, and lists magnitudes and numbers of those in it, in any order. Behind
+    `found` in the head are that bin, -1 if all are kept, how many of its items are, how many it
+    has, and how many are listed; of more than LISTED none, which is noted in the statistics."""
+    found = tl.load(head + 1)
+    if CAPPED:
+        rank = tl.minimum(rank, found)
+    program = tl.program_id(0)
+    start = program.to(tl.int64) * CHUNK
+    if (start < found) & (found >= rank) & (found <= capacity):
+        bin = tl.arange(0, _BINS)
+        counts = tl.load(head + _BINS + bin)
+        reach = found - tl.cumsum(counts, 0) + counts  # this bin or a larger one
+        best = tl.max(tl.where(reach >= rank, bin, 0))
+        inside = tl.sum(tl.where(bin == best, counts, 0))
+        left = rank - tl.sum(tl.where(bin > best, counts, 0))
+        is_all = found == rank
+        best = tl.where(is_all, -1, best)
+        inside = tl.where(is_all, 0, inside)
+        left = tl.where(is_all, 0, left)
+        if program == 0:
+            tl.store(head + 2, best)
+            tl.store(head + 3, left)
+            tl.store(head + 4, inside)
+            tl.store(stats + 7, (inside > LISTED).to(tl.int64))  # UNRANKED
+        if inside <= LISTED:
+            at = start + tl.arange(0, CHUNK)
+            bits = magnitude(tl.load(candidates + at, mask=at < found, other=0))
+            own = bin_of(bits, tl.load(head), bin_shift)
+            tl.store(chunk_counts + program, tl.sum(((at < found) & (own > best)).to(tl.int32)))
+            is_inside = ((at < found) & (own == best)).to(tl.int32)
+            count = tl.sum(is_inside)
+            if count > 0:
+                place = tl.atomic_add(head + 5, count, sem="relaxed")
+                place += tl.cumsum(is_inside, 0) - 1
+                tl.store(listed + place, bits, mask=is_inside > 0)
+                tl.store(listed + LISTED + place, at.to(tl.int32), mask=is_inside > 0)
+
+
+@triton.jit(do_not_specialize=["n", "rank", "capacity", "bin_shift"])
+def keep_listed(
+    moved,
+    out,
+    head,
+    positions,
+    candidates,
+    chunk_counts,
+    listed,
+    indices,
+    values,
+    rank,
+    capacity,
+    bin_shift,
+    MASKS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    LISTED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """As `keep_many`, after `split`: each program finds in its list the least that is kept."""
+    found, best, left = tl.load(head + 1), tl.load(head + 2), tl.load(head + 3)
+    inside = tl.load(head + 4)
+    program = tl.program_id(0)
+    start = program.to(tl.int64) * CHUNK
+    if CAPPED:
+        rank = tl.minimum(rank, found)
+    is_fit = (found >= rank) & (found <= capacity) & (inside <= LISTED)
+    if (start < found) & is_fit:
+        lane = tl.arange(0, LISTED)
+        listed_bits = tl.load(listed + lane, mask=lane < inside, other=0)
+        number = tl.load(listed + LISTED + lane, mask=lane < inside, other=0)
+        base = tl.load(head) + (tl.maximum(best, 0) << bin_shift)
+        least = bits_of_rank(listed_bits, lane < inside, inside, left, base, 0)
+        least = tl.where(best < 0, -1, least)
+        # In one sum: above the least, above in chunks before this, equal in those.
+        is_above = ((lane < inside) & (listed_bits > least)).to(tl.int64)
+        is_equal = ((lane < inside) & (listed_bits == least)).to(tl.int64)
+        is_before = is_above | (is_equal << 16)
+        seen = tl.sum((is_above << 32) | tl.where(number < start, is_before, 0))
+        before = sum_before(chunk_counts, program) + (seen & 0xFFFF)
+        equal_before = (seen >> 16) & 0xFFFF
+        ties = left - (seen >> 32)
+        _keep_chunk(
+            moved,
+            out,
+            positions,
+            candidates,
+            indices,
+            values,
+            start,
+            found,
+            least,
+            ties,
+            before,
+            equal_before,
+            MASKS,
+            HAS_OUT,
+            CHUNK,
+        )
 
 
 @triton.jit(do_not_specialize=["numel", "count", *KEY_WORDS])
@@ -318,7 +487,7 @@ def rank_few(samples, head, count, rank, TILE: tl.constexpr, HEAD: tl.constexpr)
     program."""
     lane = tl.arange(0, TILE)
     bits = magnitude(tl.load(samples + lane, mask=lane < count, other=0))
-    least = tl.maximum(bits_of_rank(bits, lane < count, rank, 0), 1)
+    least = tl.maximum(bits_of_rank(bits, lane < count, count, rank, 0, 0), 1)
     place = tl.arange(0, HEAD)
     tl.store(head + place, tl.where(place == 0, least, 0))
 

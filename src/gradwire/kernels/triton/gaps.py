@@ -28,8 +28,9 @@ CHUNK = 2048  # indices of a program, of `launch_measure` and what reads its sum
 _FEW_BYTES, _MANY_BYTES = 1 << 9, 1 << 12
 _LONG = 1 << 19  # bytes: a program adds up as many counts as there are blocks, 1024 at a time
 # In the statistics of a row, int64: the number of candidates and how many of them are not finite
-# (of a selection), the last index, gaps below zero, the sums of quotients, the lengths.
-LAST, NEGATIVE, SUMS, LENGTHS = 2, 3, 4, 8
+# (of a selection), the last index, gaps below zero, the sums of quotients, whether too many share
+# a bin (`split`), the lengths.
+LAST, NEGATIVE, SUMS, UNRANKED, LENGTHS = 2, 3, 4, 7, 8
 
 
 class Measurement(NamedTuple):
