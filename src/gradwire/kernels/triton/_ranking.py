@@ -140,7 +140,7 @@ def _measure_kept(indices, sums, stats, count, size, CHUNK: tl.constexpr):
     total_0 = tl.full([], 0, tl.int64)
     total_1 = total_0
     total_2 = total_0
-    for chunk in range(0, chunks):
+    for chunk in range(chunks):
         at = chunk * CHUNK + lane
         mask = at < count
         gap = tl.where(mask, gaps_before(indices, at, mask), 0)
