@@ -4,21 +4,15 @@ Few of them fit into one program (`keep_few`), which bisects the bits of the lea
 kept. Of many the same bits are found digit by digit, 8, 8, 8 and 7 of them, from counts of
 candidates that share the digits before (`count_digits`); then each block of candidates is counted
 (`count_kept`) and written behind the blocks before it (`keep_many`).
-
-Those of one vector have been counted in bins already, as they were collected. Where few share the
-bin of the least that is kept, they are listed (`split`), and each block of candidates is written by
-a program that finds in the list what is before it (`keep_listed`): two launches instead of six.
 """
 
 import triton
 import triton.language as tl
 
 from gradwire.kernels.triton._candidates import (
-    BINS,
     DIGITS,
     INFINITY,
     STATES,
-    bin_of,
     bits_of_rank,
     form,
     form_some,
@@ -33,7 +27,6 @@ from gradwire.kernels.triton.strata import strata_block
 SHIFTS = (23, 15, 7, 0)
 _STATES = tl.constexpr(STATES)
 _DIGITS = tl.constexpr(DIGITS)
-_BINS = tl.constexpr(BINS)
 
 
 @triton.jit(do_not_specialize=["n", "rank", "capacity"])
@@ -280,7 +273,7 @@ def keep_many(
         chunk_counts = row_of(chunk_counts, 2 * chunks, BATCH)
         before = sum_before(chunk_counts, program)
         equal_before = sum_before(chunk_counts + chunks, program)
-        _keep_chunk(
+        keep_chunk(
             row_of(moved, n, BATCH),
             row_of(out, n, BATCH),
             row_of(positions, capacity, BATCH),
@@ -300,7 +293,7 @@ def keep_many(
 
 
 @triton.jit
-def _keep_chunk(
+def keep_chunk(
     moved,
     out,
     positions,
@@ -337,121 +330,6 @@ def _keep_chunk(
         tl.store(moved + where, tl.zeros_like(p), mask=taken)
 
 
-@triton.jit(do_not_specialize=["rank", "capacity", "bin_shift"])
-def split(
-    head,
-    stats,
-    candidates,
-    chunk_counts,
-    listed,
-    rank,
-    capacity,
-    bin_shift,
-    CAPPED: tl.constexpr,
-    LISTED: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """A program for each chunk of candidates, whose bins are counted. Counts those above the bin of
-    the least that is kept, and lists magnitudes and numbers of those in it, in any order. Behind
-    `found` in the head are that bin, -1 if all are kept, how many of its items are, how many it
-    has, and how many are listed; of more than LISTED none, which is noted in the statistics."""
-    found = tl.load(head + 1)
-    if CAPPED:
-        rank = tl.minimum(rank, found)
-    program = tl.program_id(0)
-    start = program.to(tl.int64) * CHUNK
-    if (start < found) & (found >= rank) & (found <= capacity):
-        bin = tl.arange(0, _BINS)
-        counts = tl.load(head + _BINS + bin)
-        reach = found - tl.cumsum(counts, 0) + counts  # this bin or a larger one
-        best = tl.max(tl.where(reach >= rank, bin, 0))
-        inside = tl.sum(tl.where(bin == best, counts, 0))
-        left = rank - tl.sum(tl.where(bin > best, counts, 0))
-        is_all = found == rank
-        best = tl.where(is_all, -1, best)
-        inside = tl.where(is_all, 0, inside)
-        left = tl.where(is_all, 0, left)
-        if program == 0:
-            tl.store(head + 2, best)
-            tl.store(head + 3, left)
-            tl.store(head + 4, inside)
-            tl.store(stats + 7, (inside > LISTED).to(tl.int64))  # UNRANKED
-        if inside <= LISTED:
-            at = start + tl.arange(0, CHUNK)
-            bits = magnitude(tl.load(candidates + at, mask=at < found, other=0))
-            own = bin_of(bits, tl.load(head), bin_shift)
-            tl.store(chunk_counts + program, tl.sum(((at < found) & (own > best)).to(tl.int32)))
-            is_inside = ((at < found) & (own == best)).to(tl.int32)
-            count = tl.sum(is_inside)
-            if count > 0:
-                place = tl.atomic_add(head + 5, count, sem="relaxed")
-                place += tl.cumsum(is_inside, 0) - 1
-                tl.store(listed + place, bits, mask=is_inside > 0)
-                tl.store(listed + LISTED + place, at.to(tl.int32), mask=is_inside > 0)
-
-
-@triton.jit(do_not_specialize=["n", "rank", "capacity", "bin_shift"])
-def keep_listed(
-    moved,
-    out,
-    head,
-    positions,
-    candidates,
-    chunk_counts,
-    listed,
-    indices,
-    values,
-    rank,
-    capacity,
-    bin_shift,
-    MASKS: tl.constexpr,
-    HAS_OUT: tl.constexpr,
-    CAPPED: tl.constexpr,
-    LISTED: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """As `keep_many`, after `split`: each program finds in its list the least that is kept."""
-    found, best, left = tl.load(head + 1), tl.load(head + 2), tl.load(head + 3)
-    inside = tl.load(head + 4)
-    program = tl.program_id(0)
-    start = program.to(tl.int64) * CHUNK
-    if CAPPED:
-        rank = tl.minimum(rank, found)
-    is_fit = (found >= rank) & (found <= capacity) & (inside <= LISTED)
-    if (start < found) & is_fit:
-        lane = tl.arange(0, LISTED)
-        listed_bits = tl.load(listed + lane, mask=lane < inside, other=0)
-        number = tl.load(listed + LISTED + lane, mask=lane < inside, other=0)
-        base = tl.load(head) + (tl.maximum(best, 0) << bin_shift)
-        least = bits_of_rank(listed_bits, lane < inside, inside, left, base, 0)
-        least = tl.where(best < 0, -1, least)
-        # In one sum: above the least, above in chunks before this, equal in those.
-        is_above = ((lane < inside) & (listed_bits > least)).to(tl.int64)
-        is_equal = ((lane < inside) & (listed_bits == least)).to(tl.int64)
-        is_before = is_above | (is_equal << 16)
-        seen = tl.sum((is_above << 32) | tl.where(number < start, is_before, 0))
-        before = sum_before(chunk_counts, program) + (seen & 0xFFFF)
-        equal_before = (seen >> 16) & 0xFFFF
-        ties = left - (seen >> 32)
-        _keep_chunk(
-            moved,
-            out,
-            positions,
-            candidates,
-            indices,
-            values,
-            start,
-            found,
-            least,
-            ties,
-            before,
-            equal_before,
-            MASKS,
-            HAS_OUT,
-            CHUNK,
-        )
-
-
 @triton.jit(do_not_specialize=["numel", "count", *KEY_WORDS])
 def draw_sample(
     x,
@@ -482,14 +360,17 @@ def draw_sample(
 
 
 @triton.jit(do_not_specialize=["count", "rank"])
-def rank_few(samples, head, count, rank, TILE: tl.constexpr, HEAD: tl.constexpr):
-    """The least magnitude of the `rank` largest, above zero, as threshold, and zeros behind it; one
-    program."""
+def rank_few(
+    samples, head, stats, count, rank, TILE: tl.constexpr, HEAD: tl.constexpr, STATS: tl.constexpr
+):
+    """The least magnitude of the `rank` largest, above zero, as threshold, and zeros behind it and
+    in the statistics; one program."""
     lane = tl.arange(0, TILE)
     bits = magnitude(tl.load(samples + lane, mask=lane < count, other=0))
     least = tl.maximum(bits_of_rank(bits, lane < count, count, rank, 0, 0), 1)
     place = tl.arange(0, HEAD)
     tl.store(head + place, tl.where(place == 0, least, 0))
+    tl.store(stats + tl.arange(0, STATS), tl.zeros([STATS], tl.int64))
 
 
 @triton.jit(do_not_specialize=["rank"])

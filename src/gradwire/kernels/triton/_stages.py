@@ -4,17 +4,16 @@ Memory of these stages is flat, row behind row. Between two launches the host do
 can: a tensor that is made, viewed or sliced takes it as long as a short kernel takes the device.
 """
 
-from functools import lru_cache
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from gradwire.kernels._motion import Motion, Residual
 from gradwire.kernels.triton import _candidates as candidates
+from gradwire.kernels.triton import _listing as listing
 from gradwire.kernels.triton import _ranking as ranking
 from gradwire.kernels.triton._candidates import HEAD, STATS, TILE_WORDS
 from gradwire.kernels.triton._common import cdiv, launch, power_of_two
+from gradwire.kernels.triton._vectors import Vectors
+from gradwire.kernels.triton._vectors import vectors_of as vectors_of
 from gradwire.kernels.triton.gaps import CHUNK, LAST, UNRANKED, launch_measure, make_sums
 
 FEW = 1 << 14  # so many elements one program selects from
@@ -32,55 +31,6 @@ _LISTED = 1 << 12  # candidates of a bin
 NOTHING = 0x7FFFFFFF  # as a threshold
 
 Chosen = tuple[Tensor, Tensor]
-
-
-class Vectors(NamedTuple):
-    """What p is formed from, and what is written beside: all of `rows` times n elements."""
-
-    inputs: tuple[Tensor, Tensor, Tensor]  # x, residual, velocity
-    outputs: tuple[Tensor, Tensor]  # the moved velocity, and what is left
-    rows: int
-    n: int
-    rule: tuple[float, float]
-    form: dict[str, Any]
-    writes: dict[str, bool]
-
-
-def vectors_of(
-    x: Tensor, residual: Residual | None, out: Tensor | None, rows: int | None = None
-) -> Vectors:
-    """Of matrices, or of flat vectors, which are one row."""
-    rows, n = (1, x.numel()) if rows is None else (rows, x.shape[1])
-    x = x.contiguous()
-    left = x if out is None else out
-    if residual is None:
-        inputs, kind = (x, x, x), 0
-    elif not isinstance(residual, Motion):
-        inputs, kind = (x, residual.contiguous(), x), 1
-    else:
-        motion = residual
-        inputs = x, motion.residual.contiguous(), motion.velocity.contiguous()
-        return Vectors(
-            inputs,
-            (motion.moved, left),
-            rows,
-            n,
-            (float(motion.momentum), float(motion.scale)),
-            _form(2, motion.nesterov, rows > 1),
-            _writes(motion.masks, out is not None),
-        )
-    form, writes = _form(kind, False, rows > 1), _writes(False, out is not None)
-    return Vectors(inputs, (x, left), rows, n, (0.0, 0.0), form, writes)
-
-
-@lru_cache
-def _form(kind: int, nesterov: bool, batch: bool) -> dict[str, Any]:
-    return {"KIND": kind, "NESTEROV": nesterov, "BATCH": batch}
-
-
-@lru_cache
-def _writes(masks: bool, has_out: bool) -> dict[str, bool]:
-    return {"MASKS": masks, "HAS_OUT": has_out}
 
 
 def sample_size(n: int) -> int:
@@ -128,8 +78,9 @@ def sample(vectors: Vectors, rank: int) -> tuple[Tensor, Tensor]:
 
 def sample_strata(
     vectors: Vectors, size: int, rank: int, words: tuple[int, int, int, int, int]
-) -> Tensor:
-    """A new `head` with the threshold that `rank` elements of a sample reach, and then zeros."""
+) -> tuple[Tensor, Tensor]:
+    """A new `head` with the threshold that `rank` elements of a sample reach, and then zeros; and
+    empty statistics."""
     device = vectors.inputs[0].device
     few = size <= min(_FEW_SAMPLES, 2 * FEW)
     head = (torch.empty if few else torch.zeros)(HEAD, dtype=torch.int32, device=device)
@@ -152,12 +103,14 @@ def sample_strata(
     if few:
         tile = max(256, power_of_two(size))
         warps = _warps(tile)
-        options = {"TILE": tile, "HEAD": HEAD, "num_warps": warps}
-        launch(ranking.rank_few, (1,), samples, head, size, rank, **options)
+        stats = make_stats(vectors, is_clear=False)
+        options = {"TILE": tile, "HEAD": HEAD, "STATS": STATS, "num_warps": warps}
+        launch(ranking.rank_few, (1,), samples, head, stats, size, rank, **options)
     else:
+        stats = make_stats(vectors, is_clear=True)
         _count_digits(head, samples, 1, size, rank, keeps=False)
         launch(ranking.rank_many, (1,), head, rank, HEAD=HEAD)
-    return head
+    return head, stats
 
 
 def mark(vectors: Vectors, head: Tensor | None, threshold: int) -> Tensor:
@@ -333,7 +286,7 @@ def _keep_listed(
     chunk_counts = scratch[2 * _LISTED :]
     options = {"CAPPED": is_capped, "LISTED": _LISTED, "CHUNK": _CHUNK, "num_warps": 8}
     launch(
-        ranking.split,
+        listing.split,
         (chunks,),
         head,
         stats,
@@ -346,7 +299,7 @@ def _keep_listed(
         **options,
     )
     launch(
-        ranking.keep_listed,
+        listing.keep_listed,
         (chunks,),
         *vectors.outputs,
         head,

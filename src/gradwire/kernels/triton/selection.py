@@ -47,14 +47,13 @@ def select_sampled(
 ) -> Chosen:
     n = x.numel()
     vectors = stages.vectors_of(x, residual, out)
-    head = stages.sample_strata(vectors, size, rank, key_words(seed, stream))
+    head, stats = stages.sample_strata(vectors, size, rank, key_words(seed, stream))
     marks = stages.mark(vectors, head, 0)
     room = math.ceil((rank + 6 * math.sqrt(rank) + 8) / size * n) + _SPARE
     while True:
         room = min(n, room)
         count = min(most, room)
         kept = stages.make_chosen(vectors, count)
-        stats = stages.make_stats(vectors, is_clear=True)
         shift = stages.bin_shift(vectors, room, count)
         found = stages.collect(vectors, head, stats, marks, room, shift)
         given = vectors, head, stats, found, room, kept, count
@@ -64,6 +63,7 @@ def select_sampled(
             return _noted(kept, min(numbers[0], most), n, numbers, chunks)
         room = numbers[0]
         head[2:] = 0  # what was counted
+        stats.zero_()
 
 
 def select_above(
@@ -101,7 +101,8 @@ def _select(vectors: Vectors, count: int, rank: int, room: int) -> list[Chosen] 
         chunks = stages.keep_few(vectors, stats, stats, kept, n, kept, count, is_direct=True)
     else:
         head, stats = stages.sample(vectors, rank)
-        shift, marks = stages.bin_shift(vectors, room, count), stages.mark(vectors, head, 0)
+        marks = stages.mark(vectors, head, 0)
+        shift = stages.bin_shift(vectors, room, count) if rank else 0
         found = stages.collect(vectors, head, stats, marks, room, shift)
         kept = stages.make_chosen(vectors, count)
         given = vectors, head, stats, found, room, kept, count
