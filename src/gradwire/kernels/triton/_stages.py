@@ -178,6 +178,7 @@ def collect(
         WORDS=TILE_WORDS,
         AT_ONCE=_TILES_AT_ONCE * TILE_WORDS,
         COUNTS=shift > 0,
+        num_warps=8,
     )
     return positions, values
 
@@ -387,4 +388,4 @@ def _count_digits(
 
 
 def _warps(tile: int) -> int:
-    return min(32, max(4, tile // 512))
+    return min(32, max(4, min(8, tile // 256), tile // 512))
