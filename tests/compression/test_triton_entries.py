@@ -67,11 +67,13 @@ def test_payloads_written_at_once_are_those_made_of_parts(monkeypatch, text, num
     assert torch.equal(made[3], parts[3])
 
 
-def test_one_read_of_the_device_for_each_direction(monkeypatch):
+def test_one_read_of_the_device_for_each_direction_and_none_of_own_bytes(monkeypatch):
     reads, to_list = [], torch.Tensor.tolist
     x = vector(30_000)
     payload = encoded("topk(0.01)", x)  # what Triton interprets reads on its own account
     codec = COMPRESSION.parse("topk(0.01)")
+    copied = {name: part.clone() for name, part in payload.parts.items()}
+    others = Payload.deferred(copied, payload.context)
 
     def counted(self):
         reads.append("tolist")
@@ -90,6 +92,8 @@ def test_one_read_of_the_device_for_each_direction(monkeypatch):
     for module in (_stages, gaps):  # neither bytes nor numbers depend on what is not computed here
         monkeypatch.setattr(module, "launch", _quiet(module.launch, reads))
     codec.decode(payload, Spec.of(x), KEY)
+    assert not reads
+    codec.decode(others, Spec.of(x), KEY)
     assert reads == ["tolist"]
     reads.clear()
     codec.encode(x, None, KEY)
@@ -129,6 +133,18 @@ def test_decoding(monkeypatch, text, make, is_direct):
     assert (found[0] is not None) == is_direct
     monkeypatch.setenv("GRADWIRE_KERNELS", "reference")
     assert torch.equal(decoded, codec.decode(payload, Spec.of(x), KEY))
+
+
+@pytest.mark.parametrize("text", ["topk(0.02)", "sampledk(0.02)"])
+def test_bytes_changed_after_they_were_made_are_checked(text):
+    x = vector(6000)
+    payload = encoded(text, x)
+    codec = COMPRESSION.parse(text)
+    assert kernels.noted(payload.parts["indices"], "rice")[:2] == (6000, 120)
+    payload.parts["indices"][-1] = 0  # no sender ends with zeros
+    assert kernels.noted(payload.parts["indices"], "rice") is None
+    with pytest.raises(WireError):
+        codec.decode(payload, Spec.of(x), KEY)
 
 
 @pytest.mark.parametrize("text", ["topk(0.02)", "sampledk(0.02)"])

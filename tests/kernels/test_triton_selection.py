@@ -54,6 +54,32 @@ def test_any_vector(triton, x, count):
     assert all(map(same_bits, (*found, left), (*expected, expected_left)))
 
 
+@pytest.mark.parametrize("operation", ["largest", "sampled"])
+@pytest.mark.parametrize("equal", [1, 300, 2000])
+def test_candidates_that_share_a_bin(triton, monkeypatch, operation, equal):
+    """Of more than are listed the digits are counted; then the least is one of them."""
+    calls = []
+    monkeypatch.setattr(triton.stages, "_LISTED", 512)
+    monkeypatch.setattr(
+        triton.stages, "_keep_many", partial(counted, calls, triton.stages._keep_many)
+    )
+    x = vector(NUMEL)
+    places = torch.randperm(NUMEL, generator=torch.Generator().manual_seed(1))
+    x[places[:equal]] = 3.0
+    x[places[:equal:2]] = -3.0
+    left, expected_left = torch.full((2, NUMEL), torch.nan)
+    if operation == "largest":
+        arguments = (x, None, 900)
+    else:
+        arguments = (x, None, 3000, 400, 7, (1, 2, 3), 900)
+    found = getattr(triton, f"select_{operation}")(*arguments, left)
+    expected = getattr(reference, f"select_{operation}")(*arguments, expected_left)
+    assert all(map(same_bits, (*found, left), (*expected, expected_left)))
+    assert len(calls) == (equal == 2000)
+    numel, measured = kernels.noted(found[0], "gaps")
+    assert measured[:3] == reference_gaps.measure_gaps(found[0], numel)
+
+
 @pytest.mark.parametrize("numel", [0, 1, 1000, NUMEL])
 @pytest.mark.parametrize(
     "rule", [(0.9, 1.0, False, True), (0.9, 0.37, True, True), (0.5, 1.0, False, False)], ids=str

@@ -92,13 +92,23 @@ def decode_indices(packed: Tensor, universe: int, count: int) -> Tensor:
         raise WireError(f"an index part has {error}") from None
 
 
-def scatter_indices(packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor) -> bool:
-    """Writes values to the indices that `encode_indices` coded, from byte `front` on, where
-    `kernels.scatters_entries`. False if `decode_indices` has to be asked: the code is another one,
-    or damaged. Then `out` is spoiled."""
-    parameter = kernels.scatter_rice(packed, front, values, universe, out)
+def scatter_indices(
+    packed: Tensor,
+    front: int,
+    values: Tensor,
+    universe: int,
+    out: Tensor,
+    known: int | None = None,
+) -> bool:
+    """Writes values to the indices that `encode_indices` coded, from byte `front` on, and zeros
+    elsewhere, where `kernels.scatters_entries`. False if `decode_indices` has to be asked: the code
+    is another one, or damaged. Then `out` is spoiled. `known` is the parameter of a code of our own
+    making, which is not checked."""
+    parameter = kernels.scatter_rice(packed, front, values, universe, out, known)
     if parameter is None:
         return False
+    if known is not None:
+        return True
     return not _wrong_rice(parameter, packed.numel() - front - 1, universe, values.numel())
 
 

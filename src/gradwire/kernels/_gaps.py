@@ -110,12 +110,18 @@ def scatters_entries(packed: Tensor, values: Tensor) -> bool:
 
 
 def scatter_rice(
-    packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
+    packed: Tensor,
+    front: int,
+    values: Tensor,
+    universe: int,
+    out: Tensor,
+    known: int | None = None,
 ) -> int | None:
     """Writes values to the indices in the bytes of Rice's code from `front` on, the parameter plus
-    one first, without waiting for that.
+    one first, without waiting for that, and zeros elsewhere.
 
-    Returns the parameter; None if the code is another or invalid. Then `out` is spoiled.
+    Returns the parameter; None if the code is another or invalid. Then `out` is spoiled. Of bytes
+    that `write_entries` wrote it is `known`, and nothing is waited for.
     """
     if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() <= front + 1:
         raise ValueError(
@@ -130,4 +136,4 @@ def scatter_rice(
     if not values.numel() or universe > _LARGEST_UNIVERSE:
         raise ValueError(f"scatter_rice cannot put {len(values)} values into {universe} elements")
     run = pick(packed.device, reference.scatter_rice, reference.scatter_rice, triton.scatter_rice)
-    return run(packed, front, values, universe, out)
+    return run(packed, front, values, universe, out, known)

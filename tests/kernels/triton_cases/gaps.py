@@ -53,7 +53,7 @@ def cases():
                 front,
                 vector(3000),
                 10**5,
-                torch.zeros(10**5),
+                torch.full((10**5,), torch.nan),
             ),
             compiled=front == 0,
         )

@@ -53,8 +53,10 @@ def entries_payload(
         "indices": buffer[code_at : code_at + len(front) + size_bytes],
         "values": buffer[values_at : values_at + 4 * count].view(torch.float32),
     }
+    known: dict[str, tuple[int, ...]] = {"rice": (numel, count, len(front), parameter)}
     if counted and buffer.device.type != "cpu":  # which is slow to answer
-        kernels.note(parts["indices"], positions=(numel, count))
+        known["positions"] = (numel, count)
+    kernels.note(parts["indices"], **known)
     return Payload(buffer, parts, payload_context(codec, spec), header=header)
 
 
@@ -108,5 +110,7 @@ def scattered_entries(parts: Parts, spec: Spec, counted: bool) -> Tensor | None:
         return None
     if not kernels.scatters_entries(packed, values) or kernels.noted(packed, "host") is not None:
         return None  # what the host has it decodes, without waiting for the device
-    out = torch.zeros(numel, dtype=values.dtype, device=values.device)
-    return out if scatter_indices(packed, front, values, numel, out) else None
+    out = torch.empty(numel, dtype=values.dtype, device=values.device)
+    made = kernels.noted(packed, "rice")  # by ourselves: there is nothing to wait for
+    known = made[3] if made is not None and made[:3] == (numel, count, front) else None
+    return out if scatter_indices(packed, front, values, numel, out, known) else None

@@ -100,7 +100,12 @@ def write_entries(
 
 
 def scatter_rice(
-    packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
+    packed: Tensor,
+    front: int,
+    values: Tensor,
+    universe: int,
+    out: Tensor,
+    known: int | None = None,
 ) -> int | None:
     parameter, body = int(packed[front]) - 1, packed[front + 1 :]
     if not 0 <= parameter <= LARGEST_PARAMETER or len(body) * 8 <= len(values) * parameter:
@@ -109,7 +114,7 @@ def scatter_rice(
         indices = decode_rice(body, parameter, universe, len(values))
     except ValueError:
         return None
-    out.scatter_(0, indices, values)
+    out.zero_().scatter_(0, indices, values)
     return parameter
 
 

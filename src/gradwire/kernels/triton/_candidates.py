@@ -16,12 +16,14 @@ import triton.language as tl
 
 from gradwire.kernels.triton._common import load_block, store_block
 
-HEAD = 2048  # int32 of a row: threshold, number of candidates; states; counts of digits
+HEAD = 4096  # int32 of a row: threshold, number of candidates; states; counts of digits, of bins
 STATES = 16  # where the prefix and the rank left at each digit begin
 DIGITS = 64  # where the counts of the digits begin, 256 of each of four
+BINS = 2048  # how many bins, and where their counts begin: equal ranges above the threshold
 STATS = 128  # int64 of a row: see gaps.py
 TILE_WORDS = 128  # of 32 elements each
 INFINITY = tl.constexpr(0x7F800000)
+_BINS = tl.constexpr(BINS)
 
 
 @triton.jit
@@ -94,29 +96,36 @@ def ones_in(word):
 
 
 @triton.jit
-def bits_of_rank(bits, is_item, rank, LOWEST: tl.constexpr):
-    """The largest multiple of 2^LOWEST that at least `rank` of the items reach.
+def bits_of_rank(bits, is_item, count, rank, base, LOWEST: tl.constexpr):
+    """The least magnitude of the `rank` largest of `count` items, which all reach `base`. If LOWEST
+    is not 0 at most that, and less than 2^LOWEST less or reached by no other item.
 
     Two bits at a time, in one sum of three counts of at most 2^16 - 1 items each: what takes time
-    is that all warps of a program wait for each other.
+    is that all warps of a program wait for each other. It begins with the highest bit that some
+    item has above `base`, and ends when exactly `rank` items are left.
     """
+    above = bits - base
+    span = tl.maximum(tl.max(tl.where(is_item, above, 0)), 0)
+    # How many bits that has, from the exponent; a number that is rounded up has one more.
+    left = tl.maximum((span.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
     prefix = tl.full([], 0, tl.int32)
     one = tl.full([], 1, tl.int32)
-    if LOWEST % 2 == 0:  # of 31 - LOWEST bits the first alone
-        reach = tl.sum((is_item & (bits >= (one << 30))).to(tl.int32))
-        prefix = tl.where(reach >= rank, one << 30, prefix)
-    for i in range((31 - LOWEST) // 2):
-        step = one << (LOWEST + 2 * ((31 - LOWEST) // 2 - 1 - i))
+    reach = prefix + count
+    while (left > LOWEST) & (reach != rank):
+        left = tl.maximum(left - 2, LOWEST)
+        step = one << left
         # A number reaches the second only if it reaches the first.
-        reached = (bits >= prefix + step).to(tl.int64)
-        reached += (bits >= prefix + 2 * step).to(tl.int64) << 16
-        reached += (bits >= prefix + 3 * step).to(tl.int64) << 32
+        reached = (above >= prefix + step).to(tl.int64)
+        reached += (above >= prefix + 2 * step).to(tl.int64) << 16
+        reached += (above >= prefix + 3 * step).to(tl.int64) << 32
         counts = tl.sum(tl.where(is_item, reached, 0))
-        digit = ((counts & 0xFFFF) >= rank).to(tl.int32)
-        digit += (((counts >> 16) & 0xFFFF) >= rank).to(tl.int32)
-        digit += ((counts >> 32) >= rank).to(tl.int32)
-        prefix += digit * step
-    return prefix
+        for i in tl.static_range(3):
+            those = ((counts >> (16 * i)) & 0xFFFF).to(tl.int32)
+            reach = tl.where(those >= rank, those, reach)
+            prefix += tl.where(those >= rank, step, 0)
+    if LOWEST == 0:  # of as many as `rank` the least
+        prefix = tl.min(tl.where(is_item & (above >= prefix), above, 0x7FFFFFFF))
+    return prefix + base
 
 
 @triton.jit
@@ -153,7 +162,7 @@ def sample(
     lane = tl.arange(0, SAMPLES)
     at = (lane // RUN).to(tl.int64) * (n // (SAMPLES // RUN)) + lane % RUN
     p = form_some(x, residual, velocity, at, at < n, momentum, scale, KIND, NESTEROV)
-    threshold = bits_of_rank(magnitude(p), lane < SAMPLES, rank, 11)
+    threshold = bits_of_rank(magnitude(p), lane < SAMPLES, SAMPLES, rank, 0, 11)
     place = tl.arange(0, HEAD)
     tl.store(row_of(head, HEAD, BATCH) + place, tl.where(place == 0, threshold, 0))
     place = tl.arange(0, STATS)
@@ -214,6 +223,12 @@ def mark(
 
 
 @triton.jit
+def bin_of(bits, threshold, bin_shift):
+    """The bin of a magnitude that reaches the threshold; the last has all that is larger."""
+    return tl.minimum((bits - threshold) >> bin_shift, _BINS - 1)
+
+
+@triton.jit
 def sum_before(counts, end):
     """The sum of the first `end` numbers, int64."""
     lane = tl.arange(0, 1024)
@@ -224,7 +239,7 @@ def sum_before(counts, end):
     return tl.sum(total)
 
 
-@triton.jit(do_not_specialize=["n", "num_tiles", "span", "capacity"])
+@triton.jit(do_not_specialize=["n", "num_tiles", "span", "capacity", "bin_shift"])
 def collect(
     x,
     residual,
@@ -238,6 +253,7 @@ def collect(
     num_tiles,
     span,
     capacity,
+    bin_shift,
     momentum,
     scale,
     KIND: tl.constexpr,
@@ -247,8 +263,10 @@ def collect(
     STATS: tl.constexpr,
     WORDS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    COUNTS: tl.constexpr,
 ):
-    """A program for each `span` tiles. Writes as many candidates as there is room for."""
+    """A program for each `span` tiles. Writes as many candidates as there is room for, and if
+    COUNTS adds them to the counts of their bins."""
     x = row_of(x, n, BATCH)
     residual = row_of(residual, n, BATCH)
     velocity = row_of(velocity, n, BATCH)
@@ -262,6 +280,9 @@ def collect(
     lane = tl.arange(0, AT_ONCE)
     end = end_tile.to(tl.int64) * WORDS
     spoiled = tl.zeros([AT_ONCE], tl.int32)
+    head = row_of(head, HEAD, BATCH)
+    if COUNTS:
+        threshold = tl.load(head)
     for start in range(first_tile.to(tl.int64) * WORDS, end, AT_ONCE):
         number = start + lane
         words = tl.load(bitmap + number, mask=number < end, other=0).to(tl.uint32, bitcast=True)
@@ -274,14 +295,18 @@ def collect(
             p = form_some(x, residual, velocity, at, kept, momentum, scale, KIND, NESTEROV)
             tl.store(positions + place, at, mask=kept)
             tl.store(values + place, p, mask=kept)
-            spoiled += (kept & (magnitude(p) == INFINITY)).to(tl.int32)
+            bits = magnitude(p)
+            spoiled += (kept & (bits == INFINITY)).to(tl.int32)
+            if COUNTS:
+                count = head + _BINS + bin_of(bits, threshold, bin_shift)
+                tl.atomic_add(count, tl.full([AT_ONCE], 1, tl.int32), mask=kept, sem="relaxed")
             words = words & (words - 1)
             place += 1
         slot += tl.sum(ones)
     stats = row_of(stats, STATS, BATCH)
     total = tl.sum(spoiled)
     if total > 0:
-        tl.atomic_add(stats + 1, total.to(tl.int64))
+        tl.atomic_add(stats + 1, total.to(tl.int64), sem="relaxed")
     if end_tile == num_tiles:
-        tl.store(row_of(head, HEAD, BATCH) + 1, tl.minimum(slot, 2147483647).to(tl.int32))
+        tl.store(head + 1, tl.minimum(slot, 2147483647).to(tl.int32))
         tl.store(stats, slot)

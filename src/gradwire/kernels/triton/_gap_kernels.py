@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.triton._candidates import ones_in, sum_before
+from gradwire.kernels.triton._common import store_block
 
 
 @triton.jit
@@ -60,15 +61,15 @@ def measure_chunk(
     for i in tl.static_range(3):
         total = tl.sum(gap >> (first + i))
         tl.store(sums + i * chunks + program, total)
-        tl.atomic_add(stats + 4 + i, total)
+        tl.atomic_add(stats + 4 + i, total, sem="relaxed")
     negative = tl.sum((gap < 0).to(tl.int64))
     if negative > 0:
-        tl.atomic_add(stats + 3, negative)
+        tl.atomic_add(stats + 3, negative, sem="relaxed")
     if program == 0:
         tl.store(stats + 2, last)
     lengths = count_lengths(gap, mask)
     length = tl.arange(0, 64)
-    tl.atomic_add(stats + 8 + length, lengths, mask=(lengths > 0) & (length < 63))
+    tl.atomic_add(stats + 8 + length, lengths, mask=(lengths > 0) & (length < 63), sem="relaxed")
 
 
 @triton.jit(
@@ -108,18 +109,18 @@ def encode(
     if program == 0:
         lane = tl.arange(0, 2)
         lead = tl.where(lane == 0, lead_low, lead_high)
-        tl.atomic_or(code + lane, lead, mask=lead != 0)
+        tl.atomic_or(code + lane, lead, mask=lead != 0, sem="relaxed")
     if parameter > 0:
         bit = at * parameter + lead_bits
         low = (gap & ((tl.full([CHUNK], 1, tl.int64) << parameter) - 1)) << (bit & 31)
         for half in tl.static_range(2):
             word = ((low >> (32 * half)) & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
-            tl.atomic_or(code + (bit >> 5) + half, word, mask=mask & (word != 0))
+            tl.atomic_or(code + (bit >> 5) + half, word, mask=mask & (word != 0), sem="relaxed")
     quotient = tl.where(mask, gap >> parameter, 0)
     start = (count.to(tl.int64) * parameter + 7) // 8 * 8 + lead_bits
     one = start + sum_before(sums + first_sum, program) + tl.cumsum(quotient, 0) + at
     bit = tl.full([CHUNK], 1, tl.uint32) << (one & 31).to(tl.uint32)
-    tl.atomic_or(code + (one >> 5), bit.to(tl.int32, bitcast=True), mask=mask)
+    tl.atomic_or(code + (one >> 5), bit.to(tl.int32, bitcast=True), mask=mask, sem="relaxed")
     if HAS_VALUES:
         value = tl.load(values + at, mask=mask, other=0)
         tl.store(words + values_at + at, value.to(tl.int32, bitcast=True), mask=mask)
@@ -160,10 +161,56 @@ def _stream(body, block, low_bytes, stream_bytes, BYTES: tl.constexpr):
     return tl.load(body + low_bytes + at, mask=at < stream_bytes, other=0).to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks"])
+@triton.jit
+def _clear(out, universe):
+    """Zeros, of which each program of the grid writes its share."""
+    share = ((universe.to(tl.int64) // tl.num_programs(0)) // 2048 + 1) * 2048
+    start = tl.program_id(0) * share
+    zeros = tl.zeros([2048], out.dtype.element_ty)
+    for first in range(start, tl.minimum(start + share, universe), 2048):
+        at = first + tl.arange(0, 2048)
+        store_block(out, at, zeros, universe, first + 2048 <= universe)
+
+
+@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks", "universe"])
 def count_ones(
     packed,
     sums,
+    out,
+    count,
+    parameter,
+    front,
+    size,
+    blocks,
+    universe,
+    READS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """Ones of each block of the stream, and the sum of each chunk's low parts; if READS all
+    programs, of which there may be more, clear what values are written to."""
+    program = tl.program_id(0)
+    if READS:
+        _clear(out, universe)
+        sums += count  # behind the places
+    body, _found, parameter, low_bytes, stream_bytes = _sections(
+        packed, front, size, parameter, count, READS
+    )
+    if program < blocks:
+        total = tl.sum(ones_in(_stream(body, program, low_bytes, stream_bytes, BYTES)))
+        tl.store(sums + program, total.to(tl.int64))
+    else:
+        at = (program - blocks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+        if (program - blocks).to(tl.int64) * CHUNK < count:
+            total = tl.sum(_low_parts(body, at, at < count, parameter, low_bytes))
+            tl.store(sums + program, total)
+
+
+@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks"])
+def find_ones(
+    packed,
+    sums,
+    places,
     count,
     parameter,
     front,
@@ -173,36 +220,11 @@ def count_ones(
     CHUNK: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """Ones of each block of the stream, and the sum of each chunk's low parts."""
-    program = tl.program_id(0)
-    body, _found, parameter, low_bytes, stream_bytes = _sections(
-        packed, front, size, parameter, count, READS
-    )
-    if program < blocks:
-        total = tl.sum(ones_in(_stream(body, program, low_bytes, stream_bytes, BYTES)))
-        total = total.to(tl.int64)
-    else:
-        at = (program - blocks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-        total = tl.sum(_low_parts(body, at, at < count, parameter, low_bytes))
-    tl.store(sums + program, total)
-
-
-@triton.jit(do_not_specialize=["count", "parameter", "front", "size", "blocks"])
-def find_ones(
-    packed,
-    sums,
-    places,
-    status,
-    count,
-    parameter,
-    front,
-    size,
-    blocks,
-    READS: tl.constexpr,
-    BYTES: tl.constexpr,
-):
     """The place of each one in the stream."""
     program = tl.program_id(0)
+    if READS:
+        sums += count
+    status = sums + blocks + (count + CHUNK - 1) // CHUNK
     body, found, parameter, low_bytes, stream_bytes = _sections(
         packed, front, size, parameter, count, READS
     )
@@ -230,7 +252,6 @@ def join(
     packed,
     sums,
     places,
-    status,
     values,
     out,
     count,
@@ -244,6 +265,9 @@ def join(
 ):
     """Indices in the place of the ones; or if READS values to where they point, within `out`."""
     program = tl.program_id(0)
+    if READS:
+        sums += count
+    status = sums + blocks + tl.num_programs(0)
     body, _found, parameter, low_bytes, _stream_bytes = _sections(
         packed, front, size, parameter, count, READS
     )

@@ -80,18 +80,18 @@ def keep_few(
         zeros = tl.zeros([STATS], tl.int64)
         tl.store(stats + place, tl.where(place == 0, zeros + n, zeros))
         tl.debug_barrier()
+        base = 0
     else:
+        base = tl.load(row_of(head, HEAD, BATCH))  # which all candidates reach
         found = tl.load(row_of(head, HEAD, BATCH) + 1)
         if CAPPED:
             rank = tl.minimum(rank, found)
         # Of too few or too many nothing is kept: the host reads it from `stats`.
         found = tl.where((found >= rank) & (found <= capacity), found, 0)
         is_item = lane < found
-        at = tl.load(row_of(positions, capacity, BATCH) + lane, mask=is_item, other=0)
         p = tl.load(row_of(candidates, capacity, BATCH) + lane, mask=is_item, other=0)
-        u = p
     bits = magnitude(p)
-    least = bits_of_rank(bits, is_item, rank, 0)
+    least = bits_of_rank(bits, is_item, found, rank, base, 0)
     above = (is_item & (bits > least)).to(tl.int32)
     equal = (is_item & (bits == least)).to(tl.int32)
     ties = rank - tl.sum(above)
@@ -99,6 +99,8 @@ def keep_few(
     taken = (above > 0) | ((equal > 0) & ((seen >> 16) <= ties))
     place = (seen & 0xFFFF) + tl.minimum(seen >> 16, ties) - 1
     indices = row_of(indices, size, BATCH)
+    if not DIRECT:  # not sooner: they take twice the registers of the rest
+        at = tl.load(row_of(positions, capacity, BATCH) + lane, mask=taken, other=0)
     tl.store(indices + place, at, mask=taken)
     tl.store(row_of(values, size, BATCH) + place, p, mask=taken)
     if DIRECT:
@@ -116,33 +118,40 @@ def keep_few(
     tl.store(stats + 1, tl.sum((taken & (bits == INFINITY)).to(tl.int64)))
     tl.debug_barrier()  # the indices are read by other threads than have written them
     count = tl.sum(taken.to(tl.int32))
-    _measure_kept(
-        indices,
-        row_of(sums, (size + CHUNK - 1) // CHUNK * 3, BATCH),
-        stats,
-        count,
-        size,
-        TILE,
-        CHUNK,
-    )
+    sums = row_of(sums, (size + CHUNK - 1) // CHUNK * 3, BATCH)
+    _measure_kept(indices, sums, stats, count, size, CHUNK)
 
 
 @triton.jit
-def _measure_kept(indices, sums, stats, count, size, TILE: tl.constexpr, CHUNK: tl.constexpr):
-    lane = tl.arange(0, TILE)
-    mask = lane < count
-    gap = tl.where(mask, gaps_before(indices, lane, mask), 0)
+def _measure_kept(indices, sums, stats, count, size, CHUNK: tl.constexpr):
     last = tl.load(indices + count - 1, mask=count > 0, other=0)
     first = first_parameter(last, count)
     chunks = (size + CHUNK - 1) // CHUNK
-    chunk = tl.arange(0, TILE // CHUNK)
-    for i in tl.static_range(3):
-        of_chunks = tl.sum(tl.reshape(gap >> (first + i), (TILE // CHUNK, CHUNK)), axis=1)
-        tl.store(sums + i * chunks + chunk, of_chunks, mask=chunk < chunks)
-        tl.store(stats + 4 + i, tl.sum(of_chunks))
-    tl.store(stats + 2, last)
+    lane = tl.arange(0, CHUNK)
     length = tl.arange(0, 64)
-    tl.store(stats + 8 + length, count_lengths(gap, mask), mask=length < 63)
+    lengths = tl.zeros([64], tl.int64)
+    total_0 = tl.full([], 0, tl.int64)
+    total_1 = total_0
+    total_2 = total_0
+    for chunk in range(chunks):
+        at = chunk * CHUNK + lane
+        mask = at < count
+        gap = tl.where(mask, gaps_before(indices, at, mask), 0)
+        sum_0 = tl.sum(gap >> first)
+        sum_1 = tl.sum(gap >> (first + 1))
+        sum_2 = tl.sum(gap >> (first + 2))
+        tl.store(sums + chunk, sum_0)
+        tl.store(sums + chunks + chunk, sum_1)
+        tl.store(sums + 2 * chunks + chunk, sum_2)
+        total_0 += sum_0
+        total_1 += sum_1
+        total_2 += sum_2
+        lengths += count_lengths(gap, mask)
+    tl.store(stats + 2, last)
+    tl.store(stats + 4, total_0)
+    tl.store(stats + 5, total_1)
+    tl.store(stats + 6, total_2)
+    tl.store(stats + 8 + length, lengths, mask=length < 63)
 
 
 @triton.jit
@@ -198,7 +207,7 @@ def count_digits(
         lane = tl.arange(0, 256)
         others = tl.sum((is_item == 0).to(tl.int32))
         counts = counts - tl.where(lane == 0, others, 0)
-        tl.atomic_add(head + _DIGITS + 256 * LEVEL + lane, counts, mask=counts > 0)
+        tl.atomic_add(head + _DIGITS + 256 * LEVEL + lane, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["rank", "capacity"])
@@ -264,23 +273,61 @@ def keep_many(
         chunk_counts = row_of(chunk_counts, 2 * chunks, BATCH)
         before = sum_before(chunk_counts, program)
         equal_before = sum_before(chunk_counts + chunks, program)
-        at = start + tl.arange(0, CHUNK)
-        is_item = at < found
-        p = tl.load(row_of(candidates, capacity, BATCH) + at, mask=is_item, other=0)
-        bits = magnitude(p)
-        is_above = is_item & (bits > least)
-        is_equal = is_item & (bits == least)
-        seen = tl.cumsum(is_above.to(tl.int32) | (is_equal.to(tl.int32) << 16), 0)
-        equal_seen = equal_before + (seen >> 16)
-        taken = is_above | (is_equal & (equal_seen <= ties))
-        place = before + (seen & 0xFFFF) + tl.minimum(equal_seen, ties) - 1
-        where = tl.load(row_of(positions, capacity, BATCH) + at, mask=taken, other=0)
-        tl.store(row_of(indices, size, BATCH) + place, where, mask=taken)
-        tl.store(row_of(values, size, BATCH) + place, p, mask=taken)
-        if HAS_OUT:
-            tl.store(row_of(out, n, BATCH) + where, tl.zeros_like(p), mask=taken)
-        if MASKS:
-            tl.store(row_of(moved, n, BATCH) + where, tl.zeros_like(p), mask=taken)
+        keep_chunk(
+            row_of(moved, n, BATCH),
+            row_of(out, n, BATCH),
+            row_of(positions, capacity, BATCH),
+            row_of(candidates, capacity, BATCH),
+            row_of(indices, size, BATCH),
+            row_of(values, size, BATCH),
+            start,
+            found,
+            least,
+            ties,
+            before,
+            equal_before,
+            MASKS,
+            HAS_OUT,
+            CHUNK,
+        )
+
+
+@triton.jit
+def keep_chunk(
+    moved,
+    out,
+    positions,
+    candidates,
+    indices,
+    values,
+    start,
+    found,
+    least,
+    ties,
+    before,
+    equal_before,
+    MASKS: tl.constexpr,
+    HAS_OUT: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Keeps what is above the least and the first `ties` that are equal, after so many of both."""
+    at = start + tl.arange(0, CHUNK)
+    is_item = at < found
+    p = tl.load(candidates + at, mask=is_item, other=0)
+    bits = magnitude(p)
+    is_above = is_item & (bits > least)
+    is_equal = is_item & (bits == least)
+    seen = tl.cumsum(is_above.to(tl.int32) | (is_equal.to(tl.int32) << 16), 0)
+    equal_seen = equal_before + (seen >> 16)
+    taken = is_above | (is_equal & (equal_seen <= ties))
+    place = before + (seen & 0xFFFF) + tl.minimum(equal_seen, ties) - 1
+    where = tl.load(positions + at, mask=taken, other=0)
+    tl.store(indices + place, where, mask=taken)
+    tl.store(values + place, p, mask=taken)
+    if HAS_OUT:
+        tl.store(out + where, tl.zeros_like(p), mask=taken)
+    if MASKS:
+        tl.store(moved + where, tl.zeros_like(p), mask=taken)
 
 
 @triton.jit(do_not_specialize=["numel", "count", *KEY_WORDS])
@@ -313,14 +360,17 @@ def draw_sample(
 
 
 @triton.jit(do_not_specialize=["count", "rank"])
-def rank_few(samples, head, count, rank, TILE: tl.constexpr, HEAD: tl.constexpr):
-    """The least magnitude of the `rank` largest, above zero, as threshold, and zeros behind it; one
-    program."""
+def rank_few(
+    samples, head, stats, count, rank, TILE: tl.constexpr, HEAD: tl.constexpr, STATS: tl.constexpr
+):
+    """The least magnitude of the `rank` largest, above zero, as threshold, and zeros behind it and
+    in the statistics; one program."""
     lane = tl.arange(0, TILE)
     bits = magnitude(tl.load(samples + lane, mask=lane < count, other=0))
-    least = tl.maximum(bits_of_rank(bits, lane < count, rank, 0), 1)
+    least = tl.maximum(bits_of_rank(bits, lane < count, count, rank, 0, 0), 1)
     place = tl.arange(0, HEAD)
     tl.store(head + place, tl.where(place == 0, least, 0))
+    tl.store(stats + tl.arange(0, STATS), tl.zeros([STATS], tl.int64))
 
 
 @triton.jit(do_not_specialize=["rank"])

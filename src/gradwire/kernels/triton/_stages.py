@@ -4,84 +4,37 @@ Memory of these stages is flat, row behind row. Between two launches the host do
 can: a tensor that is made, viewed or sliced takes it as long as a short kernel takes the device.
 """
 
-from functools import lru_cache
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from gradwire.kernels._motion import Motion, Residual
 from gradwire.kernels.triton import _candidates as candidates
+from gradwire.kernels.triton import _listing as listing
 from gradwire.kernels.triton import _ranking as ranking
 from gradwire.kernels.triton._candidates import HEAD, STATS, TILE_WORDS
 from gradwire.kernels.triton._common import cdiv, launch, power_of_two
-from gradwire.kernels.triton.gaps import CHUNK, launch_measure, make_sums
+from gradwire.kernels.triton._vectors import Vectors
+from gradwire.kernels.triton._vectors import vectors_of as vectors_of
+from gradwire.kernels.triton.gaps import CHUNK, LAST, UNRANKED, launch_measure, make_sums
 
 FEW = 1 << 14  # so many elements one program selects from
-SHORT_SAMPLE, LONG_SAMPLE = 1 << 12, 1 << 14
-LONG = 1 << 16  # elements from which on the sample is the long one
+# Elements of a sample, and of how many they are: of few a shorter one is found sooner than it makes
+# more candidates.
+_SAMPLES = ((1 << 20, 1 << 14), (1 << 16, 1 << 13), (0, 1 << 12))
 _FEW_SAMPLES = 1 << 15  # so many one program ranks; `bits_of_rank` counts up to 2^16 - 1
 _RUN = 8  # elements of a sample in a row: 32 bytes are read at least
 _DRAWN = 64  # blocks of four elements of a sample that a program draws
 _CHUNK = 2048  # candidates of a program
 _MOST_PROGRAMS = 1024  # each adds up the counts of those before it
 _TILES_AT_ONCE = 4
+_MOST_LISTED = 1 << 22  # elements that are kept; of more too many share a bin
+_LISTED = 1 << 12  # candidates of a bin
 NOTHING = 0x7FFFFFFF  # as a threshold
 
 Chosen = tuple[Tensor, Tensor]
 
 
-class Vectors(NamedTuple):
-    """What p is formed from, and what is written beside: all of `rows` times n elements."""
-
-    inputs: tuple[Tensor, Tensor, Tensor]  # x, residual, velocity
-    outputs: tuple[Tensor, Tensor]  # the moved velocity, and what is left
-    rows: int
-    n: int
-    rule: tuple[float, float]
-    form: dict[str, Any]
-    writes: dict[str, bool]
-
-
-def vectors_of(
-    x: Tensor, residual: Residual | None, out: Tensor | None, rows: int | None = None
-) -> Vectors:
-    """Of matrices, or of flat vectors, which are one row."""
-    rows, n = (1, x.numel()) if rows is None else (rows, x.shape[1])
-    x = x.contiguous()
-    left = x if out is None else out
-    if residual is None:
-        inputs, kind = (x, x, x), 0
-    elif not isinstance(residual, Motion):
-        inputs, kind = (x, residual.contiguous(), x), 1
-    else:
-        motion = residual
-        inputs = x, motion.residual.contiguous(), motion.velocity.contiguous()
-        return Vectors(
-            inputs,
-            (motion.moved, left),
-            rows,
-            n,
-            (float(motion.momentum), float(motion.scale)),
-            _form(2, motion.nesterov, rows > 1),
-            _writes(motion.masks, out is not None),
-        )
-    form, writes = _form(kind, False, rows > 1), _writes(False, out is not None)
-    return Vectors(inputs, (x, left), rows, n, (0.0, 0.0), form, writes)
-
-
-@lru_cache
-def _form(kind: int, nesterov: bool, batch: bool) -> dict[str, Any]:
-    return {"KIND": kind, "NESTEROV": nesterov, "BATCH": batch}
-
-
-@lru_cache
-def _writes(masks: bool, has_out: bool) -> dict[str, bool]:
-    return {"MASKS": masks, "HAS_OUT": has_out}
-
-
 def sample_size(n: int) -> int:
-    return LONG_SAMPLE if n >= LONG else SHORT_SAMPLE
+    return next(samples for least, samples in _SAMPLES if n >= least)
 
 
 def make_chosen(vectors: Vectors, room: int) -> Chosen:
@@ -125,8 +78,9 @@ def sample(vectors: Vectors, rank: int) -> tuple[Tensor, Tensor]:
 
 def sample_strata(
     vectors: Vectors, size: int, rank: int, words: tuple[int, int, int, int, int]
-) -> Tensor:
-    """A new `head` with the threshold that `rank` elements of a sample reach, and then zeros."""
+) -> tuple[Tensor, Tensor]:
+    """A new `head` with the threshold that `rank` elements of a sample reach, and then zeros; and
+    empty statistics."""
     device = vectors.inputs[0].device
     few = size <= min(_FEW_SAMPLES, 2 * FEW)
     head = (torch.empty if few else torch.zeros)(HEAD, dtype=torch.int32, device=device)
@@ -149,12 +103,14 @@ def sample_strata(
     if few:
         tile = max(256, power_of_two(size))
         warps = _warps(tile)
-        options = {"TILE": tile, "HEAD": HEAD, "num_warps": warps}
-        launch(ranking.rank_few, (1,), samples, head, size, rank, **options)
+        stats = make_stats(vectors, is_clear=False)
+        options = {"TILE": tile, "HEAD": HEAD, "STATS": STATS, "num_warps": warps}
+        launch(ranking.rank_few, (1,), samples, head, stats, size, rank, **options)
     else:
+        stats = make_stats(vectors, is_clear=True)
         _count_digits(head, samples, 1, size, rank, keeps=False)
         launch(ranking.rank_many, (1,), head, rank, HEAD=HEAD)
-    return head
+    return head, stats
 
 
 def mark(vectors: Vectors, head: Tensor | None, threshold: int) -> Tensor:
@@ -184,8 +140,20 @@ def mark(vectors: Vectors, head: Tensor | None, threshold: int) -> Tensor:
     return marks
 
 
-def collect(vectors: Vectors, head: Tensor, stats: Tensor, marks: Tensor, room: int) -> Chosen:
-    """Positions and values of what is marked; how many there are is in `head` and `stats`."""
+def bin_shift(vectors: Vectors, room: int, count: int) -> int:
+    """How wide, as a power of two, the bins are of which `count` of at most `room` candidates are
+    to be found by `split`; 0 if not. There a thousand or two share a bin of normal numbers, and
+    the bins reach from one threshold to half as much again, or to a multiple."""
+    if room <= FEW or vectors.rows > 1 or count > _MOST_LISTED:
+        return 0
+    return min(14, max(11, 31 - count.bit_length()))
+
+
+def collect(
+    vectors: Vectors, head: Tensor, stats: Tensor, marks: Tensor, room: int, shift: int = 0
+) -> Chosen:
+    """Positions and values of what is marked; how many there are is in `head` and `stats`, and if
+    there is a `bin_shift` how many are in each bin."""
     positions, values = make_chosen(vectors, room)
     tiles = cdiv(vectors.n, 32 * TILE_WORDS)
     span = _TILES_AT_ONCE * cdiv(tiles, _TILES_AT_ONCE * _MOST_PROGRAMS)
@@ -202,12 +170,15 @@ def collect(vectors: Vectors, head: Tensor, stats: Tensor, marks: Tensor, room: 
         tiles,
         span,
         room,
+        shift,
         *vectors.rule,
         **vectors.form,
         HEAD=HEAD,
         STATS=STATS,
         WORDS=TILE_WORDS,
         AT_ONCE=_TILES_AT_ONCE * TILE_WORDS,
+        COUNTS=shift > 0,
+        num_warps=8,
     )
     return positions, values
 
@@ -220,14 +191,42 @@ def keep(
     room: int,
     kept: Chosen,
     count: int,
+    shift: int = 0,
     is_capped: bool = False,
 ) -> Tensor:
     """The `count` largest of at most `room` candidates; if `is_capped` all of them, where they are
-    fewer. Returns what `launch_measure` does of them."""
+    fewer. Returns what `launch_measure` does of them. With a `bin_shift` nothing may be kept:
+    `read` knows."""
     if room <= FEW:
         return keep_few(vectors, head, stats, found, room, kept, count, False, is_capped)
-    _keep_many(vectors, head, found, room, kept, count, is_capped)
+    if shift:
+        _keep_listed(vectors, head, stats, found, room, kept, count, shift, is_capped)
+    else:
+        _keep_many(vectors, head, found, room, kept, count, is_capped)
     return launch_measure(kept[0], stats, vectors.rows, is_counted=is_capped)
+
+
+def read(
+    vectors: Vectors,
+    head: Tensor,
+    stats: Tensor,
+    found: Chosen,
+    room: int,
+    kept: Chosen,
+    count: int,
+    chunks: Tensor,
+    is_capped: bool = False,
+) -> tuple[list[int], Tensor]:
+    """Waits for the statistics, and keeps what `keep` could not, because of one vector too many
+    share a bin. Returns the chunks' sums as well."""
+    numbers: list[int] = stats.tolist()
+    if not numbers[UNRANKED]:
+        return numbers, chunks
+    head[2:] = 0
+    stats[LAST:] = 0
+    _keep_many(vectors, head, found, room, kept, count, is_capped)
+    chunks = launch_measure(kept[0], stats, is_counted=is_capped)
+    return stats.tolist(), chunks
 
 
 def keep_few(
@@ -269,6 +268,53 @@ def keep_few(
         num_warps=_warps(tile),
     )
     return sums
+
+
+def _keep_listed(
+    vectors: Vectors,
+    head: Tensor,
+    stats: Tensor,
+    found: Chosen,
+    room: int,
+    kept: Chosen,
+    count: int,
+    shift: int,
+    is_capped: bool,
+) -> None:
+    positions, values = found
+    chunks = cdiv(room, _CHUNK)
+    scratch = torch.empty(2 * _LISTED + chunks, dtype=torch.int32, device=head.device)
+    chunk_counts = scratch[2 * _LISTED :]
+    options = {"CAPPED": is_capped, "LISTED": _LISTED, "CHUNK": _CHUNK, "num_warps": 8}
+    launch(
+        listing.split,
+        (chunks,),
+        head,
+        stats,
+        values,
+        chunk_counts,
+        scratch,
+        count,
+        room,
+        shift,
+        **options,
+    )
+    launch(
+        listing.keep_listed,
+        (chunks,),
+        *vectors.outputs,
+        head,
+        positions,
+        values,
+        chunk_counts,
+        scratch,
+        *kept,
+        count,
+        room,
+        shift,
+        **vectors.writes,
+        **options,
+    )
 
 
 def _keep_many(
@@ -342,4 +388,4 @@ def _count_digits(
 
 
 def _warps(tile: int) -> int:
-    return min(32, max(4, tile // 512))
+    return min(32, max(4, min(8, tile // 256), tile // 512))

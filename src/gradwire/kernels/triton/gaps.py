@@ -27,9 +27,12 @@ CHUNK = 2048  # indices of a program, of `launch_measure` and what reads its sum
 # Bytes of the stream of quotients, of a program: few where that gives the device enough programs.
 _FEW_BYTES, _MANY_BYTES = 1 << 9, 1 << 12
 _LONG = 1 << 19  # bytes: a program adds up as many counts as there are blocks, 1024 at a time
+_CLEARED, _MOST_CLEARING = 1 << 13, 1 << 11  # elements a program clears at least; programs for it
+_STATUS = 5  # int64
 # In the statistics of a row, int64: the number of candidates and how many of them are not finite
-# (of a selection), the last index, gaps below zero, the sums of quotients, the lengths.
-LAST, NEGATIVE, SUMS, LENGTHS = 2, 3, 4, 8
+# (of a selection), the last index, gaps below zero, the sums of quotients, whether too many share
+# a bin (`split`), the lengths.
+LAST, NEGATIVE, SUMS, UNRANKED, LENGTHS = 2, 3, 4, 7, 8
 
 
 class Measurement(NamedTuple):
@@ -173,18 +176,25 @@ def decode_rice(body: Tensor, parameter: int, universe: int, count: int) -> Tens
         return reference.decode_rice(body, parameter, universe, count)
     body = body.contiguous()
     indices = torch.empty(count, dtype=torch.int64, device=body.device)
-    status = _launch_decode(body, 0, parameter, count, universe, indices, None)
-    if not _is_valid(status.tolist(), parameter, universe, count):
+    sums = _launch_decode(body, 0, parameter, count, universe, indices, None)
+    if not _is_valid(sums[-_STATUS:].tolist(), parameter, universe, count):
         return reference.decode_rice(body, parameter, universe, count)
     return indices
 
 
 def scatter_rice(
-    packed: Tensor, front: int, values: Tensor, universe: int, out: Tensor
+    packed: Tensor,
+    front: int,
+    values: Tensor,
+    universe: int,
+    out: Tensor,
+    known: int | None = None,
 ) -> int | None:
     count = values.numel()
-    places = torch.empty(count, dtype=torch.int64, device=packed.device)
-    numbers = _launch_decode(packed, front, 0, count, universe, places, (values, out)).tolist()
+    sums = _launch_decode(packed, front, 0, count, universe, None, (values, out))
+    if known is not None:
+        return known
+    numbers = sums[-_STATUS:].tolist()
     parameter: int = numbers[4]
     if parameter < 0 or not _is_valid(numbers, parameter, universe, count):
         return None
@@ -197,31 +207,36 @@ def _launch_decode(
     parameter: int,
     count: int,
     universe: int,
-    places: Tensor,
+    places: Tensor | None,
     scattered: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """The indices, in `places`; or values written to their indices in a vector, then the byte at
-    `front` has the parameter plus one. Returns what is known of the code when that has run."""
-    reads, device = scattered is not None, packed.device
+    """The indices, in `places`; or values written to their indices in a vector, zeros elsewhere,
+    then the byte at `front` has the parameter plus one. Returns memory whose last numbers are what
+    is known of the code when that has run."""
+    reads = scattered is not None
     size = packed.numel() - front - reads
     block = _FEW_BYTES if size <= _LONG else _MANY_BYTES
     blocks, chunks = cdiv(size, block), cdiv(count, CHUNK)
-    # Ones of each block, sums of the low parts of each chunk.
-    sums = torch.empty(blocks + chunks, dtype=torch.int64, device=device)
-    # Ones, wrong ends, the last one, the last index, the parameter: -1 if it cannot be one.
-    status = torch.empty(5, dtype=torch.int64, device=device)
+    # Places if they are not returned, ones of each block, sums of the low parts of each chunk, and
+    # the status: ones, wrong ends, the last one, the last index, the parameter or -1.
+    num_sums = blocks + chunks + _STATUS + (count if reads else 0)
+    sums = torch.empty(num_sums, dtype=torch.int64, device=packed.device)
+    if places is None:
+        places = sums
     values, out = (places, places) if scattered is None else scattered
     sizes = (count, parameter, front, size, blocks)
-    of_bytes = {"READS": reads, "BYTES": block, "num_warps": min(8, block // 128)}
-    launch(kernels.count_ones, (blocks + chunks,), packed, sums, *sizes, **of_bytes, CHUNK=CHUNK)
-    launch(kernels.find_ones, (blocks,), packed, sums, places, status, *sizes, **of_bytes)
+    of_bytes = {"READS": reads, "BYTES": block, "CHUNK": CHUNK, "num_warps": min(8, block // 128)}
+    programs = blocks + chunks
+    if reads:
+        programs = max(programs, min(_MOST_CLEARING, cdiv(universe, _CLEARED)))
+    launch(kernels.count_ones, (programs,), packed, sums, out, *sizes, universe, **of_bytes)
+    launch(kernels.find_ones, (blocks,), packed, sums, places, *sizes, **of_bytes)
     launch(
         kernels.join,
         (chunks,),
         packed,
         sums,
         places,
-        status,
         values,
         out,
         *sizes,
@@ -230,7 +245,7 @@ def _launch_decode(
         CHUNK=CHUNK,
         num_warps=8,
     )
-    return status
+    return sums
 
 
 def _is_valid(status: list[int], parameter: int, universe: int, count: int) -> bool:

@@ -20,6 +20,8 @@ from gradwire.kernels.triton._common import key_words
 from gradwire.kernels.triton._stages import Chosen, Vectors
 from gradwire.kernels.triton.gaps import launch_measure, measurement
 
+_SPARE = 1024  # more candidates than are likely, where they are few
+
 
 def select_largest(x: Tensor, residual: Residual | None, count: int, out: Tensor | None) -> Chosen:
     (chosen,) = _select_largest(stages.vectors_of(x, residual, out), count)
@@ -45,21 +47,23 @@ def select_sampled(
 ) -> Chosen:
     n = x.numel()
     vectors = stages.vectors_of(x, residual, out)
-    head = stages.sample_strata(vectors, size, rank, key_words(seed, stream))
+    head, stats = stages.sample_strata(vectors, size, rank, key_words(seed, stream))
     marks = stages.mark(vectors, head, 0)
-    room = math.ceil((rank + 6 * math.sqrt(rank) + 8) / size * n) + 4096
+    room = math.ceil((rank + 6 * math.sqrt(rank) + 8) / size * n) + _SPARE
     while True:
         room = min(n, room)
         count = min(most, room)
         kept = stages.make_chosen(vectors, count)
-        stats = stages.make_stats(vectors, is_clear=True)
-        found = stages.collect(vectors, head, stats, marks, room)
-        chunks = stages.keep(vectors, head, stats, found, room, kept, count, is_capped=True)
-        numbers = stats.tolist()
+        shift = stages.bin_shift(vectors, room, count)
+        found = stages.collect(vectors, head, stats, marks, room, shift)
+        given = vectors, head, stats, found, room, kept, count
+        chunks = stages.keep(*given, shift, is_capped=True)
+        numbers, chunks = stages.read(*given, chunks, is_capped=True)
         if numbers[0] <= room:
             return _noted(kept, min(numbers[0], most), n, numbers, chunks)
         room = numbers[0]
         head[2:] = 0  # what was counted
+        stats.zero_()
 
 
 def select_above(
@@ -97,12 +101,19 @@ def _select(vectors: Vectors, count: int, rank: int, room: int) -> list[Chosen] 
         chunks = stages.keep_few(vectors, stats, stats, kept, n, kept, count, is_direct=True)
     else:
         head, stats = stages.sample(vectors, rank)
-        found = stages.collect(vectors, head, stats, stages.mark(vectors, head, 0), room)
+        marks = stages.mark(vectors, head, 0)
+        shift = stages.bin_shift(vectors, room, count) if rank else 0
+        found = stages.collect(vectors, head, stats, marks, room, shift)
         kept = stages.make_chosen(vectors, count)
-        chunks = stages.keep(vectors, head, stats, found, room, kept, count)
+        given = vectors, head, stats, found, room, kept, count
+        chunks = stages.keep(*given, shift)
+        if rows == 1:
+            numbers, chunks = stages.read(*given, chunks)
+            is_enough = count <= numbers[0] <= room
+            return [_noted(kept, count, n, numbers, chunks)] if is_enough else None
     numbers = stats.tolist()
     if rows == 1:
-        return [_noted(kept, count, n, numbers, chunks)] if count <= numbers[0] <= room else None
+        return [_noted(kept, count, n, numbers, chunks)]
     of_rows = [numbers[start : start + STATS] for start in range(0, rows * STATS, STATS)]
     if not all(count <= row[0] <= room for row in of_rows):
         return None
@@ -124,7 +135,7 @@ def _guess(n: int, count: int, few: int) -> tuple[int, int]:
     rank = math.ceil(1.05 * expected + 5 * math.sqrt(expected) + 8)
     if rank >= samples:
         return 0, n
-    return rank, min(n, math.ceil((rank + 6 * math.sqrt(rank)) / samples * n) + 4096)
+    return rank, min(n, math.ceil((rank + 6 * math.sqrt(rank)) / samples * n) + _SPARE)
 
 
 def _collect_all(vectors: Vectors, marks: Tensor, capacity: int) -> Chosen:

@@ -144,7 +144,7 @@ def _rank_few(samples, head, count, rank, HEAD: tl.constexpr, TILE: tl.constexpr
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
     bits = magnitude(tl.load(samples + row * count + lane, mask=lane < count, other=0))
-    least = bits_of_rank(bits, lane < count, rank, 0)
+    least = bits_of_rank(bits, lane < count, count, rank, 0, 0)
     tl.store(head + row * HEAD, tl.maximum(least, 1))
 
 
