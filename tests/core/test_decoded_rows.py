@@ -1,9 +1,12 @@
 """What is known of payloads that were encoded together: decoding gives what their bytes say."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compression import COMPRESSION
 from gradwire.core import decoded_rows
 from gradwire.core.codec import Codec
@@ -69,6 +72,21 @@ def test_vectors_are_those_of_received_bytes(text: str) -> None:
         assert torch.equal(rows[-1], expected)
         assert work == expected_work
     assert all(row_of(row) for row in rows), "they were made at once"
+
+
+def test_too_many_vectors_are_not_decoded_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, buffers = encoded("topk(0.05)")
+    monkeypatch.setattr(decoded_rows, "_MOST_AT_ONCE", len(buffers) * SPEC.numel - 1)
+    decoded = decode_shared(codec, SPEC, KEY.private(0), buffers[0])
+    assert row_of(decoded) is None
+    assert torch.equal(decoded, decode(codec, SPEC, KEY.private(0), unknown(buffers)[0]))
+
+
+def test_a_deep_copy_has_no_note() -> None:
+    buffer = kernels.note(torch.zeros(4, dtype=torch.uint8), row="known")
+    buffer_copy = copy.deepcopy(buffer)
+    assert kernels.noted(buffer, "row") == "known"
+    assert kernels.noted(buffer_copy, "row") is None
 
 
 def test_known_bytes_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -34,3 +36,14 @@ def test_a_changed_replica_leaves_the_old_one_as_it_was() -> None:
     assert old.params.tolist() == [0, 0]
     assert new.params.tolist() == [1, 1]
     assert new.memory is old.memory
+
+
+def test_a_changed_replica_keeps_all_other_fields() -> None:
+    values = {field.name: object() for field in fields(Replica)}
+    old = Replica(**values)
+    for name in values:
+        changed = old.having(**{name: None})
+        kept = {each: getattr(changed, each) for each in values}
+        assert kept == {**values, name: None}
+    with pytest.raises(TypeError, match="a replica has"):
+        old.having(weights=1)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gradwire.core.errors import GradwireWarning
 from gradwire.models.mlp import MLP
-from gradwire.training.evaluation import VmapEvaluator, make_evaluator
+from gradwire.training.evaluation import VmapEvaluator, graphs, make_evaluator
 from gradwire.training.evaluation.cuda_graphs import recorder_for
 from gradwire.training.evaluation.graphs import PLAIN_CALLS, OneByOne, RecordedPrograms
 from gradwire.training.gradient import GradientRequest, GradientResult
@@ -287,3 +287,23 @@ def test_on_cuda_a_failed_capture_leaves_the_device_as_it_was() -> None:
     (result,) = others.call("doubles", lambda x: (2 * x,), [x])
     assert torch.equal(result, 2 * x)
     assert others.num_recorded == 1
+
+
+def test_computations_on_many_bytes_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_MOST_NBYTES", 40)
+    recorder = Replayer()
+    programs = RecordedPrograms(recorder, plain_calls=0)
+    for size in (10, 11):  # float32
+        programs.call(size, lambda x: (2 * x,), [torch.ones(size)])
+    assert recorder.num_records == 1
+
+
+def test_too_little_memory_is_said_to_be_the_reason() -> None:
+    class Full(Replayer):
+        def record(self, work: Any) -> Any:
+            raise torch.OutOfMemoryError("full")
+
+    programs = RecordedPrograms(Full(), plain_calls=0)
+    with pytest.warns(GradwireWarning, match="too little memory"):
+        (double,) = programs.call("key", lambda x: (2 * x,), [torch.ones(2)])
+    assert double.tolist() == [2, 2]

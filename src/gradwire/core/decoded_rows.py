@@ -22,7 +22,7 @@ from gradwire.core.payload import Payload
 from gradwire.core.rows import split_rows
 from gradwire.core.spec import Spec
 
-_MOST_AT_ONCE = 1 << 28  # elements of all vectors, of which a mean is formed: 1 GiB
+_MOST_AT_ONCE = 1 << 28  # elements of all vectors that are decoded at once: 1 GiB
 
 
 class KnownRows(ABC):
@@ -110,7 +110,7 @@ def known_rows(codec: Codec, spec: Spec, buffers: Sequence[Tensor]) -> list[Row]
 def decode_known(codec: Codec, spec: Spec, buffer: Tensor) -> Tensor | None:
     """What a buffer decodes to, as a row, which nobody may change; None if it is not known."""
     found = known_rows(codec, spec, [buffer])
-    if found is None:
+    if found is None or found[0].rows.count * spec.numel > _MOST_AT_ONCE:
         return None
     report(UNPACK, buffer.numel())
     return _decoded(codec, buffer, found[0].rows.decoded(found[0].number))

@@ -36,24 +36,15 @@ class Replica:
     num_gradients: int = 0  # evaluated so far: fewer than steps where rounds were missed
 
     def having(self, **changes: Any) -> "Replica":
-        if not _FIELDS.issuperset(changes):
+        if not set(_FIELDS).issuperset(changes):
             raise TypeError(f"a replica has {sorted(_FIELDS)}, got {sorted(changes)}")
         # As `dataclasses.replace`, which takes longer: each worker does this a few times a step.
         get = changes.get
-        return Replica(
-            get("params", self.params),
-            get("buffers", self.buffers),
-            get("optimizer", self.optimizer),
-            get("exchange", self.exchange),
-            get("memory", self.memory),
-            get("loss", self.loss),
-            get("num_dropped", self.num_dropped),
-            get("num_gradients", self.num_gradients),
-        )
+        return Replica(*[get(name, getattr(self, name)) for name in _FIELDS])
 
     def remembering(self, **entries: Tensor) -> "Replica":
         """With these entries of the memory replaced."""
         return self.having(memory={**self.memory, **entries})
 
 
-_FIELDS = frozenset(field.name for field in fields(Replica))
+_FIELDS = tuple(field.name for field in fields(Replica))

@@ -10,24 +10,28 @@ from typing import Any
 from torch import Tensor
 
 _NAME = "_gradwire_note"
-_NOTHING: tuple[int | None, dict[str, Any]] = (None, {})
+_Note = tuple[int, int, dict[str, Any]]  # of which tensor, at which version, what
+_NOTHING: _Note = (-1, -1, {})
 
 
 def note(tensor: Tensor, **facts: Any) -> Tensor:
     """The same tensor, with facts about its elements as they are now."""
     if not tensor.is_inference():  # those do not count their changes
-        setattr(tensor, _NAME, (tensor._version, facts))
+        # A deep copy has the same attributes, and versions of its own.
+        setattr(tensor, _NAME, (id(tensor), tensor._version, facts))
     return tensor
 
 
 def note_more(tensor: Tensor, **facts: Any) -> Tensor:
     """As `note`, besides what is known already."""
-    version, known = getattr(tensor, _NAME, _NOTHING)
-    is_valid = not tensor.is_inference() and version == tensor._version
-    return note(tensor, **(known if is_valid else {}), **facts)
+    return note(tensor, **_valid(tensor), **facts)
 
 
 def noted(tensor: Tensor, fact: str) -> Any:
     """A fact about a tensor, None if it is not known."""
-    version, facts = getattr(tensor, _NAME, _NOTHING)
-    return facts.get(fact) if version is not None and version == tensor._version else None
+    return _valid(tensor).get(fact)
+
+
+def _valid(tensor: Tensor) -> dict[str, Any]:
+    of, version, facts = getattr(tensor, _NAME, _NOTHING)
+    return facts if of == id(tensor) and version == tensor._version else {}

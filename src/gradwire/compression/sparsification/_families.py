@@ -253,9 +253,9 @@ class SelectorFusion(Fusion[Any]):
             return None
         spec = Spec((x.shape[1],), x.dtype)
         chosen = codec.choose_rows(x, keys, residual, out)
-        for _, values in chosen:
+        for number, (_, values) in enumerate(chosen):
             if not _all_finite(values):
-                raise NonFiniteError(f"NaN or infinity in one of {list(x.shape)} elements")
+                raise NonFiniteError(f"NaN or infinity in row {number} of {list(x.shape)}")
         payloads = self.pack_rows(chosen, spec, x.device)
         EntryRows(codec, spec, chosen).note(payloads)
         return payloads

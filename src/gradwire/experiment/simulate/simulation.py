@@ -28,7 +28,6 @@ from gradwire.experiment.run.roles import AllNodes, Segment
 from gradwire.experiment.run.setup import Experiment, prepare
 from gradwire.experiment.run.threads import use_threads
 from gradwire.experiment.run.together import BatchesTogether
-from gradwire.experiment.simulate.garbage import OldObjectsLeftAlone
 from gradwire.experiment.simulate.losses import describe_loss, lost_with
 from gradwire.experiment.simulate.what_if import WhatIf
 from gradwire.experiment.timeline.store import nodes_of, write_spans
@@ -202,11 +201,10 @@ class _Simulation:
         self.wall_start = time.perf_counter()
         self.progress_callback = progress
         try:
-            with OldObjectsLeftAlone() as old:
-                if self._pauses:
-                    self._run_segments(old)
-                else:
-                    self._run_continuously()
+            if self._pauses:
+                self._run_segments()
+            else:
+                self._run_continuously()
         except PeerLost as error:
             raise self._stopped(str(error)) from error
         if not self.engine.alive:
@@ -239,9 +237,8 @@ class _Simulation:
         if self.progress_callback is not None:
             self.progress_callback(row, self.plan.num_steps)
 
-    def _run_segments(self, old: OldObjectsLeftAlone) -> None:
+    def _run_segments(self) -> None:
         """Evaluates after each segment."""
-        is_first = True
         while self.step < self.plan.num_steps:
             last = min(self.step + self.config.eval_every, self.plan.num_steps)
             programs = self.nodes.programs(Segment(self.step, last, self.observer))
@@ -249,9 +246,6 @@ class _Simulation:
             self.step, self.progress = last, [last] * self.config.workers
             self.what_if.play(self.engine.trace)
             self._evaluate(self.engine.now)
-            if is_first:  # it has imported more
-                old.renew()
-                is_first = False
 
     def _run_continuously(self) -> None:
         """Evaluates while the workers train, whenever `_num_done` passes a multiple of

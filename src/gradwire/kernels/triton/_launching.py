@@ -61,7 +61,8 @@ class Starter:
         """What the compiled kernel is called with, and the key to find it. TypeError or
         AttributeError for arguments of other kinds than the first."""
         given, parts = self._describe(*arguments)
-        return given, (device, *options, *options.values(), *parts)
+        kinds = map(type, options.values())  # 1 and True are compiled apart
+        return given, (device, *options, *options.values(), *kinds, *parts)
 
     def keep(
         self,

@@ -26,6 +26,9 @@ RunParts = Callable[[Sequence[Part]], list[Sequence[Tensor]]]
 # algorithms, which no recording allows.
 PLAIN_CALLS = 3
 _MOST_RECORDINGS = 16  # each keeps its arguments and results in memory
+# Of arguments. A recording keeps a copy of them, the results and what lies between; computations of
+# more than that are not bound by the host.
+_MOST_NBYTES = 1 << 31
 
 
 class Recording(NamedTuple):
@@ -100,15 +103,17 @@ class RecordedPrograms:
         arguments of equal shapes and types."""
         with self._lock:
             recorded = self._recorded.get(key)
-            if recorded is None and self._is_due(key):
+            if recorded is None and self._is_due(key, arguments):
                 recorded = self._record(key, program, arguments)
             if recorded is not None:
                 self._recorder.wait_for_others()
                 return recorded(arguments)
         return program(*arguments)
 
-    def _is_due(self, key: Hashable) -> bool:
+    def _is_due(self, key: Hashable, arguments: Sequence[Tensor]) -> bool:
         if self._has_failed or len(self._recorded) >= _MOST_RECORDINGS:
+            return False
+        if sum(argument.nbytes for argument in arguments) > _MOST_NBYTES:
             return False
         self._calls[key] = self._calls.get(key, 0) + 1
         return self._calls[key] > self._plain_calls
@@ -126,9 +131,12 @@ class RecordedPrograms:
             recorded = _RecordedProgram(program, memory, self._recorder.record(work))
         except Exception as error:  # an error of the program itself, the plain call raises again
             self._has_failed = True
+            why = "cannot be recorded as a CUDA graph"
+            if isinstance(error, torch.OutOfMemoryError):
+                why = "is not recorded as a CUDA graph, for which there is too little memory"
             warnings.warn(
-                "the computation of gradients cannot be recorded as a CUDA graph, so each takes "
-                f"more time of the host; results are the same. {type(error).__name__}: {error}",
+                f"the computation of gradients {why}, so each takes more time of the host; "
+                f"results are the same. {type(error).__name__}: {error}",
                 GradwireWarning,
                 stacklevel=2,
             )

@@ -263,7 +263,7 @@ def _groups(requests: list[GradientRequest]) -> Iterator[list[int]]:
 def _pieces(indices: list[int], powers_of_two: bool, few: int = 1) -> Iterator[list[int]]:
     """Asynchronous workers ask in groups of any size. Compiling takes seconds, so compiled
     programs exist for powers of two only, 24 = 16 + 8; tracing alone takes any size at once, and
-    so do programs for one request, which the last `few` requests take.
+    so do programs for one request, which a piece of at most `few` takes: 9 = 8 + 1 takes it twice.
     """
     start = 0
     while start < len(indices):
