@@ -123,3 +123,10 @@ def test_changed_bytes_and_other_tensors_are_refused(is_moved: bool) -> None:
         decode_shared(codec, SPEC, KEY, buffer)
     with pytest.raises(WireError, match="checksum"):
         mean_of_decoded(codec, SPEC, KEY, (buffer, buffer), (0, 1))
+
+
+def test_a_fact_that_is_noted_again_replaces_the_old_one() -> None:
+    buffer = kernels.note(torch.zeros(4, dtype=torch.uint8), row=1, host=2)
+    kernels.note_more(buffer, row=3)
+    assert kernels.noted(buffer, "row") == 3
+    assert kernels.noted(buffer, "host") == 2

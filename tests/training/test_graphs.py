@@ -300,7 +300,7 @@ def test_computations_on_many_bytes_are_not_recorded(monkeypatch: pytest.MonkeyP
 
 def test_too_little_memory_is_said_to_be_the_reason() -> None:
     class Full(Replayer):
-        def record(self, work: Any) -> Any:
+        def record(self, work):
             raise torch.OutOfMemoryError("full")
 
     programs = RecordedPrograms(Full(), plain_calls=0)

@@ -32,7 +32,7 @@ class PiecePayload(Payload):
         parts_nbytes: int,
     ) -> None:
         """`places` says where each part begins; `host` has the same bytes on the CPU."""
-        super().__init__(buffer, {}, context, is_own=buffer.device.type != "cpu")
+        super().__init__(buffer, None, context, is_own=buffer.device.type != "cpu")
         self._places = places
         self._nbytes_of_parts = parts_nbytes
         if host is not buffer:
@@ -41,19 +41,19 @@ class PiecePayload(Payload):
     @property
     def has_views(self) -> bool:
         """Whether anybody has asked for the parts."""
-        return bool(self._parts)
+        return self._made is not None
 
     @property
-    def parts(self) -> Mapping[str, Tensor]:
-        if not self._parts:
+    def _parts(self) -> Mapping[str, Tensor]:
+        if self._made is None:
             buffer = self.buffer
             views = {name: part_of(buffer, *place) for name, place in self._places.items()}
             host = kernels.noted(buffer, "host")
             if host is not None:
                 for name, place in self._places.items():
                     kernels.note(views[name], host=part_of(host, *place))
-            self._parts = MappingProxyType(views)
-        return self._parts
+            self._made = MappingProxyType(views)
+        return self._made
 
     @property
     def parts_nbytes(self) -> int:

@@ -24,7 +24,7 @@ def note(tensor: Tensor, **facts: Any) -> Tensor:
 
 def note_more(tensor: Tensor, **facts: Any) -> Tensor:
     """As `note`, besides what is known already."""
-    return note(tensor, **_valid(tensor), **facts)
+    return note(tensor, **{**_valid(tensor), **facts})
 
 
 def noted(tensor: Tensor, fact: str) -> Any:
