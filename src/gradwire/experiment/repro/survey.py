@@ -1,7 +1,7 @@
 """The survey's accuracy tables (Tang et al. 2020, arXiv 2003.06307v2, tables 2, 3, 4, 7 and 8).
 
-ResNet-20 on CIFAR-10, and the character LSTM of McMahan et al. 2017 on Shakespeare. The source gives
-learning rates, numbers of workers and compression ratios. What it leaves open is chosen in
+ResNet-20 on CIFAR-10, and the character LSTM of McMahan et al. 2017 on Shakespeare. The source
+gives learning rates, numbers of workers and compression ratios. What it leaves open is chosen in
 `CHOICES`, once for all rows.
 """
 
@@ -15,14 +15,15 @@ from gradwire.experiment.repro.table import Table
 from gradwire.experiment.repro.trained import Cell, Trained, accuracy_text, by_place
 
 CHOICES = """\
-The survey names neither epochs, batch size, momentum, schedule, graph nor the fraction of FedAvg. Here:
-CIFAR-10 with crops and mirror images, batches of 32 per worker, momentum 0.9, weight decay 1e-4, and the
-learning rate divided by ten after a half and three quarters of the epochs; Shakespeare by speaking role,
-one or more roles per worker, batches of 10, plain SGD at a constant rate, the next character after each
-window of 80. Gossip on a ring, CHOCO-SGD with a consensus step of 0.3, FedAvg with half of the clients
-and one epoch of each. Quantisation is QSGD with 16 and 2 bits; "topk" keeps a tenth, a hundredth or a
-thousandth of all elements of the model, DCD-PSGD and FedAvg a quarter. ASP runs on one server, with
-gradients that take 10 ms on average, exponentially distributed."""
+The survey names neither epochs, batch size, momentum, schedule, graph nor the fraction of
+FedAvg. Here: CIFAR-10 with crops and mirror images, batches of 32 per worker, momentum 0.9,
+weight decay 1e-4, and the learning rate divided by ten after a half and three quarters of the
+epochs; Shakespeare by speaking role, one or more roles per worker, batches of 10, plain SGD at
+a constant rate, the next character after each window of 80. Gossip on a ring, CHOCO-SGD with a
+consensus step of 0.3, FedAvg with half of the clients and one epoch of each. Quantisation is
+QSGD with 16 and 2 bits; "topk" keeps a tenth, a hundredth or a thousandth of all elements of
+the model, DCD-PSGD and FedAvg a quarter. ASP runs on one server, with gradients that take 10 ms
+on average, exponentially distributed."""
 
 RESNET, RNN = "resnet20", "rnn"
 
