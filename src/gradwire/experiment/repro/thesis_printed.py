@@ -1,17 +1,17 @@
 """The two compressors that the thesis prints (sec. 2.3.5.4), as it prints them, to show why they
 lose. They are no part of the library: this module adds them to the processes of one recipe.
 
-`thesis_one_bit` sends float16(bool(x)): one for every element that is not zero, whatever its sign, and
-16 bits of it. The receiver multiplies by a running mean of |x|, started again after 50,000 elements.
-So what is applied has no signs: it moves all parameters the same way. In the thesis each process
-keeps a mean of its own, over its tensors in turn; here the sender's travels along, and the tensors
-of a step are one vector.
+`thesis_one_bit` sends float16(bool(x)): one for every element that is not zero, whatever its
+sign, and 16 bits of it. The receiver multiplies by a running mean of |x|, started again after
+50,000 elements. So what is applied has no signs: it moves all parameters the same way. In the
+thesis each process keeps a mean of its own, over its tensors in turn; here the sender's travels
+along, and the tensors of a step are one vector.
 
-`thesis_natural` sends int8(-ln|x| sgn(x)), cut off towards zero, and decodes sgn(t) exp(-|t|). Its
-rounding is down by up to a factor of e, never up, so it is biased towards larger steps: the cut-off
-makes |t| smaller, so exp(-|t|) larger. What is above 1/e in magnitude decodes to zero (t = 0), and
-from 1 on the sign of the logarithm flips that of the element. In the thesis servers add the
-logarithms up; here they are decoded first.
+`thesis_natural` sends int8(-ln|x| sgn(x)), cut off towards zero, and decodes sgn(t) exp(-|t|).
+Its rounding is down by up to a factor of e, never up, so it is biased towards larger steps: the
+cut-off makes |t| smaller, so exp(-|t|) larger. What is above 1/e in magnitude decodes to zero (t
+= 0), and from 1 on the sign of the logarithm flips that of the element. In the thesis servers add
+the logarithms up; here they are decoded first.
 """
 
 from dataclasses import dataclass
