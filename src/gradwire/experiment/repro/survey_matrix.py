@@ -1,8 +1,8 @@
 """Table 5 of the survey: what pairs of architecture and synchronization do, graded there, measured
 here on a small network.
 
-Consistency is the distance between the workers' models, frequency the messages of a step, congestion
-the bytes of the busiest node, convergence the loss after the time that the fastest pair took.
+Consistency is the distance between the workers' models, frequency the messages of a step,
+congestion the bytes of the busiest node, convergence the loss after the time of the fastest pair.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class Table5(Recipe):
     name = "table5"
     title = "Table 5 of the survey: pairs of architecture and synchronization"
     choices = (
-        "Grades are the survey's. Measured: 8 workers, digits, mlp((32,)), 100 Mbit/s, gradients of "
-        "10 ms that vary by 30%. Gossip that is asynchronous is AD-PSGD."
+        "Grades are the survey's. Measured: 8 workers, digits, mlp((32,)), 100 Mbit/s, gradients "
+        "of 10 ms that vary by 30%. Gossip that is asynchronous is AD-PSGD."
     )
 
     def measure(self, means: Means) -> list[Row]:
@@ -50,7 +50,7 @@ class Table5(Recipe):
         for line in published("table5"):
             place = _ARCHITECTURES[line["architecture"]], _SYNCHRONIZATIONS[line["synchronization"]]
             row = found.get(place)
-            if place == ("gossip(ring)", "asp"):
+            if place == ("gossip(ring)", "asp"):  # a notation of its own
                 row = found.get(("gossip(ring, adpsgd)", "asp"), row)
             if row is not None:
                 lines.append([line["architecture"], line["synchronization"], *_cells(line, row)])
