@@ -51,7 +51,7 @@ class Table5(Recipe):
             place = _ARCHITECTURES[line["architecture"]], _SYNCHRONIZATIONS[line["synchronization"]]
             row = found.get(place)
             if place == ("gossip(ring)", "asp"):  # a notation of its own
-                row = found.get(("gossip(ring, adpsgd)", "asp"), row)
+                row = found.get(("gossip(ring, algorithm=adpsgd)", "asp"), row)
             if row is not None:
                 lines.append([line["architecture"], line["synchronization"], *_cells(line, row)])
         head = ("architecture", "synchronization", "consistency", "distance of models")
