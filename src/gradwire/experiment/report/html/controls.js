@@ -134,10 +134,13 @@ function targetControl() {
           state.lower ? "lower" : "higher",
           (value) => {
             state.lower = value === "lower";
+            drawControls();
             changed();
+            $("better").focus();
           },
         ),
       ];
+  if (way.length) way[0].id = "better";
   const name = make(
     "div",
     { class: "name" },

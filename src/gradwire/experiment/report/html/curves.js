@@ -208,30 +208,27 @@ const targetLine = (xs) => ({
   pointHoverRadius: 0,
 });
 
+/** Buttons that show several methods at once: of those that the filter leaves. */
+function drawLegendActions() {
+  const action = (text, isShown) =>
+    make("button", { type: "button", onclick: () => showOnly(isShown) }, text);
+  const showOnly = (isShown) => {
+    const { left } = figures();
+    const front = frontOf(left, paretoState.kind || timeKind());
+    for (const each of left)
+      if (isShown(each, front)) state.hidden.delete(each.method);
+      else state.hidden.add(each.method);
+    changed();
+  };
+  $("legend-actions").replaceChildren(
+    action("All", () => true),
+    action("None", () => false),
+    action("Pareto front only", (each, front) => front.includes(each)),
+  );
+}
+
 function drawLegend() {
   const { left } = figures();
-  const action = (text, choose) =>
-    make(
-      "button",
-      {
-        type: "button",
-        onclick: () => {
-          choose();
-          changed();
-        },
-      },
-      text,
-    );
-  $("legend-actions").replaceChildren(
-    action("All", () => left.forEach((each) => state.hidden.delete(each.method))),
-    action("None", () => left.forEach((each) => state.hidden.add(each.method))),
-    action("Pareto front only", () => {
-      const front = frontOf(left, paretoState.kind || timeKind());
-      left.forEach((each) =>
-        front.includes(each) ? state.hidden.delete(each.method) : state.hidden.add(each.method),
-      );
-    }),
-  );
   $("legend").replaceChildren(
     ...left.map(({ method }) =>
       make(

@@ -47,6 +47,7 @@ function drawAll() {
   drawSubtitle();
   drawControls();
   drawFilters();
+  drawLegendActions();
   for (const chart of [curves, pareto, layers, timeline]) chart.controls();
   changed();
   timeline.draw();
