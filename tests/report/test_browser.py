@@ -292,6 +292,7 @@ def test_curves_are_drawn_against_what_the_reader_chooses(page):
 def test_every_run_has_a_curve_of_its_own_if_asked_for(page):
     count = "return curves.chart().data.datasets.filter((d) => d.method).length"
     assert page.run(count) == 4
+    page.choose("#curve-x", "step")
     log, every = page.all("#curves input[type=checkbox]")
     every.click()
     assert page.run(count) == 8

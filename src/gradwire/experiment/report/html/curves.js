@@ -1,7 +1,7 @@
 "use strict";
 // Score or loss against steps, bytes or time.
 
-const curveState = { x: "step", y: "score", isLog: false, isEach: false };
+const curveState = { x: "virtual", y: "score", isLog: true, isEach: false };
 
 const X_KINDS = {
   step: ["steps", (value) => digits(value)],
@@ -180,6 +180,7 @@ function curveDatasets(method, points, isEach) {
     pointRadius: points.length > 40 || isEach ? 0 : 3,
     pointHoverRadius: 6,
     pointHitRadius: 12,
+    clip: 8, // markers on the edge are drawn whole
   };
   const spread = points.filter((point) => point.spread !== null);
   if (isEach || spread.length < 2) return [line];

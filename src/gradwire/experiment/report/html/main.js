@@ -71,8 +71,8 @@ function openTask(task) {
     ?.rate;
   state.rate = rates.includes(own) ? own : (rates.at(0) ?? null);
   state.target = usualTarget();
-  if (curveState.x === "virtual" && !hasVirtual()) curveState.x = "step";
-  if (curveState.x === "measured" && !hasMeasured()) curveState.x = "step";
+  const isRecorded = { virtual: hasVirtual, measured: hasMeasured }[curveState.x] ?? (() => true);
+  if (!isRecorded()) Object.assign(curveState, { x: "step", isLog: false });
   hideSome();
   drawAll();
 }
