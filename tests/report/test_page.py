@@ -214,6 +214,14 @@ def test_runs_of_real_processes_have_measured_times(one):
     assert isinstance(gradwire.load(one), pandas.DataFrame)
 
 
+def test_nodes_with_bandwidths_of_their_own_are_on_no_slider(tmp_path):
+    settings = {**report_runs.SMALL, "workers": 2, "what_if": (), "bandwidth": "1Gbit,10Mbit"}
+    gradwire.simulate(out=tmp_path / "run", **settings)
+    (task,) = content([tmp_path])["tasks"]
+    (network,) = task["methods"][0]["runs"][0]["courses"][0]["networks"]
+    assert (network["name"], network["rate"]) == ("1Gbit,10Mbit", None)
+
+
 def test_folders_without_a_result_are_named(one, tmp_path):
     (tmp_path / "empty").mkdir()
     (one / "summary.json").unlink()

@@ -47,7 +47,6 @@ const layers = frame(
               type: "category",
               labels: names,
               offset: true,
-              reverse: true,
               grid: { drawTicks: false },
               border: { display: false },
               ticks: { autoSkip: false, callback: (_, number) => shortened(names[number]) },
