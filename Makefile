@@ -87,10 +87,11 @@ sanitize: $(VENV)/.installed-dev
 	    tests/kernels tests/coding tests/fuzz
 
 # Generated pages and tables: what has no figures yet is measured, the rest is kept.
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-dev
 	$(BIN)/python experiments/make_codecs_page.py --missing
 	$(BIN)/python experiments/make_algorithms_table.py
 	$(BIN)/python experiments/make_demo.py
+	$(BIN)/python experiments/make_report.py
 	$(BIN)/python experiments/scheduling.py --write
 	$(BIN)/python experiments/training_loops.py --write
 

@@ -21,6 +21,7 @@ from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
 from gradwire.cli.repro import ReproCommand
+from gradwire.cli.report import ReportCommand
 from gradwire.cli.run import RunCommand
 from gradwire.cli.sweep import SweepCommand
 from gradwire.cli.timeline import TimelineCommand, TimelineConfig
@@ -127,6 +128,7 @@ def _commands(path: Path | None) -> dict[str, Any]:
         "probe": ProbeCommand(default_config(path)),
         "sweep": SweepCommand(Path()),
         "repro": ReproCommand(),
+        "report": ReportCommand(()),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),
         "rd": RDCommand(),

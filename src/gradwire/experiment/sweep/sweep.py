@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradwire.experiment.report.sweep import sweep_html
+from gradwire.experiment.report.notebook import sweep_results_html
 from gradwire.experiment.run.record import Row
 from gradwire.experiment.run.setup import prepare
 from gradwire.experiment.studies.compare import check
@@ -45,7 +45,7 @@ class Results:
     table: list[Row]  # means and standard deviations over seeds
 
     def _repr_html_(self) -> str:
-        return sweep_html(self.table, self.varied)
+        return sweep_results_html(self.rows, self.table, self.varied, self.folder / _RUNS)
 
 
 def sweep(
