@@ -20,8 +20,8 @@ from gradwire.cli.matrix import MatrixCommand
 from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
-from gradwire.cli.repro import ReproCommand
 from gradwire.cli.report import ReportCommand
+from gradwire.cli.repro import ReproCommand
 from gradwire.cli.run import RunCommand
 from gradwire.cli.sweep import SweepCommand
 from gradwire.cli.timeline import TimelineCommand, TimelineConfig

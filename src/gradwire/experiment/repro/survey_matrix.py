@@ -26,6 +26,11 @@ _SYNCHRONIZATIONS = {
     "ASP-SGD": "asp",
     "Local-SGD": "localsgd(8)",
 }
+_HEAD = (
+    *("architecture", "synchronization", "consistency", "distance of models"),
+    *("frequency", "messages /step", "congestion", "busiest node /step"),
+    *("convergence", "loss at equal time"),
+)
 _STEPS: dict[Scale, int] = {"smoke": 20, "small": 200, "full": 1000}
 
 
@@ -54,9 +59,7 @@ class Table5(Recipe):
                 row = found.get(("gossip(ring, algorithm=adpsgd)", "asp"), row)
             if row is not None:
                 lines.append([line["architecture"], line["synchronization"], *_cells(line, row)])
-        head = ("architecture", "synchronization", "consistency", "distance of models")
-        head += ("frequency", "messages /step", "congestion", "busiest node /step")
-        return [Table(self.title, (*head, "convergence", "loss at equal time"), lines, num_words=2)]
+        return [Table(self.title, _HEAD, lines, num_words=2)]
 
 
 def _cells(line: dict[str, str], row: Row) -> list[str]:
