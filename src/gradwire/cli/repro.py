@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from gradwire.cli.console import Folder, out
 from gradwire.cli.ending import stopping
 from gradwire.cli.sweep import Meter
-
-Scale = Literal["smoke", "small", "full"]  # as in experiment/repro/recipe.py
+from gradwire.experiment.repro.scale import Scale
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.experiment.repro.recipe import Row, Scale
+from gradwire.experiment.repro.recipe import Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.runtime.storage.files import make_folder, write_atomically
 
 

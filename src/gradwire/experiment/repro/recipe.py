@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any
 
 from gradwire.core.notation import unknown_name
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 
-Row = dict[str, Any]
-Scale = Literal["smoke", "small", "full"]
-SCALES = get_args(Scale)
+Row = dict[str, Any]  # "line" and "column" say of which figure; the rest is the recipe's
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Means:
 class Recipe(ABC):
     """A published result to be measured again."""
 
-    name: ClassVar[str]  # on the command line
-    title: ClassVar[str]
-    choices: ClassVar[str] = ""  # what the source leaves open, and what is taken here
+    name: str  # on the command line
+    title: str
+    choices: str = ""  # what the source leaves open, and what is taken here
 
     @abstractmethod
     def measure(self, means: Means) -> list[Row]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.experiment.repro.published import percent, published
-from gradwire.experiment.repro.recipe import Row, Scale
+from gradwire.experiment.repro.recipe import Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 from gradwire.experiment.repro.trained import Cell, Trained, accuracy_text, by_place
 
@@ -26,6 +27,11 @@ the model, DCD-PSGD and FedAvg a quarter. ASP runs on one server, with gradients
 on average, exponentially distributed."""
 
 RESNET, RNN = "resnet20", "rnn"
+PARTS = ("gradwire.experiment.repro.cifar10_part",)  # data that only recipes have
+_OF_SEEDS = 4  # the table of means over seeds, all with 32 workers
+_TIMES = {"compute": "fixed(0.01)", "what_if": ["100Mbit", "1Gbit", "10Gbit"]}
+# Of local SGD with a lossy compression: see survey_unsent.py, which measures both.
+_UNSENT = "reset"
 
 _METHODS: dict[tuple[str, str], dict[str, str]] = {
     ("BSP", "None"): {},
@@ -54,7 +60,7 @@ _METHODS: dict[tuple[str, str], dict[str, str]] = {
 for _tau in (2, 4, 8, 16):
     _METHODS[f"Local SGD tau={_tau}", "None"] = {"synchronization": f"localsgd({_tau})"}
     _METHODS[f"Local SGD tau={_tau} topk", "100"] = {
-        "synchronization": f"localsgd({_tau})",
+        "synchronization": f'localsgd({_tau}, unsent="{_UNSENT}")',
         "compression": "topk(0.01)",
     }
 
@@ -106,31 +112,27 @@ class SurveyTable(Trained):
     """A table with lines of algorithms and numbers of workers, and columns of learning rates."""
 
     choices = CHOICES
-    imports = ("gradwire.experiment.repro.cifar10_part",)
+    imports = PARTS
 
     def __init__(self, number: int, title: str) -> None:
         self.number = number
-        self.name = f"survey-table{number}"  # type: ignore[misc]
-        self.title = f"Table {number} of the survey: {title}"  # type: ignore[misc]
-        if number == 4:
+        self.name = f"survey-table{number}"
+        self.title = f"Table {number} of the survey: {title}"
+        if number == _OF_SEEDS:
             self.num_seeds = {"smoke": 1, "small": 1, "full": 3}
-
-    def shared(self, scale: Scale) -> dict[str, Any]:
-        return {"compute": "fixed(0.01)", "what_if": [["100Mbit", "1Gbit", "10Gbit"]]}
 
     def cells(self, scale: Scale) -> Iterable[Cell]:
         size = _SIZES[scale]
         for line in published(f"table{self.number}"):
             algorithm, ratio, workers = _line_of(line)
-            if size.workers and workers not in size.workers and self.number != 4:
+            if size.workers and workers not in size.workers and self.number != _OF_SEEDS:
                 continue
             for column, text in line.items():
                 task, _, rate = column.partition(" lr=")
                 if task not in size.tasks or (size.rates and rate not in size.rates):
                     continue
                 settings = {
-                    **_TASKS[task],
-                    **_trained_at(task, float(rate), size.settings[task]),
+                    **settings_of(task, float(rate), scale),
                     "workers": int(workers),
                     **_METHODS[_method(algorithm, ratio)],
                 }
@@ -184,15 +186,15 @@ def _method(algorithm: str, ratio: str) -> tuple[str, str]:
     return local, "100" if local.endswith("topk") else "None"
 
 
-def _trained_at(task: str, rate: float, size: Mapping[str, Any]) -> dict[str, Any]:
-    """The optimizer, and the settings of a scale."""
-    if task == RNN:
-        return {"optimizer": f"sgd({rate})", **size}
-    return {
-        "optimizer": f"sgd({rate}, momentum=0.9, weight_decay=0.0001)",
-        "schedule": "step((0.5, 0.75))",
-        **size,
-    }
+def settings_of(task: str, rate: float, scale: Scale) -> dict[str, Any]:
+    """How a task is trained at a learning rate."""
+    trained = {"optimizer": f"sgd({rate})"}
+    if task == RESNET:
+        trained = {
+            "optimizer": f"sgd({rate}, momentum=0.9, weight_decay=0.0001)",
+            "schedule": "step((0.5, 0.75))",
+        }
+    return {**_TIMES, **_TASKS[task], **trained, **_SIZES[scale].settings[task]}
 
 
 def _bytes_text(row: Row) -> str:

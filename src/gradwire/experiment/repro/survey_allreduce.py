@@ -18,7 +18,8 @@ import torch
 from gradwire.architecture import ARCHITECTURE
 from gradwire.core.node import Node
 from gradwire.experiment.report.comparison import format_seconds
-from gradwire.experiment.repro.recipe import Means, Recipe, Row, Scale
+from gradwire.experiment.repro.recipe import Means, Recipe, Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 from gradwire.runtime.network.network import Network
 from gradwire.runtime.virtual.engine import VirtualEngine

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from gradwire.core.units import format_bytes
 from gradwire.experiment.repro.published import published
-from gradwire.experiment.repro.recipe import Means, Recipe, Row, Scale
+from gradwire.experiment.repro.recipe import Means, Recipe, Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 from gradwire.experiment.studies.defaults import MATRIX_BASE
 from gradwire.experiment.studies.matrix import measure, pairs

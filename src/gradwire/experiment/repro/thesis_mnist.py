@@ -13,7 +13,8 @@ from typing import Any
 from gradwire.core.units import format_bytes
 from gradwire.experiment.report.comparison import format_seconds
 from gradwire.experiment.repro.published import published
-from gradwire.experiment.repro.recipe import Row, Scale
+from gradwire.experiment.repro.recipe import Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 from gradwire.experiment.repro.trained import Cell, Trained, accuracy_text, by_place
 
@@ -63,7 +64,7 @@ class ThesisMnist(Trained):
             "batch_size": 64,
             "architecture": "parameter_server",
             "compute": "fixed(0.01)",
-            "what_if": [["100Mbit"]],
+            "what_if": ["100Mbit"],
             **_SIZES[scale],
         }
 

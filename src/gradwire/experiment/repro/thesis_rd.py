@@ -7,7 +7,8 @@ on. Here hard decisions with the codec's integers, up to 2^19.
 
 from collections.abc import Sequence
 
-from gradwire.experiment.repro.recipe import Means, Recipe, Row, Scale
+from gradwire.experiment.repro.recipe import Means, Recipe, Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 from gradwire.experiment.studies.defaults import RD_RATES
 from gradwire.experiment.studies.rd import measure, table_rows

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from gradwire.experiment.repro.recipe import Means, Recipe, Row, Scale
+from gradwire.experiment.repro.recipe import Means, Recipe, Row
+from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.sweep.plan import METHOD, plan_runs
 from gradwire.experiment.sweep.sweep import sweep
 
