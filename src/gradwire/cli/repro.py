@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from gradwire.cli.console import Folder, out
-from gradwire.cli.ending import stopping
+from gradwire.cli.ending import say, stopping
 from gradwire.cli.sweep import Meter
 from gradwire.experiment.repro.scale import Scale
 
@@ -69,6 +69,7 @@ class ReproCommand:
                 self.only,
                 self.seeds,
                 meter,
+                say,
             )
             rows = recipe.measure(means)
         if self.keep is not None:
@@ -80,6 +81,8 @@ class ReproCommand:
             out.print(table.rich())
             for note in table.notes:
                 out.print(note, markup=False, soft_wrap=True)
+        for path in recipe.draw(rows, folder):
+            out.print(f"Figure: {path}", soft_wrap=True)
         if recipe.choices:
             out.print(recipe.choices.replace("\n", " "), markup=False)
         out.print(f"Records: {folder}", soft_wrap=True)

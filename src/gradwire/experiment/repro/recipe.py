@@ -49,6 +49,10 @@ class Recipe(ABC):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         """The published figures with those measured, as far as there are any."""
 
+    def draw(self, rows: Sequence[Row], folder: Path) -> list[Path]:
+        """Draws figures into a folder, if there are some to draw."""
+        return []
+
 
 @cache
 def recipes() -> dict[str, Recipe]:
@@ -66,3 +70,14 @@ def find_recipe(name: str) -> Recipe:
     if name not in recipes():
         raise ValueError(unknown_name("recipe", name, list(recipes())))
     return recipes()[name]
+
+
+def chosen_names(names: Sequence[str], only: Sequence[str]) -> list[str]:
+    """Those of the names that contain one of the words; all if there are no words."""
+    found = [name for name in names if not only or any(word in name for word in only)]
+    if not found:
+        raise ValueError(
+            f"--only {' '.join(only)}: no cell has that in its name. There are "
+            + "; ".join(names[:40])
+        )
+    return found

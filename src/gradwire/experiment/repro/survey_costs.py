@@ -15,7 +15,7 @@ from dataclasses import replace
 from gradwire.core.errors import StoppedError
 from gradwire.core.units import format_bytes
 from gradwire.experiment.repro.published import published
-from gradwire.experiment.repro.recipe import Means, Recipe, Row
+from gradwire.experiment.repro.recipe import Means, Recipe, Row, chosen_names
 from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.repro.table import Table
 from gradwire.experiment.run.config import Config
@@ -61,19 +61,21 @@ class Table9(Recipe):
 
     def measure(self, means: Means) -> list[Row]:
         base = replace(_BASE, steps=_STEPS[means.scale], eval_every=_STEPS[means.scale])
-        rows = []
-        for line in published("table9"):
-            name = f"{line['architecture']}, {line['synchronization']}"
-            row = {"line": name, "column": line["compression"]}
-            if not means.only or any(word in f"{name}, {row['column']}" for word in means.only):
-                rows.append({**row, **_measured(_configs(line, base))})
-        return rows
+        lines = {f"{_name(line)}, {line['compression']}": line for line in published("table9")}
+        return [
+            {
+                "line": _name(lines[name]),
+                "column": lines[name]["compression"],
+                **_measured(_configs(lines[name], base)),
+            }
+            for name in chosen_names(list(lines), means.only)
+        ]
 
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         found = {(row["line"], row["column"]): row for row in rows}
         lines, refusals = [], []
         for line in published("table9"):
-            name = f"{line['architecture']}, {line['synchronization']}"
+            name = _name(line)
             row = found.get((name, line["compression"]))
             if row is None:
                 continue
@@ -89,6 +91,10 @@ class Table9(Recipe):
         if size is not None:
             notes.insert(0, f"The model has N = {size:,} parameters: {format_bytes(4 * size)}.")
         return [Table(self.title, head, lines, num_words=2, notes=notes)]
+
+
+def _name(line: dict[str, str]) -> str:
+    return f"{line['architecture']}, {line['synchronization']}"
 
 
 def _configs(line: dict[str, str], base: Config) -> Iterator[Config]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from gradwire.experiment.repro.recipe import Means, Recipe, Row
+from gradwire.experiment.repro.recipe import Means, Recipe, Row, chosen_names
 from gradwire.experiment.repro.scale import Scale
 from gradwire.experiment.sweep.plan import METHOD, plan_runs
 from gradwire.experiment.sweep.sweep import sweep
@@ -70,13 +70,8 @@ class Trained(Recipe):
 
 def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     """Those with one of these words in their names."""
-    found = [cell for cell in cells if not only or any(word in cell.name for word in only)]
-    if not found:
-        raise ValueError(
-            f"--only {' '.join(only)}: no cell has that in its name. There are "
-            + "; ".join(cell.name for cell in cells[:40])
-        )
-    return found
+    names = set(chosen_names([cell.name for cell in cells], only))
+    return [cell for cell in cells if cell.name in names]
 
 
 def _row(cell: Cell, runs: Sequence[Row]) -> Row:
