@@ -85,7 +85,7 @@ class Pays(Recipe):
                     text = f"{dense[network][0] / seconds:.3g}x"
                 cells.append(f"{text} ({schedule})")
             lines.append([model, method, *cells])
-        notes = [_NOTE] if lines else []
+        notes = [_NOTE, _summary(best, networks)] if lines else []
         return [Table(self.title, ("model", "method", *networks), lines, num_words=2, notes=notes)]
 
     def draw(self, rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -144,6 +144,20 @@ def _best(rows: Sequence[Row]) -> Best:
         network = row["column"]
         own[network] = min(own.get(network, new), new)
     return found
+
+
+def _summary(best: Best, networks: Sequence[str]) -> str:
+    """How many pairs of model and method gain more than a twentieth, by bandwidth."""
+    own = [
+        (found, best[model, _DENSE])
+        for (model, method), found in best.items()
+        if method != _DENSE and (model, _DENSE) in best
+    ]
+    counts = [
+        f"{network} {sum(dense[network][0] > 1.05 * found[network][0] for found, dense in own)}"
+        for network in networks
+    ]
+    return f"More than 5% faster than fp16, of {len(own)} pairs: {', '.join(counts)}."
 
 
 def _networks(rows: Sequence[Row]) -> list[str]:

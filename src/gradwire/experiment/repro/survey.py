@@ -205,7 +205,7 @@ def _bytes_text(row: Row) -> str:
 
 def _agreement(rows: Sequence[Row]) -> str:
     """How many cells are within two points of the published ones."""
-    compared = [row for row in rows if row.get("accuracy") is not None and row["published"]]
+    compared = [row for row in rows if "accuracy" in row and row["published"] is not None]
     near = sum(abs(row["accuracy"] - row["published"]) <= 2 for row in compared)
     return f"{near} of {len(compared)} cells are within two points of the published figure."
 

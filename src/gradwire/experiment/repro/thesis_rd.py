@@ -42,7 +42,7 @@ class ThesisRD(Recipe):
     def tables(self, rows: Sequence[Row]) -> list[Table]:
         rates = sorted({row["rate"] for row in rows})
         lines, length = [], ""
-        for n, name, cells in table_rows(rows, rates):
+        for n, name, cells in table_rows(rows, rates) if rows else ():
             length = n or length
             label = "Shannon's bound" if name == "bound" else name.replace("hard", "ours")
             lines.append([length, label, *cells])
