@@ -36,7 +36,8 @@ without its sign, so what is applied moves all parameters one way; the thesis re
 "1bit". The other rows are the algorithms that it announces, in the form of their papers. The
 thesis's times are those of its machine; ours are virtual, on a network that is stated, so
 the two cannot be compared in seconds. Bytes count both ways: where the server answers with the mean
-as it is, no method can save more than half.
+as it is, no method can save more than half. "Measured time" was taken on a machine that did other
+work, too.
 """,
     "thesis-rd": """\
 The thesis names no construction of its polar codes. Ours finds free positions by simulation, so
