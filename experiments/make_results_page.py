@@ -130,7 +130,8 @@ def state(recipe: Recipe, scale: Scale, rows: Sequence[Row]) -> str:
     elif scale != "full":
         text += "; the full scale has not been run"
     places = dict.fromkeys(
-        f"{row.get('gpu') or row['processor']}, torch {row['torch']}, commit {row['commit']}"
+        f"{row.get('gpu') or row['processor']}, torch {row['torch']}, "
+        f"commit {row.get('commit', 'unknown')}"
         for row in rows
     )
     return f"{text}. Measured on {'; '.join(places)}."

@@ -62,11 +62,15 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
+    """Of the sources, with a plus if they have been changed since; "" if that is not known."""
+    name = _git("rev-parse", "--short", "HEAD")
+    return f"{name}+" if name and _git("status", "--porcelain", "--", ".") else name
+
+
+def _git(*arguments: str) -> str:
+    here = Path(__file__).parents[2]  # all of the package
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=here
-        )
+        found = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=here)
     except OSError:
         return ""
     return found.stdout.strip()

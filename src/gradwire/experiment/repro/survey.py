@@ -171,9 +171,8 @@ def _line_of(line: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _name(algorithm: str, ratio: str, workers: str) -> str:
-    return ", ".join(part for part in (algorithm, ratio and f"{ratio}x", workers) if part).replace(
-        "Nonex", "none"
-    )
+    compressed = {"": "", "None": "none"}.get(ratio, f"{ratio}x")
+    return ", ".join(part for part in (algorithm, compressed, workers) if part)
 
 
 def _method(algorithm: str, ratio: str) -> tuple[str, str]:
