@@ -87,12 +87,14 @@ sanitize: $(VENV)/.installed-dev
 	    tests/kernels tests/coding tests/fuzz
 
 # Generated pages and tables: what has no figures yet is measured, the rest is kept.
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-dev
 	$(BIN)/python experiments/make_codecs_page.py --missing
 	$(BIN)/python experiments/make_algorithms_table.py
 	$(BIN)/python experiments/make_demo.py
+	$(BIN)/python experiments/make_report.py
 	$(BIN)/python experiments/scheduling.py --write
 	$(BIN)/python experiments/training_loops.py --write
+	$(BIN)/python experiments/make_results_page.py
 
 # Fails if a page differs from what `make docs` would write.
 docs-check: $(VENV)/.installed
@@ -101,6 +103,7 @@ docs-check: $(VENV)/.installed
 	$(BIN)/python experiments/make_demo.py --check
 	$(BIN)/python experiments/scheduling.py --check
 	$(BIN)/python experiments/training_loops.py --check
+	$(BIN)/python experiments/make_results_page.py --check
 
 codecs: $(VENV)/.installed
 	$(BIN)/python experiments/make_codecs_page.py

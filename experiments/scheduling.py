@@ -20,14 +20,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 import kept
 from gradwire.experiment.report.comparison import format_seconds
 from gradwire.experiment.run.config import Config
-from gradwire.experiment.run.setup import Experiment, prepare
-from gradwire.experiment.simulate.simulation import simulate_prepared
-from gradwire.training.gradient import GradientRequest, GradientResult
+from gradwire.experiment.studies.step_times import seconds_per_step
 
 KEPT = kept.ROOT / "experiments" / "scheduling.json"
 PAGE = kept.ROOT / "docs" / "scheduling.md"
@@ -70,31 +66,6 @@ ARCHITECTURES = (
 BASE = Config(
     workers=8, steps=STEPS, batch_size=1, eval_every=STEPS, threads=1, evaluation="sequential"
 )
-
-
-class _Drawn(Experiment):
-    """An experiment whose gradients are drawn and whose model is evaluated on one batch."""
-
-    def test_batches(self) -> Any:
-        yield self.plan.batch(0, 0)
-
-
-def _draw(requests: Sequence[GradientRequest]) -> list[GradientResult]:
-    return [
-        GradientResult(
-            torch.zeros(()), r.key.child("drawn").normal(r.params.numel()), dict(r.buffers)
-        )
-        for r in requests
-    ]
-
-
-def seconds_per_step(config: Config) -> dict[str, float]:
-    """By bandwidth."""
-    experiment = prepare(config)
-    experiment.plan.task.gradients = _draw  # type: ignore[method-assign]
-    run = simulate_prepared(_Drawn(**vars(experiment)))
-    times = {config.bandwidth: run.virtual_time_s, **run.summary["virtual_times_s"]}
-    return {bandwidth: seconds / STEPS for bandwidth, seconds in times.items()}
 
 
 def measure_schedules() -> list[dict[str, Any]]:

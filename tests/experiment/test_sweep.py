@@ -279,3 +279,34 @@ def test_the_command_prints_the_table_and_the_reasons(tmp_path):
 def test_wrong_calls_are_explained(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
+
+
+def test_every_process_of_a_sweep_imports_your_modules(tmp_path, monkeypatch):
+    """A codec that no registry of a new process knows."""
+    (tmp_path / "halves_of_mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import torch\n"
+        "import gradwire\n"
+        "from gradwire.core.codec import Codec\n"
+        "from gradwire.core.spec import Spec\n"
+        "@gradwire.register\n"
+        "@dataclass(frozen=True, repr=False)\n"
+        "class HalvesOfMine(Codec):\n"
+        "    def split(self, x, state, key):\n"
+        "        return {'values': x.to(torch.float16)}, state\n"
+        "    def values_spec(self, spec, parts):\n"
+        "        return Spec(spec.shape, torch.float16)\n"
+        "    def join(self, parts, spec, key):\n"
+        "        return parts['values'].to(spec.dtype)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    settings = {**SMALL, "compression": ["halves_of_mine", "identity"]}
+    results = gradwire.sweep(settings, tmp_path / "out", jobs=1, imports=["halves_of_mine"])
+    mine, exact = results.rows
+    assert "failure" not in mine
+    assert (mine["compression"], mine["steps"]) == ("halves_of_mine", 4)
+    assert mine["bytes_sent"] != exact["bytes_sent"]
+    with pytest.raises(ModuleNotFoundError):
+        gradwire.sweep(settings, tmp_path / "other", jobs=1, imports=["no_such_module"])

@@ -126,3 +126,23 @@ def test_notation_finds_every_model_by_its_file_name() -> None:
         MODELS.parse("nanogpt(heads=3)")
     with pytest.raises(NotationError, match="widths of at least 1"):
         MODELS.parse("mlp((0,))")
+
+
+def test_a_character_model_that_predicts_the_last_only() -> None:
+    """Its logits, loss and counts are those that one for all positions has at the last."""
+    symbols = torch.arange(24).view(2, 12) % 20
+    targets = (symbols + 1) % 20
+    everywhere, last = CharLSTM(hidden=16), CharLSTM(hidden=16, predicts="last")
+    modules = [build_seeded(model, (12,), 20, seed=0) for model in (everywhere, last)]
+    whole, end = (module(symbols) for module in modules)
+    assert end.shape == (2, 20)
+    torch.testing.assert_close(whole[:, -1], end)
+    torch.testing.assert_close(
+        last.loss(end, targets), torch.nn.functional.cross_entropy(end, targets[:, -1])
+    )
+    assert last.count(targets) == 2
+    assert everywhere.count(targets) == 24
+    right = int((end.argmax(-1) == targets[:, -1]).sum())
+    assert int(last.correct(end, targets)) == right
+    with pytest.raises(ValueError, match='predicts "all" or "last"'):
+        CharLSTM(predicts="first")  # type: ignore[arg-type]

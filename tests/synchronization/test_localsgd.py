@@ -1,4 +1,5 @@
-"""Local SGD: rounds by hand, period 1 is bsp, and the three ways with momentum."""
+"""Local SGD: rounds by hand, period 1 is bsp, the three ways with momentum, and what becomes of
+what compression leaves out."""
 
 import pytest
 import torch
@@ -101,9 +102,109 @@ def test_periods_that_change(train):
     assert changed == [1, 2, 3, 7, 11]
 
 
+def kept_rounds(train, architecture="allreduce", **settings):
+    """Two workers, f_1 = |x|^2/2 and f_2 = |x - (8, 2)|^2/2, both from (4, 4), rate 1/2."""
+    return train(
+        'localsgd(1, unsent="kept")',
+        architecture,
+        "topk(0.5)",
+        workers=2,
+        lr=0.5,
+        layers=(2,),
+        curvatures=(1.0, 1.0),
+        minima=torch.tensor([[0.0, 1.0], [8.0, 2.0]]),
+        start=torch.tensor([4.0, 4.0]),
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("architecture", ["allreduce", "ring", "parameter_server"])
+def test_unsent_is_kept_by_hand(train, architecture):
+    """Walks (-2, -1.5) and (2, -1): both send the first, 0 on average, and keep the second."""
+    trained = kept_rounds(train, architecture, steps=2)
+    first, second = trained.after[0, 0], trained.after[1, 0]
+    assert first.memory["anchor"].tolist() == second.memory["anchor"].tolist() == [4.0, 4.0]
+    assert first.params.tolist() == [4.0, 2.5]
+    assert second.params.tolist() == [4.0, 3.0]
+    # The next walks, (-2, -2.25) and (2, -1.5), contain what was kept: worker 1 now sends its
+    # second element, worker 2 its first again. Means: (1, -1.125).
+    first, second = trained.after[0, 1], trained.after[1, 1]
+    assert first.memory["anchor"].tolist() == second.memory["anchor"].tolist() == [5.0, 2.875]
+    assert first.params.tolist() == [3.0, 2.875]
+    assert second.params.tolist() == [5.0, 1.375]
+    assert trained.agreed.tolist() == [5.0, 2.875]
+
+
+def test_unsent_is_lost_by_hand(train):
+    trained = train(
+        "localsgd(1)",
+        "allreduce",
+        "topk(0.5)",
+        workers=2,
+        steps=1,
+        lr=0.5,
+        layers=(2,),
+        curvatures=(1.0, 1.0),
+        minima=torch.tensor([[0.0, 1.0], [8.0, 2.0]]),
+        start=torch.tensor([4.0, 4.0]),
+    )
+    assert [params.tolist() for params in trained.params] == [[4.0, 4.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize("architecture", ["allreduce", "parameter_server(2)"])
+@pytest.mark.parametrize("scheduling", ["sequential", 'sequential("layer")'])
+@pytest.mark.parametrize("compression", ["topk(0.3)", "qsgd(bits=4)", "sign"])
+def test_what_a_model_is_off_the_anchor_was_not_sent(train, architecture, scheduling, compression):
+    """All walks together are in the anchor, or still in the models: on average, and so in sum."""
+    trained = train(
+        'localsgd(2, unsent="kept")', architecture, compression, steps=6, scheduling=scheduling
+    )
+    walked = torch.zeros(4, 8, dtype=torch.float64)
+    for rank in range(4):
+        before = trained.initial
+        for step in range(6):
+            gradient = trained.gradient(rank, before)
+            walked[rank] -= 0.1 * gradient
+            before = trained.after[rank, step].params
+    off = torch.stack([params - trained.agreed for params in trained.params])
+    assert off.abs().max() > 0.01
+    torch.testing.assert_close(trained.agreed + off.mean(0), trained.initial + walked.mean(0))
+
+
+def test_nothing_unsent_is_nothing_kept(train):
+    lost = train("localsgd(3)", steps=8, noise=0.1, momentum=0.9)
+    kept = train('localsgd(3, unsent="kept")', steps=8, noise=0.1, momentum=0.9)
+    for one, other in zip(lost.params, kept.params):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [
+        "ef(topk(0.5))",
+        "dgc(0.5)",
+        "diana(qsgd(4))",
+        'partition({"layer 0": "identity", "*": "ef(sign)"})',
+        "ef(topk(ramp(0.5, 0.1, steps=4)))",
+    ],
+)
+def test_keeps_unsent_once_only(train, compression):
+    with pytest.raises(ValueError, match="would be sent twice"):
+        train('localsgd(2, unsent="kept")', compression=compression)
+
+
+def test_neighbours_have_their_own_ways_with_what_is_unsent(train):
+    with pytest.raises(ValueError, match="Neighbours agree on no common model"):
+        train('localsgd(2, unsent="kept")', "gossip(ring)", "topk(0.5)")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("localsgd(0)", "at least 1"), ('localsgd(2, momentum="global")', "must be one of")],
+    [
+        ("localsgd(0)", "at least 1"),
+        ('localsgd(2, momentum="global")', "must be one of"),
+        ('localsgd(2, unsent="dropped")', "must be one of"),
+    ],
 )
 def test_refuses(train, text, message):
     with pytest.raises(ValueError, match=message):

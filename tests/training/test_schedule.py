@@ -31,6 +31,14 @@ def test_step() -> None:
     assert factors(Step((3,), gamma=0.5, warmup=2), 5) == pytest.approx(expected)
 
 
+def test_step_at_fractions_of_the_run() -> None:
+    expected = [1.0, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    assert factors(Step((0.5, 0.75)), 8) == pytest.approx(expected)
+    assert factors(Step((0.5,)), 3) == pytest.approx([1.0, 1.0, 0.1])  # from step 1.5 on
+    assert factors(Step((1, 0.5)), 4) == pytest.approx([1.0, 0.1, 0.01, 0.01])
+    assert SCHEDULES.parse("step((0.5, 0.75))") == Step((0.5, 0.75))
+
+
 def test_cosine() -> None:
     root = math.sqrt(0.5)
     expected = [1.0, (1 + root) / 2, 0.5, (1 - root) / 2]
@@ -51,6 +59,7 @@ def test_notation_and_errors() -> None:
     for text, message in {
         "constant(-1)": "warmup >= 0 steps, got -1",
         "step((0,))": "whole numbers from 1",
+        "step((1.5,))": "fractions of the run between 0 and 1",
         "step((5,), gamma=0.0)": "gamma > 0",
         "cosine(final=2)": "0 <= final <= 1",
     }.items():

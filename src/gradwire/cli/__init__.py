@@ -1,6 +1,6 @@
-"""The command line: `gradwire run`, `compare`, `matrix`, `codecs`, `rd`, `list`, `demo`.
+"""The command line: `gradwire run`, `compare`, `sweep`, `report`, `list`, `demo` and others.
 
-One command per file. Every command prints machine-readable output with `--json`. Help and errors in
+One command per file. Commands print machine-readable output with `--json`. Help and errors in
 the arguments need no torch, which takes a second or two to import: a command's file imports at its
 top only what its options need, and the rest when the command is called.
 """

@@ -20,6 +20,8 @@ from gradwire.cli.matrix import MatrixCommand
 from gradwire.cli.probe import ProbeCommand
 from gradwire.cli.ps import PsCommand
 from gradwire.cli.rd import RDCommand
+from gradwire.cli.report import ReportCommand
+from gradwire.cli.repro import ReproCommand
 from gradwire.cli.run import RunCommand
 from gradwire.cli.sweep import SweepCommand
 from gradwire.cli.timeline import TimelineCommand, TimelineConfig
@@ -125,6 +127,8 @@ def _commands(path: Path | None) -> dict[str, Any]:
         "launch": LaunchCommand(),
         "probe": ProbeCommand(default_config(path)),
         "sweep": SweepCommand(Path()),
+        "repro": ReproCommand(),
+        "report": ReportCommand(()),
         "matrix": MatrixCommand(),
         "codecs": CodecsCommand(),
         "rd": RDCommand(),

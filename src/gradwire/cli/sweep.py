@@ -53,7 +53,7 @@ class SweepCommand:
 
         folder = self.out or Path("runs") / self.file.stem
         advice = f"interrupted; to continue: gradwire sweep {self.file} --out {folder}"
-        with stopping(lambda: advice), _Meter() as meter:
+        with stopping(lambda: advice), Meter() as meter:
             jobs = self.jobs or None
             results = sweep(self.file, folder, jobs=jobs, retry=self.retry, watcher=meter)
         if self.json:
@@ -65,7 +65,7 @@ class SweepCommand:
         out.print(f"Results: {folder / RESULTS}", soft_wrap=True)
 
 
-class _Meter:
+class Meter:
     """Progress on standard error: bars on a terminal, else a line for each run that has ended."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _Meter:
         self._num_runs = self._num_ended = self._num_before = 0
         self._began = time.monotonic()
 
-    def __enter__(self) -> _Meter:
+    def __enter__(self) -> Meter:
         if self._is_terminal:
             self._bars.start()
         return self

@@ -113,6 +113,13 @@ class Worker(Protocol):
         """
         ...
 
+    async def mean_and_own(
+        self, x: Tensor, replica: Replica, step: int
+    ) -> tuple[Tensor | None, Tensor | None, Replica]:
+        """`mean`, and what the others decoded of this worker's vector; None twice if this step is
+        to be dropped. The difference to x is what compression left out."""
+        ...
+
     async def mean_of_some(
         self, x: Tensor, speaks: bool, replica: Replica, step: int
     ) -> tuple[Tensor, Tensor, Replica]:

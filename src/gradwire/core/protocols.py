@@ -84,6 +84,11 @@ class Synchronization(Expression, ABC):
         """Whether a round among neighbours ends in the step in which it began."""
         return True
 
+    @property
+    def keeps_unsent(self) -> bool:
+        """Whether workers keep in their models what compression leaves out (`mean_and_own`)."""
+        return False
+
     def check(self, num_workers: int, num_buckets: int) -> None:
         """Refuses what does not go with so many workers or pieces."""
 

@@ -245,6 +245,21 @@ def innermost(compression: Compression) -> Iterator[Compression]:
         yield compression
 
 
+def remembering(compression: object) -> Reducer | None:
+    """The part of it that keeps something of a vector for the next ones; None if none does."""
+    if isinstance(compression, Mapping):
+        within = list(compression.values())
+    elif isinstance(compression, tuple | list):
+        within = list(compression)
+    elif not isinstance(compression, Reducer):
+        return None
+    elif compression.memory:
+        return compression
+    else:
+        within = [getattr(compression, field.name) for field in fields(compression)]  # type: ignore[arg-type]
+    return next((part for part in map(remembering, within) if part is not None), None)
+
+
 def unfed(compression: Compression, spec: Spec) -> Compression | None:
     """The part of it that drops something for good, and wants `ef(...)` around it; or None."""
     if isinstance(compression, Codec):

@@ -2,7 +2,14 @@
 
 Every worker takes `period` optimizer steps of its own, then all replace their models by the
 average. Workers send the change since the last agreement, so that compression works on small
-numbers:  x_i <- x_0 + mean_j(x_j - x_0).
+numbers:  x_i <- a + mean_j C(x_j - a)  with a, the anchor, the model they last agreed on.
+
+What becomes of the part of a worker's change that a lossy compression C does not send:
+- "reset": it is lost, all workers begin the next round from the new anchor.
+- "kept": it stays in the worker's own model, and so is in its next change, too:
+  x_i <- x_i - C(x_i - a) + mean_j C(x_j - a);   a <- a + mean_j C(x_j - a). So x_i - a is what
+  worker i has not sent. That is a feedback of its own: compression must have none.
+With nothing lost both are the same.
 
 What becomes of the momentum at the end of a round:
 - "local": each worker keeps its own.
@@ -31,8 +38,13 @@ class LocalSGD(Synchronization):
 
     period: int
     momentum: Literal["local", "average", "reset"] = "local"  # at the end of a round
+    unsent: Literal["reset", "kept"] = "reset"  # what compression leaves out of a change
 
-    examples = ("localsgd(8)", 'localsgd(8, momentum="average")')
+    examples = (
+        "localsgd(8)",
+        'localsgd(8, momentum="average")',
+        'localsgd(8, unsent="kept")',
+    )
     short_examples = ("localsgd(4)",)
     exchanges = "walks"
     paper = "Stich 2019, Local SGD converges fast and communicates little"
@@ -44,10 +56,18 @@ class LocalSGD(Synchronization):
             raise ValueError(
                 f'localsgd: momentum is "local", "average" or "reset", got {self.momentum!r}'
             )
+        if self.unsent not in ("reset", "kept"):
+            raise ValueError(f'localsgd: unsent is "reset" or "kept", got {self.unsent!r}')
 
     @property
     def needs(self) -> tuple[Ability, ...]:
-        return ("mean",) if self.momentum == "average" else ("mean", "mix")
+        # Neighbours have their own ways with what they do not send: dcd, choco.
+        is_for_all = self.momentum == "average" or self.unsent == "kept"
+        return ("mean",) if is_for_all else ("mean", "mix")
+
+    @property
+    def keeps_unsent(self) -> bool:
+        return self.unsent == "kept"
 
     @property
     def rounds_are_steps(self) -> bool:
@@ -76,11 +96,18 @@ class LocalSGD(Synchronization):
         if not ends:
             return replica
         anchor = replica.memory["anchor"]
-        mean, replica = await worker.mean(replica.params - anchor, replica, step)
+        walk, own = replica.params - anchor, None
+        if self.unsent == "kept":
+            mean, own, replica = await worker.mean_and_own(walk, replica, step)
+        else:
+            mean, replica = await worker.mean(walk, replica, step)
         if mean is None:
             return replica.having(params=anchor)  # the walk was dropped: all return to the anchor
-        params = await worker.node.share(_add_walk, anchor, mean)
-        replica = replica.having(params=params).remembering(anchor=params)
+        agreed = await worker.node.share(_add_walk, anchor, mean)
+        params = agreed
+        if own is not None:
+            params = await worker.node.call(_add_unsent, agreed, walk, own)
+        replica = replica.having(params=params).remembering(anchor=agreed)
         if self.momentum == "local":
             return replica
         return replica.having(optimizer=await self._average_momentum(worker, replica))
@@ -112,6 +139,12 @@ class LocalSGD(Synchronization):
 @elementwise
 def _add_walk(anchor: Tensor, distance: Tensor) -> Tensor:
     return anchor + distance
+
+
+@elementwise
+def _add_unsent(agreed: Tensor, walk: Tensor, sent: Tensor) -> Tensor:
+    # In this order it is `agreed`, bit for bit, where all of the walk was sent.
+    return agreed + (walk - sent)
 
 
 @elementwise

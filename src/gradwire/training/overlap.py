@@ -132,10 +132,10 @@ class ForwardOverlap:
 
         async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
             i = number[bucket]
-            state = before.states[i]
-            mean, after.states[i] = await worker.mean_of_bucket(bucket, x, state, key, gate)
-            await worker.check_mean(mean, step)
-            await after.model.update(i, before.model, mean, rule, lr, bucket, node)
+            reduced = await worker.mean_of_bucket(bucket, x, before.states[i], key, gate)
+            after.states[i] = reduced.state
+            await worker.check_mean(reduced.mean, step)
+            await after.model.update(i, before.model, reduced.mean, rule, lr, bucket, node)
             await node.send(node.rank, self._tag(step, i), _NOTHING)
 
         await plan.scheduling.exchange(backward, self._buckets, reduce)
@@ -156,9 +156,10 @@ async def step_by_bucket(worker: "TrainingWorker", replica: Replica, step: int) 
 
     async def reduce(bucket: Bucket, x: Tensor, gate: Gate | None = None) -> None:
         i = number[bucket]
-        mean, states[i] = await worker.mean_of_bucket(bucket, x, states[i], key, gate)
-        await worker.check_mean(mean, step)
-        await after.update(i, before, mean, rule, lr, bucket, node)
+        reduced = await worker.mean_of_bucket(bucket, x, states[i], key, gate)
+        states[i] = reduced.state
+        await worker.check_mean(reduced.mean, step)
+        await after.update(i, before, reduced.mean, rule, lr, bucket, node)
 
     backward = PendingGradient(worker, replica, step)
     await plan.scheduling.exchange(backward, buckets, reduce)

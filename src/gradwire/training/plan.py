@@ -26,7 +26,7 @@ from gradwire.core.protocols import (
     ability_of,
 )
 from gradwire.core.ramp import at, ramps
-from gradwire.core.reducer import Reducer
+from gradwire.core.reducer import Reducer, remembering
 from gradwire.core.spec import Spec
 from gradwire.training.gradient import Batch
 from gradwire.training.optimizer import Optimizer
@@ -78,6 +78,8 @@ class Plan:
         self.synchronization.check(self.num_workers, len(self.buckets()))
         if self.synchronization.sends_changes:
             self._check_changes()
+        if self.synchronization.keeps_unsent:
+            self._check_unsent()
         if self.ability == "push_pull" and not self.reducer.can_push:
             raise ValueError(
                 f"{self.reducer!r} averages in exchanges in which all workers take part, but with "
@@ -147,6 +149,16 @@ class Plan:
                 "buckets or a contraction such as sign or topk.",
                 GradwireWarning,
                 stacklevel=2,
+            )
+
+    def _check_unsent(self) -> None:
+        """Refuses compression that keeps for the next exchange what the model keeps already."""
+        keeper = remembering(self.reducer)
+        if keeper is not None:
+            raise ValueError(
+                f"{self.synchronization!r} leaves in each worker's model what is not sent, and "
+                f"{keeper!r} keeps it as well: it would be sent twice. Write a codec without "
+                'feedback, or unsent="reset".'
             )
 
     @property

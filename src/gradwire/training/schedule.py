@@ -49,11 +49,11 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class Step(Schedule):
-    """Multiplied by gamma at each milestone, a number of steps."""
+    """Multiplied by gamma at each milestone: a number of steps, or a fraction of the run."""
 
     paper: ClassVar[str] = "He et al. 2016, Deep residual learning for image recognition"
-    examples = ("step((100, 200))",)
-    milestones: tuple[int, ...]
+    examples = ("step((100, 200))", "step((0.5, 0.75))")
+    milestones: tuple[int | float, ...]
     gamma: float = 0.1
     warmup: int = 0  # steps
 
@@ -61,13 +61,19 @@ class Step(Schedule):
         self._check_warmup()
         if not self.gamma > 0.0:
             raise ValueError(f"step needs gamma > 0, got {self.gamma}")
-        if any(not isinstance(milestone, int) or milestone < 1 for milestone in self.milestones):
+        if not all(map(_is_milestone, self.milestones)):
             raise ValueError(
-                f"step needs milestones in steps, whole numbers from 1, got {self.milestones}"
+                "step needs milestones in steps, whole numbers from 1, or fractions of the run "
+                f"between 0 and 1, got {self.milestones}"
             )
 
     def decay(self, step: int, total_steps: int) -> float:
-        return self.gamma ** sum(step >= milestone for milestone in self.milestones)
+        reached = (at if isinstance(at, int) else at * total_steps for at in self.milestones)
+        return self.gamma ** sum(step >= milestone for milestone in reached)
+
+
+def _is_milestone(at: int | float) -> bool:
+    return at >= 1 if isinstance(at, int) else 0 < at < 1
 
 
 @dataclass(frozen=True, repr=False)

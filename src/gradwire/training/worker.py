@@ -21,6 +21,7 @@ from gradwire.core.lifted import Lifted
 from gradwire.core.node import Node
 from gradwire.core.protocols import Ability, Bucket, Mixing, Pulled, Replica
 from gradwire.core.ramp import at
+from gradwire.core.reducer import Reduced
 from gradwire.core.spec import Spec
 from gradwire.training.backward import (
     Accumulated,
@@ -169,6 +170,19 @@ class TrainingWorker:
             return None, with_dropped_step(replica)
         return mean, replica.having(exchange=exchange)
 
+    async def mean_and_own(
+        self, x: Tensor, replica: Replica, step: int
+    ) -> tuple[Tensor | None, Tensor | None, Replica]:
+        owns: dict[int, Tensor] = {}
+        mean, exchange = await self._exchange(
+            PendingVector(self, x, step), replica, step, owns=owns
+        )
+        if mean is None:
+            return None, None, with_dropped_step(replica)
+        pieces = [owns[i] for i in range(len(self._buckets))]
+        own = pieces[0] if len(pieces) == 1 else await self.node.call(concatenate, pieces)
+        return mean, own, replica.having(exchange=exchange)
+
     async def mean_of_some(
         self, x: Tensor, speaks: bool, replica: Replica, step: int
     ) -> tuple[Tensor, Tensor, Replica]:
@@ -293,7 +307,10 @@ class TrainingWorker:
         step: int,
         chosen: Sequence[int] | None = None,
         members: Sequence[int] | None = None,
+        owns: dict[int, Tensor] | None = None,
     ) -> tuple[Tensor | None, tuple[object, ...]]:
+        """The mean, and the new states of compression. `owns` gets what the others decoded of
+        this worker's buckets, by number."""
         plan, states = self.plan, list(replica.exchange)
         means: list[Tensor | None] = [None] * len(self._buckets)
         number = {bucket: i for i, bucket in enumerate(self._buckets)}
@@ -305,9 +322,10 @@ class TrainingWorker:
             i = number[bucket]
             if isinstance(backward, PendingGradient):  # of all workers
                 postponed.add(bucket, x)
-            means[i], states[i] = await self.mean_of_bucket(
-                bucket, x, states[i], key, gate, members
-            )
+            reduced = await self.mean_of_bucket(bucket, x, states[i], key, gate, members)
+            means[i], states[i] = reduced.mean, reduced.state
+            if owns is not None:
+                owns[i] = await self.node.call(reduced.own)
 
         try:
             await plan.scheduling.exchange(backward, buckets, reduce)
@@ -333,16 +351,15 @@ class TrainingWorker:
         key: Key,
         gate: Gate | None = None,
         members: Sequence[int] | None = None,
-    ) -> tuple[Tensor, State]:
-        """The mean of a bucket, and the new state of its compression."""
+    ) -> Reduced:
+        """The mean of a bucket, with the new state of its compression."""
         group = self.plan.architecture.group(self.node, bucket.name, members)
         group.gate = gate
         try:
-            reduced = await self.plan.reducer.mean(x, state, key.child(bucket.name), group)
+            return await self.plan.reducer.mean(x, state, key.child(bucket.name), group)
         except NonFiniteError:
             self.check_piece(x, bucket, key.step)  # its message names the tensor
             raise
-        return reduced.mean, reduced.state
 
     async def check_mean(self, mean: Tensor, step: int) -> None:
         """Raises unless it is finite. All have the same mean and decide alike."""

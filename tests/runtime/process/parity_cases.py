@@ -74,6 +74,7 @@ _SHORT = (
     "postlocalsgd(4, period=2)",
     "diloco(3)",
     "diloco(4, outer_lr=0.4, delay=2, mixing=0.5)",
+    'localsgd(3, unsent="kept")',
     "diloco(6, fragments=2)",
 )
 

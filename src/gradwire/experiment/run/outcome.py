@@ -13,6 +13,7 @@ from gradwire import kernels
 from gradwire.core.notation import Expression
 from gradwire.core.protocols import Replica
 from gradwire.experiment.report.figures import number
+from gradwire.experiment.report.notebook import run_html
 from gradwire.experiment.report.score import score_name, score_part, score_row, score_value
 from gradwire.experiment.run.config import Config, both_lengths
 from gradwire.experiment.run.record import Row
@@ -79,6 +80,10 @@ class Run:
     def metric(self) -> float | None:
         """The accuracy, or the metric of a user's own task; None: NaN or infinity."""
         return score_value(self.summary)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: its figures, and the score against steps and time."""
+        return run_html(self.config, self.metrics, self.summary)
 
 
 def config_of(config: Config | None, settings: Mapping[str, Any], source: str) -> Config:

@@ -72,10 +72,10 @@ class _Process:
         self._tasks: IO[bytes] = self._process.stdin
         self.reports: IO[bytes] = self._process.stdout
 
-    def start(self, run: PlannedRun, folder: Path, config: Config) -> None:
+    def start(self, run: PlannedRun, folder: Path, config: Config, imports: Sequence[str]) -> None:
         self.run = run
         with suppress(BrokenPipeError):  # it was killed; its reports end, too
-            self._tasks.write(task_line(folder, config).encode())
+            self._tasks.write(task_line(folder, config, imports).encode())
             self._tasks.flush()
 
     def read(self) -> list[dict[str, Any]] | None:
@@ -109,10 +109,12 @@ def run_all(
     config_of: Callable[[PlannedRun], Config],
     on_step: OnStep,
     on_end: OnEnd,
+    imports: Sequence[str] = (),
 ) -> None:
     """Does all runs, at most `jobs` at a time. What a process prints goes to a file in `logs`.
 
-    `config_of`: what a run is done with, where that is not what it was planned with.
+    `config_of`: what a run is done with, where that is not what it was planned with. `imports`:
+    modules that each process imports before its first run.
     """
     waiting = deque(runs)
     selector = selectors.DefaultSelector()
@@ -125,7 +127,7 @@ def run_all(
     def following(process: _Process) -> None:
         if waiting:
             run = waiting.popleft()
-            process.start(run, folder_of(run), config_of(run))
+            process.start(run, folder_of(run), config_of(run), imports)
         else:
             process.run = None
             selector.unregister(process.reports)

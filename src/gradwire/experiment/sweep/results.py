@@ -30,6 +30,7 @@ _FIGURES = (
     "busiest_node_bytes",
     "dropped_steps",
     "virtual_time_s",
+    "training_time_s",
     "wall_time_s",
     "kernels",
     "versions",
@@ -58,11 +59,11 @@ def row_of(folder: Path) -> Row | None:
         return None
     summary = record.summary
     config = summary["config"]
-    times = {config["bandwidth"]: summary["virtual_time_s"], **summary["virtual_times_s"]}
-    others = sorted((folder / ELSEWHERE).glob("*/config.toml"))
-    for other in (Record(path.parent) for path in others):
-        if other.is_finished:
-            times[other.config.bandwidth] = other.summary["virtual_time_s"]
+    times = {}
+    if "virtual_time_s" in summary:  # real processes have none
+        times = {config["bandwidth"]: summary["virtual_time_s"], **summary["virtual_times_s"]}
+    for other in elsewhere(folder):
+        times[other.config.bandwidth] = other.summary["virtual_time_s"]
     return {
         **config,
         **score_part(summary),
@@ -70,6 +71,28 @@ def row_of(folder: Path) -> Row | None:
         "virtual_times_s": times,
         "folder": folder.name,
     }
+
+
+def elsewhere(folder: Path) -> list[Record]:
+    """The same run on other networks, where each of them needed a run of its own."""
+    # A sweep writes them into a folder, a comparison next to the record.
+    paths = [*folder.glob(f"{ELSEWHERE}/*/config.toml"), *folder.glob(f"{ELSEWHERE}-*/config.toml")]
+    records = (Record(path.parent) for path in sorted(paths))
+    return [record for record in records if record.is_finished]
+
+
+def run_folders(top: Path) -> Iterator[Path]:
+    """The folders of runs in a folder and below it, whether they have ended or not.
+
+    Without those of the same run on other networks.
+    """
+    if not top.is_dir():
+        raise ValueError(f"there is no folder {top}")
+    if Record(top).exists or (top / _FAILURE).exists():
+        yield top
+        return
+    for folder in sorted(path for path in top.iterdir() if path.is_dir()):
+        yield from run_folders(folder)
 
 
 def load(folder: str | Path, rows: Literal["runs", "evaluations"] = "runs") -> "pandas.DataFrame":
@@ -90,25 +113,12 @@ def load(folder: str | Path, rows: Literal["runs", "evaluations"] = "runs") -> "
         ) from None
     if rows not in ("runs", "evaluations"):
         raise ValueError(f'rows is "runs" or "evaluations", got {rows!r}')
-    found = list(_folders(Path(folder)))
+    found = [(own, row) for own in run_folders(Path(folder)) if (row := row_of(own)) is not None]
     if not found:
         raise ValueError(f"{folder} has no run that has ended")
     if rows == "evaluations":
         return pandas.DataFrame([row for own, ended in found for row in _evaluations(own, ended)])
     return pandas.DataFrame([_flat(row) for _, row in found])
-
-
-def _folders(top: Path) -> Iterator[tuple[Path, Row]]:
-    """The runs in a folder and below it, but not those of the same run on other networks."""
-    if not top.is_dir():
-        raise ValueError(f"there is no folder {top}")
-    row = row_of(top)
-    if row is not None:
-        yield top, row
-        return
-    for folder in sorted(path for path in top.iterdir() if path.is_dir()):
-        if not (top / "config.toml").exists():
-            yield from _folders(folder)
 
 
 def _flat(row: Row) -> Row:

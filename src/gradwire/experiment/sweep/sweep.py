@@ -2,13 +2,14 @@
 
 import contextlib
 import fcntl
+import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradwire.experiment.report.sweep import sweep_html
+from gradwire.experiment.report.notebook import sweep_results_html
 from gradwire.experiment.run.record import Row
 from gradwire.experiment.run.setup import prepare
 from gradwire.experiment.studies.compare import check
@@ -44,7 +45,7 @@ class Results:
     table: list[Row]  # means and standard deviations over seeds
 
     def _repr_html_(self) -> str:
-        return sweep_html(self.table, self.varied)
+        return sweep_results_html(self.rows, self.table, self.varied, self.folder / _RUNS)
 
 
 def sweep(
@@ -54,6 +55,7 @@ def sweep(
     jobs: int | None = None,
     retry: bool = False,
     watcher: Watcher | None = None,
+    imports: Sequence[str] = (),
 ) -> Results:
     """Does every combination of settings, and returns the results.
 
@@ -64,10 +66,13 @@ def sweep(
     `settings` are those of `Config`, any of which may be a list, or the path of a TOML file with
     them. Runs that are done in the folder `out` are not done again, interrupted ones continue.
     `jobs`: how many at a time, by default as many as cores and memory allow. `retry`: runs that
-    had no result (diverged, refused) are tried again.
+    had no result (diverged, refused) are tried again. `imports`: modules that register algorithms
+    of your own; each process of the sweep imports them.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
+    for module in imports:
+        importlib.import_module(module)
     is_file = isinstance(settings, str | Path)
     planned = read_sweep(Path(settings)) if is_file else plan_runs(settings)  # type: ignore
     for run in planned:
@@ -79,7 +84,7 @@ def sweep(
     check(planned[0].config)  # what is missing for all, such as data, is an error at once
     folder = Path(out)
     with _alone(folder):
-        return _sweep(planned, folder, jobs, retry, watcher or _Nobody())
+        return _sweep(planned, folder, jobs, retry, watcher or _Nobody(), imports)
 
 
 class _Nobody:
@@ -91,7 +96,12 @@ class _Nobody:
 
 
 def _sweep(
-    planned: Sequence[PlannedRun], folder: Path, jobs: int | None, retry: bool, watcher: Watcher
+    planned: Sequence[PlannedRun],
+    folder: Path,
+    jobs: int | None,
+    retry: bool,
+    watcher: Watcher,
+    imports: Sequence[str],
 ) -> Results:
     rows: dict[PlannedRun, Row] = {}
     for run in planned:
@@ -124,6 +134,7 @@ def _sweep(
         timed.__getitem__,
         watcher.step,
         on_end,
+        imports,
     )
     ordered = _write(folder, planned, rows)
     return Results(folder, ordered, varied_settings(planned), summarize(planned, rows))

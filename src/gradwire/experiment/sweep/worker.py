@@ -5,12 +5,13 @@ metrics, or how the run ended. What is printed meanwhile, by code of the user as
 standard error.
 """
 
+import importlib
 import json
 import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,9 +29,10 @@ from gradwire.experiment.sweep.results import ELSEWHERE, write_failure
 Report = Callable[[dict[str, Any]], None]
 
 
-def task_line(folder: Path, config: Config) -> str:
-    """What `serve` reads."""
-    return json.dumps({"folder": str(folder), "config": asdict(config)}) + "\n"
+def task_line(folder: Path, config: Config, imports: Sequence[str] = ()) -> str:
+    """What `serve` reads. `imports`: modules whose algorithms the configuration may name."""
+    task = {"folder": str(folder), "config": asdict(config), "imports": list(imports)}
+    return json.dumps(task) + "\n"
 
 
 def serve(tasks: TextIO, reports: TextIO) -> None:
@@ -42,6 +44,8 @@ def serve(tasks: TextIO, reports: TextIO) -> None:
 
     for line in tasks:
         task = json.loads(line)
+        for module in task["imports"]:
+            importlib.import_module(module)
         folder, config = Path(task["folder"]), Config.from_dict(task["config"])
         report({"ended": _ended(folder, config, report)})
 
