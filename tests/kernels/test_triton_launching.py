@@ -251,7 +251,7 @@ def test_on_cuda_launches_follow_alignment_dtype_and_stream():
 def test_on_cuda_a_tensor_of_the_cpu_is_refused():
     from gradwire.kernels.triton.strata import _values, strata_values
 
-    x = torch.randn(1000)
+    x = torch.arange(1000.0)
     strata_values(x.cuda(), 1000, 1, (2, 3, 4), False)
     with pytest.raises(ValueError, match="cannot be accessed"):
         common_launch(_values, (1,), x, x.cuda(), 1000, 1000, *range(5), SCALED=False, BLOCKS=256)
