@@ -1,5 +1,6 @@
 """The costs of coding: a table that has everything, the same times everywhere, and its making."""
 
+import importlib
 import json
 import warnings
 from collections.abc import Sequence
@@ -74,6 +75,19 @@ def test_every_function_that_runs_call_has_an_entry() -> None:
             simulate_prepared(replace(experiment, charge=Charge(seen, {})))
     assert {"compression.lowrank.powersgd._residual", "core.group.mean_in_order"} <= seen.names
     assert seen.names <= set(COSTS.table.functions)
+
+
+def test_functions_with_an_entry_are_where_it_says() -> None:
+    """One that was moved would be charged as one that is not in the table."""
+    names = {name.partition("(")[0] for name in COSTS.table.functions}
+    for name in sorted(name for name in names if not name.startswith("torch.")):
+        *modules, function = f"gradwire.{name}".split(".")
+        if modules[-1].lstrip("_")[:1].isupper():  # a method
+            *modules, owner = modules
+            found = getattr(getattr(importlib.import_module(".".join(modules)), owner), function)
+        else:
+            found = getattr(importlib.import_module(".".join(modules)), function)
+        assert f"{found.__module__}.{found.__qualname__}" == f"gradwire.{name}"
 
 
 def test_no_entry_is_off_by_much() -> None:
