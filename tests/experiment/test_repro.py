@@ -215,6 +215,7 @@ def test_tables_of_nothing_are_empty(name):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.usefixtures("own_codecs_are_forgotten")
 def test_every_cell_is_a_run_whose_settings_can_be_read(name, scale):
     found = find_recipe(name)
     for module in found.imports:
@@ -325,6 +326,7 @@ def test_pays_compares_with_the_best_of_fp16(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_codecs_are_forgotten")
 @pytest.mark.parametrize("name", ["thesis-mnist", "survey-table8"])
 def test_a_published_table_at_its_smallest_scale_twice(tmp_path, name):
     if not os.environ.get("GRADWIRE_DATA"):

@@ -281,6 +281,7 @@ def test_wrong_calls_are_explained(tmp_path, call, message):
         call(tmp_path)
 
 
+@pytest.mark.usefixtures("own_codecs_are_forgotten")
 def test_every_process_of_a_sweep_imports_your_modules(tmp_path, monkeypatch):
     """A codec that no registry of a new process knows."""
     (tmp_path / "halves_of_mine.py").write_text(

@@ -56,10 +56,15 @@ class Recipe(ABC):
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """All recipes by name: the modules of this folder with a list `RECIPES`."""
+    """All recipes by name: the modules of this folder with a list `RECIPES`.
+
+    Those that begin with an underscore add algorithms and data, to processes of their recipe only.
+    """
     found: dict[str, Recipe] = {}
     folder = importlib.import_module("gradwire.experiment.repro")
     for info in pkgutil.iter_modules(folder.__path__):
+        if info.name.startswith("_"):
+            continue
         module = importlib.import_module(f"{folder.__name__}.{info.name}")
         for recipe in getattr(module, "RECIPES", ()):
             found[recipe.name] = recipe

@@ -27,7 +27,7 @@ the model, DCD-PSGD and FedAvg a quarter. ASP runs on one server, with gradients
 on average, exponentially distributed."""
 
 RESNET, RNN = "resnet20", "rnn"
-PARTS = ("gradwire.experiment.repro.cifar10_part",)  # data that only recipes have
+PARTS = ("gradwire.experiment.repro._cifar10_part",)  # data that only recipes have
 _OF_SEEDS = 4  # the table of means over seeds, all with 32 workers
 _TIMES = {"compute": "fixed(0.01)", "what_if": ["100Mbit", "1Gbit", "10Gbit"]}
 # Of local SGD with a lossy compression: see survey_unsent.py, which measures both.

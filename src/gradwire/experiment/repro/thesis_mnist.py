@@ -2,7 +2,7 @@
 
 Two workers, batches of 64, learning rate 0.01, momentum 0.5, 100 epochs, the network of BytePS'
 example, a parameter server. Its rows are no compression, 16 bits and "1bit"; it prints a compressor
-for natural compression, too (`thesis_printed.py`). The other rows are this library's: natural
+for natural compression, too (`_thesis_printed.py`). The other rows are this library's: natural
 compression as its paper has it, one bit per element with feedback, top-k, and the polar codes that
 the thesis is about.
 """
@@ -54,7 +54,7 @@ class ThesisMnist(Trained):
         "here: a network of 1 Gbit/s, gradients of 10 ms in virtual time, and momentum before the "
         "compression where feedback would multiply it."
     )
-    imports = ("gradwire.experiment.repro.thesis_printed",)
+    imports = ("gradwire.experiment.repro._thesis_printed",)
 
     def shared(self, scale: Scale) -> dict[str, Any]:
         return {

@@ -42,11 +42,12 @@ class ThesisOneBit(Codec):
 
     def split(self, x: Tensor, state: State, key: Key) -> tuple[Parts, State]:
         state = state or self.init(Spec.of(x))
-        mean, count, own = state["mean"], state["count"], float(x.abs().mean())
+        mean, count = state["mean"], state["count"]
+        own = float(x.abs().mean()) if x.numel() else mean
         if count > _RESTART:
             mean, count = own, x.numel()
         else:
-            mean = (mean * count + x.numel() * own) / (count + x.numel())
+            mean = (mean * count + x.numel() * own) / max(1, count + x.numel())
             count += x.numel()
         parts = {
             "values": (x != 0).to(torch.float16),
