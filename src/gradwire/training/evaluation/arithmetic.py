@@ -2,7 +2,7 @@
 
 Both change bits, so they are settings and part of a run's record, and neither depends on a timing.
 On a CPU they have no effect. Convolutions take only algorithms that give the same bits each time:
-with others two evaluations of one gradient of few workers differed by 3e-5, at the same speed.
+with others two evaluations of one gradient of few workers differed by 3e-5, and took no less time.
 """
 
 import contextlib
