@@ -3,7 +3,7 @@
 To look into a gradient the host must wait for it, on an accelerator, and then prepares the exchange
 while the device has nothing to do. A mean of vectors that are added as they are is finite only if
 all of them are, and it is looked at anyway, before the update. So encoding need not look, where
-virtual workers send such vectors and the gradients of all lie in one memory: whoever sent NaN is
+virtual workers send such vectors and the gradients of all lie in one memory: the sender of NaN is
 found there, and raises the error that encoding would have raised.
 """
 

@@ -1,10 +1,11 @@
 """CRC-32 of memory on a device, as in reference/checksum.py.
 
 A checksum is a polynomial over GF(2) modulo that of CRC-32, and of two pieces it is that of the
-first times a power of x, plus that of the second. Each lane of a program takes every so many-th
-word of a tile, and multiplies what it has by one power of x before it adds the next; four tables
-have that product of each byte. Then each lane is multiplied by the power for its place, and lanes
-are added; another kernel does the same with the tiles, and copies the first bytes, so that the host
+first times a power of x, plus that of the second. Each lane of a program takes words of
+a tile at equal distances, and multiplies what it has by one power of x before it adds the next;
+four tables have that product of each byte. Then each lane is multiplied by the power
+for its place, and lanes are added; another kernel does the same with the tiles, and copies the
+first bytes, so that the host
 waits once for both. Tiles are counted from the end: zeros in front change nothing, and of those
 behind there are at most three, which are divided by.
 
